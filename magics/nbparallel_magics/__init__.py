@@ -1,0 +1,1 @@
+"""The magics: parse, delegate, show."""

@@ -1,0 +1,145 @@
+"""Channel: frames over one end of a ``SOCK_SEQPACKET`` socketpair."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from nbparallel.errors import ChannelClosedError, ForkedRankError
+from nbparallel.wire import frames
+from nbparallel.wire.frames import Frame
+
+SLICE_SECONDS = 0.05
+"""No wait is longer than this without looking again whether it still makes sense."""
+
+
+class Channel:
+    """One end of a socketpair; owns the socket.
+
+    Notes
+    -----
+    `send` may be called from several threads, `receive` from one at a time.  Both block in slices of at
+    most 50 ms, so that signal handlers run, and both are inert in a forked child.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._send_lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @classmethod
+    def pair(cls) -> tuple[socket.socket, socket.socket]:
+        """Return both ends of a fresh socketpair; neither is inherited by default."""
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Self:
+        """Take over an inherited descriptor."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        """Return the descriptor, for poll."""
+        return self._socket.fileno()
+
+    def send(
+        self,
+        kind: int,
+        payload: bytes = b"",
+        *,
+        fds: Sequence[int] = (),
+        epoch: int = 0,
+        sequence: int = 0,
+        abandon: Callable[[], bool] | None = None,
+    ) -> None:
+        """Send one frame; the caller keeps its descriptors.
+
+        Parameters
+        ----------
+        abandon : callable, optional
+            Asked in every slice of a wait for room; True gives up with `ChannelClosedError`.
+        """
+        if len(payload) <= frames.MAX_INLINE:
+            data = frames.encode(kind, payload, epoch=epoch, sequence=sequence)
+            self._send(data, list(fds), abandon)
+            return
+        fd = frames.spill(payload)
+        try:
+            data = frames.encode(kind, epoch=epoch, sequence=sequence, spilled=len(payload))
+            self._send(data, [fd, *fds], abandon)
+        finally:
+            os.close(fd)
+
+    def _send(self, data: bytes, fds: list[int], abandon: Callable[[], bool] | None) -> None:
+        self._check_pid()
+        with self._send_lock:
+            while True:
+                try:
+                    socket.send_fds(self._socket, [data], fds) if fds else self._socket.send(data)
+                    return
+                except BlockingIOError:
+                    if abandon is not None and abandon():
+                        raise ChannelClosedError("gave up sending: nobody takes it") from None
+                    poll = select.poll()
+                    poll.register(self._socket, select.POLLOUT)
+                    poll.poll(SLICE_SECONDS * 1000)
+                except (BrokenPipeError, ConnectionResetError, OSError) as error:
+                    raise ChannelClosedError(f"the other process is gone ({error})") from error
+
+    def receive_nowait(self) -> Frame | None:
+        """Return the next frame if there is one, else None."""
+        self._check_pid()
+        try:
+            frame = frames.receive(self._socket)
+        except BlockingIOError:
+            return None
+        except (ConnectionResetError, OSError) as error:
+            raise ChannelClosedError(f"the other process is gone ({error})") from error
+        if frame is None:
+            raise ChannelClosedError("the other process closed its end")
+        return frame
+
+    def receive(self, timeout: float | None = None) -> Frame | None:
+        """Wait for a frame; None when `timeout` seconds have passed.
+
+        Raises
+        ------
+        ChannelClosedError
+            The other end is gone.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            frame = self.receive_nowait()
+            if frame is not None:
+                return frame
+            left = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return None
+            poll.poll(min(left, SLICE_SECONDS) * 1000)
+
+    def _check_pid(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedRankError(
+                f"this process ({os.getpid()}) was forked from {self._pid}, which alone may talk to the "
+                "session; send results back through a pipe or a file"
+            )
+
+    def close(self) -> None:
+        """Close the socket; again is fine."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

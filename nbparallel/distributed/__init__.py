@@ -1,0 +1,1 @@
+"""Operations between ranks, named as in torch.distributed, for numpy arrays."""

@@ -1,0 +1,1 @@
+"""The rank's side: template, main loop, shell, output."""

@@ -1,0 +1,219 @@
+"""Every exception that nbparallel raises on purpose.
+
+Each derives from `NbParallelError` and from the builtin that a caller would catch anyway.  A message
+says what happened, with the values, and what to do.  Standard library only: the supervisor imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``.
+
+    >>> rank_list([2]), rank_list([0, 1, 3])
+    ('rank 2', 'ranks 0-1, 3')
+    """
+    numbers = sorted(set(ranks))
+    parts: list[str] = []
+    start = previous = None
+    for number in [*numbers, None]:
+        if start is not None and (number is None or previous is None or number != previous + 1):
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = None
+        if start is None:
+            start = number
+        previous = number
+    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(parts)}"
+
+
+class NbParallelError(Exception):
+    """Base of all errors of nbparallel."""
+
+
+class StartError(NbParallelError, RuntimeError):
+    """Ranks could not be started; the message holds the end of what they printed."""
+
+
+class ProtocolError(NbParallelError, RuntimeError):
+    """A frame on a socket was damaged or unknown."""
+
+
+class ChannelClosedError(NbParallelError, ConnectionError):
+    """The other end of a socket is gone."""
+
+
+class InternalError(NbParallelError, RuntimeError):
+    """A state that should never occur was met: please file a bug."""
+
+
+class ForkedRankError(NbParallelError, RuntimeError):
+    """An object of nbparallel was used in a forked child of the process that made it."""
+
+
+class RankDiedError(NbParallelError, RuntimeError):
+    """A rank's process ended.
+
+    Attributes
+    ----------
+    rank, pid : int
+    exit_code : int or None
+        None if a signal ended it.
+    signal_name : str or None
+        ``"SIGKILL"`` and so on.
+    line : int or None
+        The line of the cell that it was in, counted as the gutter does.
+    stderr : str
+        The last lines it wrote to stderr.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        pid: int = 0,
+        exit_code: int | None = None,
+        signal_name: str | None = None,
+        line: int | None = None,
+        stderr: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank, self.pid, self.exit_code, self.signal_name = rank, pid, exit_code, signal_name
+        self.line, self.stderr = line, stderr
+
+
+class SupervisorDiedError(NbParallelError, RuntimeError):
+    """The supervisor's process ended, and with it every rank; the next cell starts new ones."""
+
+
+class PeerFailedError(NbParallelError, RuntimeError):
+    """Another rank failed while this one waited for it; `rank` is the one that failed."""
+
+    def __init__(self, message: str, *, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class CollectiveMismatchError(NbParallelError, RuntimeError):
+    """Ranks called different operations, or the same with different arguments."""
+
+
+class DeadlockError(NbParallelError, RuntimeError):
+    """Ranks wait for each other, or for one that will never answer."""
+
+
+class CollectiveTimeoutError(NbParallelError, TimeoutError):
+    """A time-out that the caller asked for ran out; the message lists who has not arrived."""
+
+
+class CellTimeoutError(NbParallelError, TimeoutError):
+    """The cell's ``--timeout`` ran out; `result` holds what there was."""
+
+    def __init__(self, message: str, *, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class ReadOnlyArrayError(NbParallelError, ValueError):
+    """A rank wrote to an array of the notebook that it may only read."""
+
+
+class ObjectArrayError(NbParallelError, TypeError):
+    """An array of Python objects has no memory that could be shared."""
+
+
+class UnpicklableError(NbParallelError, TypeError):
+    """A value cannot travel between processes; the message names it."""
+
+
+class StrategyUnavailableError(NbParallelError, OSError):
+    """A sharing strategy does not work here; the message says why and what does."""
+
+
+class SharedMemoryFullError(NbParallelError, MemoryError):
+    """There is not enough memory for a shared array: needed, free, where."""
+
+
+class FileDescriptorLimitError(NbParallelError, OSError):
+    """The limit of open files was reached (``ulimit -n``)."""
+
+
+class SegmentLostError(NbParallelError, LookupError):
+    """A shared array's memory is no longer there."""
+
+
+class InvalidHandleError(NbParallelError, ValueError):
+    """A handle of a shared array is damaged: it points outside its segment or makes no sense."""
+
+
+class StaleWorkError(NbParallelError, RuntimeError):
+    """A pending operation of an earlier epoch was used."""
+
+
+class RankExitError(NbParallelError, RuntimeError):
+    """A rank called ``sys.exit``; `code` is what it passed.  The rank lives."""
+
+    def __init__(self, message: str, *, code: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RemoteError(NbParallelError, RuntimeError):
+    """An exception of a rank that cannot be rebuilt here; its text and traceback are kept.
+
+    Attributes
+    ----------
+    ename, evalue : str
+        Name and message of the exception on the rank.
+    """
+
+    def __init__(self, message: str, *, ename: str = "", evalue: str = "") -> None:
+        super().__init__(message)
+        self.ename, self.evalue = ename, evalue
+
+
+class ParallelError(NbParallelError, ExceptionGroup[Exception]):
+    """One or more ranks failed in a cell.
+
+    Attributes
+    ----------
+    errors : Mapping[int, Exception]
+        One key for every rank that raised, the root cause's first.
+    result : CellResult or None
+        What there was.
+    """
+
+    errors: Mapping[int, Exception]
+    result: Any
+
+    def __new__(
+        cls,
+        message: str,
+        errors: Mapping[int, Exception] | Sequence[Exception],
+        *,
+        result: Any = None,
+    ) -> Self:
+        """Build from a mapping of rank to exception (a sequence when a part of a group is derived)."""
+        values = list(errors.values()) if isinstance(errors, Mapping) else list(errors)
+        self = super().__new__(cls, message, values)
+        self.errors = dict(errors) if isinstance(errors, Mapping) else {}
+        self.result = result
+        return self
+
+    def __init__(self, message: str, errors: Any, *, result: Any = None) -> None:
+        super().__init__(message, errors)
+
+    def derive(self, excs: Sequence[Exception]) -> ParallelError:  # type: ignore[override]
+        """Return a group of a part of the exceptions, with their ranks (PEP 654)."""
+        part = {rank: error for rank, error in self.errors.items() if any(error is e for e in excs)}
+        return ParallelError(self.message, part if len(part) == len(excs) else excs, result=self.result)
+
+    def __reduce__(self) -> Any:
+        return _rebuild_parallel_error, (self.message, dict(self.errors))
+
+
+def _rebuild_parallel_error(message: str, errors: dict[int, Exception]) -> ParallelError:
+    return ParallelError(message, errors)

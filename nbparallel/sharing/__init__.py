@@ -1,0 +1,1 @@
+"""How an array's bytes become visible to another process."""

@@ -1,0 +1,1 @@
+"""The supervisor's process: standard library only, one thread, never unpickles."""

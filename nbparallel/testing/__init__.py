@@ -1,0 +1,1 @@
+"""Shipped test ground: leak check, hang watchdog, kernel harness, conformance suites."""

@@ -1,0 +1,1 @@
+"""Objects and arrays on their way: pickling, handles."""

@@ -1,0 +1,1 @@
+"""Layouts of everything that crosses a process boundary; standard library only."""

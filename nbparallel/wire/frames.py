@@ -1,0 +1,192 @@
+"""Frames: what travels over an inherited ``SOCK_SEQPACKET`` socketpair.
+
+A frame is one datagram: a fixed header and at most `MAX_INLINE` bytes of payload, with up to `MAX_FDS`
+file descriptors attached.  A larger payload travels in a sealed memfd that is the frame's *first*
+descriptor (flag `SPILLED`).
+
+Some facts about SEQPACKET socketpairs and descriptors (unix(7), cmsg(3)):
+
+* they keep record boundaries and deliver the descriptors with the record that carried them;
+* a record must fit the socket's send buffer (212,992 bytes by default), hence the spill;
+* at most 253 descriptors travel in one message (``SCM_MAX_FD``), more is ``EINVAL``;
+* `socket.recv_fds` ignores its flags in Python 3.11, so that received descriptors would lose
+  close-on-exec: `recvmsg` with ``MSG_CMSG_CLOEXEC`` is used instead;
+* ``MSG_CTRUNC`` means that descriptors were lost: the frame is refused and what did arrive is closed.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+from nbparallel.errors import ProtocolError
+
+MAGIC = b"NBP1"
+VERSION = 1
+HEADER = struct.Struct("<4sBBHIIQQ")
+"""magic, version, flags, kind, epoch, payload length, sequence, spilled length."""
+MAX_INLINE = 60 * 1024
+"""Bytes of payload in one datagram; with the header it stays under 64 KiB."""
+MAX_SPILLED = 1 << 40
+"""A length above this is damage, not data."""
+MAX_FDS = 64
+SPILLED = 1
+"""Flag: the payload lies in the memfd that is the frame's first descriptor."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame says; the number is part of the protocol."""
+
+    # kernel <-> supervisor
+    HELLO = 1
+    SPAWN = 2
+    READY = 3
+    DIED = 4
+    STOP = 5
+    EPOCH = 6
+    KILL = 7
+    START_FAILED = 8
+    BYE = 9
+    # supervisor <-> template
+    FORK = 20
+    FORKED = 21
+    TEMPLATE_READY = 22
+    # rank -> supervisor
+    ANNOUNCE = 30
+    # any client <-> supervisor: segments
+    REGISTER = 40
+    FETCH = 41
+    FETCHED = 42
+    LOST = 43
+    RELEASE = 44
+    ALLOW_WRITE = 45
+    FORGET = 46
+    IDLE = 47
+    DROP = 48
+    # kernel -> rank
+    CONFIGURE = 60
+    CELL = 61
+    CALL = 62
+    PULL = 63
+    PUSH = 64
+    COMMUNICATOR = 65
+    LEAVE = 66
+    # rank -> kernel
+    RANK_READY = 80
+    DISPLAY = 81
+    STREAM = 82
+    RESULT = 83
+    FIRED = 84
+    CLEAR = 85
+    NOTE = 86
+
+
+@dataclass(slots=True)
+class Frame:
+    """One received frame; who takes it owns its descriptors."""
+
+    kind: Kind
+    epoch: int
+    sequence: int
+    payload: bytes
+    fds: list[int]
+
+    def close(self) -> None:
+        """Close every descriptor that nobody took."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def encode(kind: int, payload: bytes = b"", *, epoch: int = 0, sequence: int = 0, spilled: int = 0) -> bytes:
+    """Return the datagram of a frame; `payload` must be inline-sized."""
+    if len(payload) > MAX_INLINE:
+        raise ValueError(f"payload of {len(payload)} bytes does not fit a frame of {MAX_INLINE}")
+    flags = SPILLED if spilled else 0
+    return HEADER.pack(MAGIC, VERSION, flags, kind, epoch, len(payload), sequence, spilled) + payload
+
+
+def spill(payload: bytes) -> int:
+    """Return a sealed memfd that holds `payload`; the caller closes it."""
+    fd = os.memfd_create("nbp-frame", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(payload)
+        while view:
+            view = view[os.write(fd, view) :]
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def receive(sock: socket.socket, flags: int = 0) -> Frame | None:
+    """Take one frame from `sock`; None at the end of the stream.
+
+    Raises
+    ------
+    BlockingIOError
+        The socket does not block and nothing is there.
+    ProtocolError
+        The datagram is no frame; its descriptors are closed.
+    """
+    fd_size = array.array("i").itemsize
+    data, ancillary, message_flags, _ = sock.recvmsg(
+        HEADER.size + MAX_INLINE, socket.CMSG_SPACE(MAX_FDS * fd_size), flags | socket.MSG_CMSG_CLOEXEC
+    )
+    fds = array.array("i")
+    for level, kind, chunk in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(chunk[: len(chunk) - len(chunk) % fd_size])
+    if not data and not fds:
+        return None
+    frame = Frame(Kind.HELLO, 0, 0, b"", list(fds))
+    try:
+        _decode(data, message_flags, frame)
+    except BaseException:
+        frame.close()
+        raise
+    return frame
+
+
+def _decode(data: bytes, message_flags: int, frame: Frame) -> None:
+    if message_flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+        raise ProtocolError("a frame was cut off: descriptors or bytes were lost on the way")
+    if len(data) < HEADER.size:
+        raise ProtocolError(f"a frame of {len(data)} bytes is shorter than its header")
+    magic, version, flags, kind, epoch, length, sequence, spilled = HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise ProtocolError(f"not a frame of protocol {VERSION}: {data[:5]!r}")
+    if length != len(data) - HEADER.size:
+        raise ProtocolError(f"a frame announces {length} bytes and carries {len(data) - HEADER.size}")
+    try:
+        frame.kind = Kind(kind)
+    except ValueError:
+        raise ProtocolError(f"unknown kind of frame: {kind}") from None
+    frame.epoch, frame.sequence = epoch, sequence
+    if flags & SPILLED:
+        if not frame.fds or spilled > MAX_SPILLED:
+            raise ProtocolError("a spilled frame lacks its descriptor, or its length is damaged")
+        frame.payload = _read_spilled(frame.fds[0], spilled)
+        os.close(frame.fds.pop(0))
+    else:
+        frame.payload = data[HEADER.size :]
+
+
+def _read_spilled(fd: int, length: int) -> bytes:
+    if os.fstat(fd).st_size != length:
+        raise ProtocolError(f"a spilled frame announces {length} bytes and has {os.fstat(fd).st_size}")
+    parts = []
+    offset = 0
+    while offset < length:
+        part = os.pread(fd, min(length - offset, 1 << 30), offset)
+        if not part:
+            raise ProtocolError("a spilled frame ended early")
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)

@@ -1,0 +1,26 @@
+"""Handles: what travels so that another process can find an array's bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayHandle:
+    """Where an array lies.  Never trusted: the receiver validates every field."""
+
+    segment: int
+    """The segment's id in its session: creator's client number << 40 | serial."""
+    segment_nbytes: int
+    """Size of the whole segment in bytes."""
+    offset: int
+    """Byte offset of the element with all indices 0."""
+    shape: tuple[int, ...]
+    """As ``ndarray.shape``."""
+    strides: tuple[int, ...]
+    """As ``ndarray.strides``, in bytes; may be zero or negative."""
+    dtype: Any
+    """As `numpy.lib.format.dtype_to_descr` gives it: a string or a list of fields."""
+    writable: bool
+    """Whether the receiver is meant to write (the supervisor decides whether it may)."""

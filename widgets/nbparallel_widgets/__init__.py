@@ -1,0 +1,1 @@
+"""Panels that render `statistics()`; no logic, no private attribute of the core."""
