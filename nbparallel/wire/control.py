@@ -1,0 +1,402 @@
+"""The control segment: one sealed memfd per epoch, where all processes leave words for each other.
+
+K is the kernel, S the supervisor, R a rank.  Every word has exactly *one* writer; words with different
+writers, or read at different moments, lie 128 bytes apart (two cache lines: the adjacent-line prefetcher
+and other makes of processor count in pairs).  Standard library only: S runs this with nothing else.
+
+Some facts that the layout relies on:
+
+* an aligned store of 8 bytes through ``memoryview.cast("Q")`` is one ``mov``: a reader sees the old value or
+  the new one, never half of each (4 bytes through ``cast("I")`` likewise);
+* x86 keeps the order of stores, so that "data first, then the word that announces it" needs nothing; other
+  machines need a fence between the two (`nbparallel.distributed.waiting.fence`);
+* a memfd has no name, cannot be truncated under its readers once sealed, and is gone with its last user.
+
+One line is `LINE` words.  The segment::
+
+    header | abort | per rank: interrupt death left slot(2) writing bell parked timing arrive done failed(16)
+           | per ordered pair (source, destination): tail (source), head and acknowledged (destination)
+           | per rank and generation: a collective slot (header, description, payload)
+           | per ordered pair: the bytes of a ring
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.control_records import (
+    CAUSES,
+    KINDS,
+    OPERATIONS,
+    STATES,
+    AbortRecord,
+    Cause,
+    DeathRecord,
+    FailureKind,
+    FailureRecord,
+    Operation,
+    SlotRecord,
+    State,
+    TimingRecord,
+)
+
+__all__ = [
+    "AbortRecord",
+    "Cause",
+    "ControlView",
+    "DeathRecord",
+    "FailureKind",
+    "FailureRecord",
+    "Layout",
+    "Operation",
+    "SlotRecord",
+    "State",
+    "TimingRecord",
+    "create",
+]
+
+MAGIC = 0x314C5254434E5042
+"""Reads ``BPNCTRL1``."""
+VERSION = 1
+WORD = 8
+LINE = 16
+"""Words in 128 bytes."""
+GENERATIONS = 4
+"""Collective slots of a rank: how many operations a slow reader may be behind before it is waited for."""
+SLOT_HEADER = 512
+"""Bytes of a collective slot before its payload: one line of words, then the description as text."""
+SLOT_TEXT = SLOT_HEADER - LINE * WORD
+FAILED_LINES = 16
+FAILED_TEXT = FAILED_LINES * LINE * WORD - 6 * WORD
+"""Bytes of the message that a failed rank leaves."""
+MAX_WORLD_SIZE = 1024
+"""Rings grow with the square of the ranks: beyond this one segment would be gigabytes."""
+
+# Lines of one rank, in order.
+_INTERRUPT, _DEATH, _LEFT, _SLOT, _WRITING, _BELL, _PARKED, _TIMING, _ARRIVE, _DONE, _FAILED = (
+    0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11,
+)  # fmt: skip
+_RANK_LINES = _FAILED + FAILED_LINES
+_RETRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything lies, from the number of ranks alone."""
+
+    world_size: int
+    ring_capacity: int
+    slot_payload: int
+
+    @classmethod
+    def of(cls, world_size: int) -> Layout:
+        """Return the layout for `world_size` ranks: 64 KiB a ring and a slot, less when there are many."""
+        if not 1 <= world_size <= MAX_WORLD_SIZE:
+            raise ValueError(f"world_size must be between 1 and {MAX_WORLD_SIZE}, not {world_size}")
+        ring = 64 << 10
+        while ring > 2048 and ring * world_size**2 > 16 << 20:
+            ring >>= 1
+        slot = 64 << 10 if world_size <= 8 else 16 << 10 if world_size <= 32 else 4 << 10
+        return cls(world_size, ring, slot)
+
+    def rank_word(self, rank: int, line: int) -> int:
+        """Return the index of the first word of a rank's line."""
+        return (2 + rank * _RANK_LINES + line) * LINE
+
+    @property
+    def _pairs(self) -> int:
+        return (2 + self.world_size * _RANK_LINES) * LINE
+
+    def tail_word(self, source: int, destination: int) -> int:
+        """Return the word in which `source` counts the bytes it put into the pair's ring."""
+        return self._pairs + (source * self.world_size + destination) * 2 * LINE
+
+    def head_word(self, source: int, destination: int) -> int:
+        """Return the word in which `destination` counts the bytes it took; the next one, messages taken."""
+        return self.tail_word(source, destination) + LINE
+
+    def slot_byte(self, rank: int, generation: int) -> int:
+        """Return the first byte of a collective slot."""
+        slots = (self._pairs + self.world_size**2 * 2 * LINE) * WORD
+        slots = (slots + 4095) & ~4095
+        return slots + (rank * GENERATIONS + generation) * (SLOT_HEADER + self.slot_payload)
+
+    def ring_byte(self, source: int, destination: int) -> int:
+        """Return the first byte of the pair's ring."""
+        start = (self.slot_byte(self.world_size, 0) + 4095) & ~4095
+        return start + (source * self.world_size + destination) * self.ring_capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole segment."""
+        return (self.ring_byte(self.world_size, 0) + 4095) & ~4095
+
+
+_HEADER = struct.Struct("<QIIQQQ")
+
+
+def create(world_size: int, epoch: int, *, label: str = "") -> int:
+    """Return the descriptor of a fresh, zeroed, sealed control segment; the caller closes it.
+
+    Raises
+    ------
+    OSError
+        There is not enough memory (space is reserved here, so that no rank meets a SIGBUS later).
+    """
+    layout = Layout.of(world_size)
+    fd = _anonymous_file(f"nbp-control{'-' if label else ''}{label}-{epoch}")
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, layout.nbytes)
+        else:
+            os.ftruncate(fd, layout.nbytes)
+        os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, world_size, epoch, layout.nbytes, time.monotonic_ns()), 0)
+        _seal(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _anonymous_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile(prefix=name) as file:  # no memfd here: a file without a name
+        return os.dup(file.fileno())
+
+
+def _seal(fd: int) -> None:
+    import fcntl
+
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
+class ControlView:
+    """A mapping of one control segment: the words, and functions to read and write them.
+
+    Attributes
+    ----------
+    words : memoryview of uint64
+    halves : memoryview of uint32
+        The same memory, for futex words.
+    octets : memoryview of bytes
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Map `fd`, which stays the caller's to close."""
+        head = os.pread(fd, _HEADER.size, 0)
+        if len(head) < _HEADER.size:
+            raise ProtocolError(f"a control segment of {len(head)} bytes is shorter than its header")
+        magic, version, world_size, epoch, nbytes, _ = _HEADER.unpack(head)
+        if magic != MAGIC or version != VERSION:
+            raise ProtocolError(f"not a control segment of version {VERSION}: {head[:12]!r}")
+        if not 1 <= world_size <= MAX_WORLD_SIZE:
+            raise ProtocolError(f"a control segment for {world_size} ranks makes no sense")
+        self.layout = Layout.of(world_size)
+        if nbytes != self.layout.nbytes or os.fstat(fd).st_size != nbytes:
+            raise ProtocolError(
+                f"a control segment for {world_size} ranks has {self.layout.nbytes} bytes, not {nbytes}"
+            )
+        self.world_size: int = world_size
+        self.epoch: int = epoch
+        self.map = mmap.mmap(fd, nbytes)
+        self.octets = memoryview(self.map)
+        self.words = self.octets.cast("Q")
+        self.halves = self.octets.cast("I")
+
+    # -- what K writes ---------------------------------------------------------------------------
+
+    def write_abort(self, cell: int, cause: Cause) -> None:
+        """End `cell` for everybody who waits in it; there is one such word an epoch."""
+        w = 1 * LINE
+        self.words[w + 1], self.words[w + 2] = cell, time.monotonic_ns()
+        self.words[w] = int(cause)  # last: it makes the record valid
+
+    def read_abort(self) -> AbortRecord | None:
+        """Return K's abort word, if it was written."""
+        w = 1 * LINE
+        cause = CAUSES.get(self.words[w])
+        return None if cause is None else AbortRecord(self.words[w + 1], cause, self.words[w + 2])
+
+    def write_interrupt(self, rank: int, cell: int, sequence: int) -> None:
+        """Name the cell that the next SIGINT to `rank` is meant for."""
+        w = self.layout.rank_word(rank, _INTERRUPT)
+        self.words[w] = cell
+        self.words[w + 1] = sequence  # last: who sees it new sees the cell new
+
+    def read_interrupt(self, rank: int) -> tuple[int, int]:
+        """Return (cell, sequence); (0, 0) if there never was one."""
+        w = self.layout.rank_word(rank, _INTERRUPT)
+        sequence = self.words[w + 1]
+        return self.words[w], sequence
+
+    # -- what S writes ---------------------------------------------------------------------------
+
+    def write_death(self, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
+        """Say that the process of `rank` has ended: with a code, by a signal, or nobody knows how."""
+        w = self.layout.rank_word(rank, _DEATH)
+        self.words[w + 1] = time.monotonic_ns()
+        kind, value = (
+            (2, signal) if signal is not None else (1, exit_code) if exit_code is not None else (3, 0)
+        )
+        self.words[w] = kind << 32 | (value & 0xFFFF_FFFF)
+
+    def read_death(self, rank: int) -> DeathRecord | None:
+        """Return how `rank` ended, None while it lives."""
+        w = self.layout.rank_word(rank, _DEATH)
+        status = self.words[w]
+        if not status:
+            return None
+        kind, value = status >> 32, status & 0xFFFF_FFFF
+        return DeathRecord(
+            rank, value if kind == 1 else None, value if kind == 2 else None, self.words[w + 1]
+        )
+
+    # -- what R writes ---------------------------------------------------------------------------
+
+    def write_slot(
+        self,
+        rank: int,
+        cell: int,
+        state: State,
+        operation: Operation = Operation.none,
+        *,
+        sequence: int = 0,
+        peer: int = -1,
+        tag: int = 0,
+        line: int = 0,
+        deadline: bool = False,
+        target: int = 0,
+    ) -> None:
+        """Publish what `rank` is doing: an odd version while it changes (a seqlock)."""
+        w, words = self.layout.rank_word(rank, _SLOT), self.words
+        version = words[w] | 1  # odd already if an interrupt cut the last change short
+        words[w] = version
+        words[w + 1], words[w + 2], words[w + 3], words[w + 4] = cell, int(state), int(operation), sequence
+        words[w + 5], words[w + 6], words[w + 7] = peer + 1, tag & 0xFFFF_FFFF_FFFF_FFFF, line
+        words[w + 8], words[w + 9], words[w + 10] = time.monotonic_ns(), int(deadline), target
+        words[w] = version + 1
+
+    def read_slot(self, rank: int) -> SlotRecord:
+        """Return what `rank` says; after a few tries in vain it counts as computing."""
+        w, words = self.layout.rank_word(rank, _SLOT), self.words
+        for _ in range(_RETRIES):
+            version = words[w]
+            values = words[w + 1 : w + 11].tolist()
+            if version & 1 or words[w] != version:
+                continue
+            cell, state, operation, sequence, peer, tag, line, since, deadline, target = values
+            return SlotRecord(
+                rank, True, version, cell, STATES.get(state, State.COMPUTING),
+                OPERATIONS.get(operation, Operation.none), sequence, peer - 1, tag, line, since,
+                bool(deadline), target,
+            )  # fmt: skip
+        return SlotRecord(rank, False, 0, 0, State.COMPUTING, Operation.none, 0, -1, 0, 0, 0, False, 0)
+
+    def read_slots(self) -> tuple[SlotRecord, ...]:
+        """Return what every rank says, in rank order."""
+        return tuple(self.read_slot(rank) for rank in range(self.world_size))
+
+    def write_failure(self, rank: int, kind: FailureKind, cell: int, origin: int, message: str) -> None:
+        """Say that `rank` failed.  The first failure of an epoch stays: later calls do nothing."""
+        w, words = self.layout.rank_word(rank, _FAILED), self.words
+        if words[w]:
+            return
+        text = message.encode("utf-8", "backslashreplace")[:FAILED_TEXT]
+        start = (w + 6) * WORD
+        self.octets[start : start + len(text)] = text
+        words[w + 1], words[w + 2], words[w + 3], words[w + 4] = (
+            cell,
+            origin + 1,
+            time.monotonic_ns(),
+            len(text),
+        )
+        words[w] = int(kind)  # last: it makes the record valid
+
+    def read_failure(self, rank: int) -> FailureRecord | None:
+        """Return how `rank` failed, None if it did not."""
+        w, words = self.layout.rank_word(rank, _FAILED), self.words
+        kind = KINDS.get(words[w])
+        if kind is None:
+            return None
+        cell, origin, ns, length = words[w + 1 : w + 5].tolist()
+        start = (w + 6) * WORD
+        text = bytes(self.octets[start : start + min(length, FAILED_TEXT)]).decode("utf-8", "replace")
+        return FailureRecord(rank, kind, cell, origin - 1, ns, text)
+
+    def read_left(self, rank: int) -> int:
+        """Return the number of the last cell that `rank` has ended."""
+        return self.words[self.layout.rank_word(rank, _LEFT)]
+
+    def read_writing(self, rank: int) -> int:
+        """Return the operation in which `rank` writes into other ranks' arrays; 0: in none."""
+        return self.words[self.layout.rank_word(rank, _WRITING)]
+
+    def read_timing(self, rank: int) -> TimingRecord:
+        """Return where the time of `rank` went."""
+        w = self.layout.rank_word(rank, _TIMING)
+        return TimingRecord(rank, *self.words[w : w + 4].tolist())
+
+    # -- where the ranks' own modules find their words ---------------------------------------------
+
+    def word_left(self, rank: int) -> int:
+        """Index in `words`: the last cell that `rank` has ended."""
+        return self.layout.rank_word(rank, _LEFT)
+
+    def word_writing(self, rank: int) -> int:
+        """Index in `words`: see `read_writing`."""
+        return self.layout.rank_word(rank, _WRITING)
+
+    def word_arrive(self, rank: int) -> int:
+        """Index in `words`: how many synchronisations `rank` has reached."""
+        return self.layout.rank_word(rank, _ARRIVE)
+
+    def word_done(self, rank: int) -> int:
+        """Index in `words`: the last collective whose slots `rank` reads no more."""
+        return self.layout.rank_word(rank, _DONE)
+
+    def word_death(self, rank: int) -> int:
+        """Index in `words`: nonzero once S saw `rank` end."""
+        return self.layout.rank_word(rank, _DEATH)
+
+    def word_failed(self, rank: int) -> int:
+        """Index in `words`: nonzero once `rank` failed."""
+        return self.layout.rank_word(rank, _FAILED)
+
+    def word_timing(self, rank: int) -> int:
+        """Index in `words`: compute_ns, wait_ns, nbytes, operations."""
+        return self.layout.rank_word(rank, _TIMING)
+
+    def half_bell(self, rank: int) -> int:
+        """Index in `halves`: the futex word that `rank` changes when somebody sleeps for it."""
+        return self.layout.rank_word(rank, _BELL) * 2
+
+    def half_parked(self, rank: int) -> int:
+        """Index in `halves`: whom `rank` sleeps for (its number + 1; all ones: anybody); 0 awake."""
+        return self.layout.rank_word(rank, _PARKED) * 2
+
+    # -- end -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Unmap; again is fine.  Arrays that still look at the payload keep the mapping until they go."""
+        self.words.release()
+        self.halves.release()
+        self.octets.release()
+        try:
+            self.map.close()
+        except BufferError:  # a view elsewhere: the mapping ends with it
+            pass
+
+    def __enter__(self) -> ControlView:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

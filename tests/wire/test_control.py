@@ -1,0 +1,149 @@
+"""The control segment's layout and its words."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from nbparallel.errors import ProtocolError
+from nbparallel.wire import control
+from nbparallel.wire.control import Cause, ControlView, FailureKind, Layout, Operation, State
+
+
+@pytest.fixture
+def view() -> Iterator[ControlView]:
+    """Return a control segment for four ranks."""
+    fd = control.create(4, 7)
+    try:
+        with ControlView(fd) as view:
+            yield view
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 33, 130])
+def test_nothing_overlaps(n: int) -> None:
+    """No word, slot or ring shares bytes with another, and words of different kinds are 128 bytes apart."""
+    layout = Layout.of(n)
+    spans = [(0, 256)]
+    for rank in range(n):
+        start = layout.rank_word(rank, 0) * 8
+        spans.append((start, start + 27 * 128))
+        spans += [
+            (layout.slot_byte(rank, g), layout.slot_byte(rank, g) + 512 + layout.slot_payload)
+            for g in range(4)
+        ]
+        for other in range(n):
+            spans.append((layout.tail_word(rank, other) * 8, layout.tail_word(rank, other) * 8 + 128))
+            spans.append((layout.head_word(rank, other) * 8, layout.head_word(rank, other) * 8 + 128))
+            ring = layout.ring_byte(rank, other)
+            spans.append((ring, ring + layout.ring_capacity))
+    spans.sort()
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    assert spans[-1][1] <= layout.nbytes
+    assert all(start % 64 == 0 for start, _ in spans)
+
+
+def test_memory_stays_small() -> None:
+    """Rings shrink with the number of ranks: 128 ranks need less than 100 MB."""
+    assert Layout.of(4).nbytes < 4 << 20
+    assert Layout.of(128).nbytes < 100 << 20
+    with pytest.raises(ValueError, match="between 1 and"):
+        Layout.of(0)
+
+
+def test_sealed_and_named() -> None:
+    """The segment cannot be resized, and its name tells whose it is."""
+    fd = control.create(2, 3, label="abc")
+    try:
+        assert "memfd:nbp-control-abc-3" in os.readlink(f"/proc/self/fd/{fd}")
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 10)
+    finally:
+        os.close(fd)
+
+
+def test_words_round_trip(view: ControlView) -> None:
+    """What K, S and ranks write is what others read."""
+    assert view.epoch == 7
+    assert view.world_size == 4
+    assert view.read_abort() is None
+    assert view.read_interrupt(1) == (0, 0)
+    view.write_interrupt(1, 5, 2)
+    assert view.read_interrupt(1) == (5, 2)
+    view.write_abort(5, Cause.TIMEOUT)
+    abort = view.read_abort()
+    assert abort is not None
+    assert (abort.cell, abort.cause) == (5, Cause.TIMEOUT)
+    assert view.read_death(2) is None
+    view.write_death(2, signal=9)
+    view.write_death(3, exit_code=0)
+    assert str(view.read_death(2)) == "killed by signal 9"
+    assert str(view.read_death(3)) == "exit code 0"
+
+
+def test_slots_round_trip(view: ControlView) -> None:
+    """A rank's slot says operation, peer, tag and line; -1 and negative tags survive."""
+    view.write_slot(2, 5, State.WAITING, Operation.recv, peer=-1, tag=3, line=12, sequence=9, deadline=True)
+    record = view.read_slots()[2]
+    assert (record.state, record.operation, record.peer, record.tag, record.line) == (
+        State.WAITING, Operation.recv, -1, 3, 12,
+    )  # fmt: skip
+    assert record.deadline
+    assert record.sequence == 9
+    assert view.read_slots()[0].state is State.IDLE
+
+
+def test_an_unreadable_slot_counts_as_computing(view: ControlView) -> None:
+    """A rank stopped in the middle of a change does not stop its readers; its next change heals it."""
+    word = view.layout.rank_word(1, 3)
+    view.words[word] = 1
+    record = view.read_slot(1)
+    assert not record.readable
+    assert record.state is State.COMPUTING
+    view.write_slot(1, 5, State.FINISHED)
+    assert view.read_slot(1).state is State.FINISHED
+
+
+def test_the_first_failure_stays(view: ControlView) -> None:
+    """A failed rank's message is kept, cut to its room, and never replaced."""
+    view.write_failure(0, FailureKind.EXCEPTION, 5, 0, "é" * 5000)
+    view.write_failure(0, FailureKind.PEER, 5, 1, "later")
+    record = view.read_failure(0)
+    assert record is not None
+    assert record.kind is FailureKind.EXCEPTION
+    assert record.message.startswith("ééé")
+    assert len(record.message.encode()) <= control.FAILED_TEXT + 3
+    assert view.read_failure(1) is None
+
+
+def test_a_damaged_segment_is_refused() -> None:
+    """A descriptor that is no control segment, or one of the wrong size, raises instead of being mapped."""
+    fd = os.memfd_create("nbp-test", os.MFD_CLOEXEC)
+    try:
+        with pytest.raises(ProtocolError):
+            ControlView(fd)
+        os.pwrite(fd, b"x" * 4096, 0)
+        with pytest.raises(ProtocolError):
+            ControlView(fd)
+        head = control._HEADER.pack(control.MAGIC, control.VERSION, 4, 1, 4096, 0)
+        os.pwrite(fd, head, 0)
+        with pytest.raises(ProtocolError):
+            ControlView(fd)
+    finally:
+        os.close(fd)
+
+
+def test_the_supervisor_can_import_it() -> None:
+    """It loads under ``python -I -S -E`` with nothing but the standard library."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(control.__file__))))
+    code = (
+        f"import sys; sys.path.append({root!r}); import nbparallel.wire.control as c; "
+        "v = c.ControlView(c.create(2, 1)); v.write_death(1, signal=9); assert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], check=True, timeout=20)
