@@ -1,0 +1,245 @@
+"""The leak oracle: what a test must give back, and how the difference is told.
+
+Some facts about counting what a process holds (proc(5), memfd_create(2)):
+
+* ``/proc/self/fd`` shows a memfd as ``/memfd:NAME (deleted)``, and so does ``/proc/self/maps``;
+* Python 3.11's `mmap` keeps a descriptor of its own for every mapping;
+* importing a library maps files and may start its thread pool: threads that Python does not know are
+  compared only if no shared library came along;
+* malloc maps and unmaps as it likes: anonymous private mappings are compared with room to spare.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbparallel.testing import processes
+from nbparallel.testing.processes import ProcessRecord
+
+GRACE_SECONDS = 2.0
+"""How long what was let go may take to vanish (T_gone: a killed kernel's ranks)."""
+POLL_SECONDS = 0.01
+"""Between two looks while something is still there; arbitrary."""
+ANONYMOUS_SLACK = 256
+"""Anonymous mappings that malloc and thread stacks may add in one test; arbitrary."""
+STDERR_WORDS = ("leaked", "Exception ignored", "resource_tracker")
+"""A test's stderr that holds one of these tells of a leak that nobody asserted."""
+SHARED_NAMES = Path("/dev/shm")
+NAME_PREFIX = "nbp"
+"""Named segments of ours begin with this."""
+_MAPPING = re.compile(r"^\S+ (\S{4}) \S+ \S+ \S+\s*(.*)$")
+
+Drain = Callable[[], None]
+_drains: list[Drain] = []
+
+
+def register_drain(drain: Drain) -> None:
+    """Have `drain` called before a difference is called a leak: it empties a pool or a cache."""
+    if drain not in _drains:
+        _drains.append(drain)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What this process and its tree hold at one moment."""
+
+    pids: frozenset[int]
+    """All processes of the machine; the new ones are looked at more closely."""
+    names: frozenset[str]
+    """Names under ``/dev/shm`` that begin as ours do."""
+    descriptors: tuple[str, ...]
+    """What every open descriptor of this process points to."""
+    threads: tuple[str, ...]
+    """Names of Python's threads."""
+    native_threads: int
+    """Number of threads that Python does not know."""
+    mappings: Counter[str] = field(default_factory=Counter)
+    """Shared and memfd mappings of this process, by name."""
+    anonymous: int = 0
+    """Number of private mappings without a name."""
+    libraries: frozenset[str] = frozenset()
+    """Shared libraries that are mapped."""
+
+
+def footprint() -> Footprint:
+    """Take stock of this process."""
+    mappings, anonymous, libraries = _mappings()
+    known = [thread.native_id for thread in threading.enumerate()]
+    tasks = os.listdir("/proc/self/task") if processes.HAS_PROC else []
+    return Footprint(
+        pids=processes.pids(),
+        names=_names(),
+        descriptors=_descriptors(),
+        threads=tuple(sorted(thread.name for thread in threading.enumerate())),
+        native_threads=sum(int(task) not in known for task in tasks),
+        mappings=mappings,
+        anonymous=anonymous,
+        libraries=libraries,
+    )
+
+
+def _names() -> frozenset[str]:
+    try:
+        return frozenset(name for name in os.listdir(SHARED_NAMES) if name.startswith(NAME_PREFIX))
+    except FileNotFoundError:
+        return frozenset()
+
+
+def _descriptors() -> tuple[str, ...]:
+    folder = "/proc/self/fd" if processes.HAS_PROC else "/dev/fd"
+    targets = []
+    for name in os.listdir(folder):
+        try:
+            targets.append(os.readlink(f"{folder}/{name}"))
+        except OSError:
+            if not processes.HAS_PROC and _is_open(int(name)):
+                targets.append(f"descriptor {name}")  # macOS: no links there
+    return tuple(sorted(targets))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _mappings() -> tuple[Counter[str], int, frozenset[str]]:
+    named: Counter[str] = Counter()
+    libraries = set()
+    anonymous = 0
+    if not processes.HAS_PROC:
+        return named, 0, frozenset()
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        found = _MAPPING.match(line)
+        if found is None:
+            continue
+        rights, name = found.groups()
+        if not name:
+            anonymous += 1
+        elif rights.endswith("s") or "memfd:" in name:
+            named[name] += 1
+        elif ".so" in name:
+            libraries.add(name)
+    return named, anonymous, frozenset(libraries)
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One thing that was there after the test and not before."""
+
+    kind: str
+    """``process``, ``name``, ``descriptor``, ``mapping``, ``thread``."""
+    text: str
+    """What it is, for people."""
+
+
+def difference(before: Footprint, after: Footprint, new_processes: list[ProcessRecord]) -> list[Leak]:
+    """Return what `after` holds beyond `before`."""
+    leaks = [Leak("process", str(record)) for record in new_processes]
+    leaks += [
+        Leak("name", str(SHARED_NAMES / name))
+        for name in sorted(after.names - before.names)
+        if not _held_elsewhere(name)
+    ]
+    extra = len(after.descriptors) - len(before.descriptors)
+    fresh = sorted((Counter(after.descriptors) - Counter(before.descriptors)).elements())
+    ours = [target for target in fresh if "memfd:nbp" in target]
+    if extra > 0 or ours:
+        leaks.append(Leak("descriptor", f"{max(extra, len(ours))} more, new ones: {', '.join(fresh)}"))
+    leaks += [
+        Leak("mapping", f"{count} more of {name}")
+        for name, count in (after.mappings - before.mappings).items()
+    ]
+    if after.anonymous > before.anonymous + ANONYMOUS_SLACK:
+        leaks.append(Leak("mapping", f"{after.anonymous - before.anonymous} more without a name"))
+    leaks += [Leak("thread", name) for name in (Counter(after.threads) - Counter(before.threads)).elements()]
+    native = after.native_threads - before.native_threads
+    if native > 0 and after.libraries <= before.libraries:
+        leaks.append(Leak("thread", f"{native} that Python did not start"))
+    return leaks
+
+
+def _held_elsewhere(name: str) -> bool:
+    """Tell whether a living process that is not of this run maps this name: then it is theirs."""
+    family = {os.getpid(), *(record.pid for record in processes.family(os.getpid(), _own_mark()))}
+    for pid in processes.pids() - family:
+        try:
+            if f"{SHARED_NAMES}/{name}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+                return True
+        except OSError:
+            continue  # gone, or another user's
+    return False
+
+
+def _own_mark() -> str:
+    return os.environ.get(processes.MARK, "")
+
+
+class LeakCheck:
+    """Compares what this process holds now with what it held when the check was made.
+
+    Notes
+    -----
+    Processes below one that lived before belong to a longer-lived fixture, which answers for them itself.
+    """
+
+    def __init__(self) -> None:
+        self._before = footprint()
+
+    def leaked_processes(self) -> list[ProcessRecord]:
+        """Return the processes of this run that were not there before, zombies included."""
+        new = processes.pids() - self._before.pids
+        found = list(processes.family(os.getpid(), _own_mark(), among=new))
+        if not found:
+            return []
+        older = processes.family(os.getpid(), _own_mark(), among=self._before.pids)
+        adopted = [record.pid for record in older if record.state != "Z"]
+        return list(processes.family(os.getpid(), _own_mark(), among=new, adopted=adopted))
+
+    def leaks(self) -> list[Leak]:
+        """Return what is there now beyond what was there before, without waiting."""
+        return difference(self._before, footprint(), self.leaked_processes())
+
+    def settle(self, *, grace_seconds: float | None = None) -> list[Leak]:
+        """Collect garbage, empty registered pools, wait a while; return what is still there."""
+        deadline = time.monotonic() + (GRACE_SECONDS if grace_seconds is None else grace_seconds)
+        leaks = self.leaks()
+        while leaks:
+            gc.collect()
+            drain_pools()
+            leaks = self.leaks()
+            if not leaks or time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        return leaks
+
+    def end_processes(self) -> None:
+        """Kill and reap what the test left running, so that the next one starts clean."""
+        left = self.leaked_processes()
+        processes.kill(left)
+        processes.reap(left)
+
+
+def drain_pools() -> None:
+    """Empty what keeps memory for reuse: registered drains, and this process's store of shared arrays."""
+    for drain in _drains:
+        drain()
+    store = sys.modules.get("nbparallel.sharing.store")
+    if store is not None:
+        store.current_store().drain()
+
+
+def suspicious_words(text: str) -> list[str]:
+    """Return the lines of a stderr that tell of a leak."""
+    return [line for line in text.splitlines() if any(word in line for word in STDERR_WORDS)]

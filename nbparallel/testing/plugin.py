@@ -1,0 +1,115 @@
+"""The pytest plugin: every test under the leak check and the hang watchdog.
+
+Markers
+-------
+``time_limit(seconds)``
+    This test may take longer than `watchdog.LIMIT_SECONDS`; it never passes by running into the limit.
+``may_leave(*kinds, reason)``
+    These kinds of `leaks.Leak` (``stderr`` for words on stderr) are no leak here; the reason is required.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from nbparallel.testing import processes
+from nbparallel.testing.leaks import LeakCheck, suspicious_words
+from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
+
+_watchdog = pytest.StashKey[Watchdog]()
+_failed = pytest.StashKey[bool]()
+_hung = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Announce the markers, mark this run for all processes below it."""
+    config.addinivalue_line("markers", f"time_limit(seconds): may take longer than {LIMIT_SECONDS:g} s")
+    config.addinivalue_line("markers", "may_leave(*kinds, reason): what is no leak in this test, and why")
+    started = processes.read(os.getpid())
+    # a run below a run (a test of this plugin) gets a mark of its own
+    os.environ[processes.MARK] = f"{os.getpid()}-{started.started if started else 0}"
+    config.stash[_watchdog] = Watchdog(_fail, original_stderr())
+
+
+def _fail(text: str) -> None:
+    pytest.fail(text, pytrace=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Set up, call and tear down under one limit."""
+    watchdog = item.config.stash[_watchdog]
+    marker = item.get_closest_marker("time_limit")
+    watchdog.arm(item.nodeid, float(marker.args[0]) if marker else LIMIT_SECONDS)
+    try:
+        return (yield)
+    finally:
+        watchdog.disarm()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that swallowed the watchdog's exception, or whose stderr tells of a leak."""
+    report = yield
+    watchdog = item.config.stash[_watchdog]
+    if watchdog.expired and watchdog.name == item.nodeid and report.passed and not item.stash.get(_hung, ""):
+        report.outcome, report.longrepr = "failed", watchdog.expired
+    if watchdog.expired and watchdog.name == item.nodeid:
+        item.stash[_hung] = watchdog.expired
+    if report.failed:
+        item.stash[_failed] = True
+    if report.when == "teardown" and report.passed and not item.stash.get(_failed, False):
+        lines = suspicious_words(report.capstderr)
+        if lines and "stderr" not in _allowed(item):
+            report.outcome = "failed"
+            report.longrepr = "stderr tells of a leak:\n" + "\n".join(lines)
+    return report
+
+
+def _allowed(item: pytest.Item) -> frozenset[str]:
+    kinds: set[str] = set()
+    for marker in item.iter_markers("may_leave"):
+        if not marker.kwargs.get("reason"):
+            raise pytest.UsageError(f"{item.nodeid}: may_leave needs reason=…")
+        kinds.update(marker.args)
+    return frozenset(kinds)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
+    """Fail the test if processes, names, descriptors, mappings or threads stay behind it.
+
+    A test that failed already is only cleaned up after: its traceback holds on to what it used.
+    """
+    check = LeakCheck()
+    yield check
+    if request.node.stash.get(_failed, False):
+        check.end_processes()
+        return
+    allowed = _allowed(request.node)
+    leaks = [leak for leak in check.settle() if leak.kind not in allowed]
+    check.end_processes()
+    if leaks:
+        pytest.fail(
+            "the test left behind:\n" + "\n".join(f"  {leak.kind}: {leak.text}" for leak in leaks),
+            pytrace=False,
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if a process of it is still there when all fixtures are gone."""
+    left = list(processes.family(os.getpid(), os.environ[processes.MARK]))
+    if left:
+        processes.kill(left)
+        processes.reap(left)
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        text = "\n".join(f"  {record}" for record in left)
+        if reporter is not None:
+            reporter.write_line(f"\nprocesses of this run were still there (now killed):\n{text}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,174 @@
+"""The process tree of a test run, read from ``/proc``; found by lineage and mark, never by name.
+
+Some facts about finding processes (proc(5), pid_namespaces(7)):
+
+* an orphan's parent is the nearest subreaper or init, so lineage alone loses it: every process that the
+  run starts also inherits `MARK` in its environment;
+* ``/proc/PID/environ`` is what ``execve`` was given: a forked child shows its parent's, a zombie nothing;
+* a pid may be used again: a process is the pair of pid and start time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "NBP_TEST_RUN"
+"""Environment variable that names the test run which a process belongs to."""
+SESSION = "NBP_SESSION"
+"""Environment variable that names the nbparallel session which a process belongs to."""
+HAS_PROC = Path("/proc/self/stat").exists()
+"""False on macOS: what stands on ``/proc`` sees nothing there, and says so in its docstring."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """What ``/proc`` says of one process at one moment."""
+
+    pid: int
+    """Process number."""
+    parent: int
+    """Its parent's number."""
+    state: str
+    """One letter: R running, S sleeping, D in the kernel, T stopped, Z zombie."""
+    started: int
+    """Start time in clock ticks since boot; with `pid` it names the process for good."""
+    command: str
+    """Command line, or the short name in brackets if there is none."""
+    session: str
+    """The nbparallel session in its environment; empty if there is none or it cannot be read."""
+    mark: str
+    """The test run in its environment; empty if there is none or it cannot be read."""
+
+    def __str__(self) -> str:
+        of_session = f", session {self.session}" if self.session else ""
+        return f"pid {self.pid} (state {self.state}, parent {self.parent}{of_session}): {self.command}"
+
+
+def pids() -> frozenset[int]:
+    """Return the numbers of all processes; empty where there is no ``/proc``."""
+    if not HAS_PROC:
+        return frozenset()
+    return frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def read(pid: int) -> ProcessRecord | None:
+    """Return what ``/proc`` says of `pid`, None if it is gone or not ours to read."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        name, _, rest = (folder / "stat").read_text(errors="replace").rpartition(")")
+        command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (OSError, ValueError):
+        return None
+    try:
+        environment = (folder / "environ").read_bytes().split(b"\0")
+    except OSError:
+        environment = []
+    fields = rest.split()
+    if not fields:
+        return None
+    return ProcessRecord(
+        pid=pid,
+        parent=int(fields[1]),
+        state=fields[0],
+        started=int(fields[19]),
+        command=command or f"[{name.partition('(')[2]}]",
+        session=_variable(environment, SESSION),
+        mark=_variable(environment, MARK),
+    )
+
+
+def _variable(environment: list[bytes], name: str) -> str:
+    start = f"{name}=".encode()
+    values = [entry[len(start) :] for entry in environment if entry.startswith(start)]
+    # the first one counts, as for getenv(3)
+    return values[0].decode(errors="replace") if values else ""
+
+
+def family(
+    root: int, mark: str = "", *, among: Iterable[int] | None = None, adopted: Iterable[int] = ()
+) -> Iterator[ProcessRecord]:
+    """Yield the descendants of `root` and every process that bears `mark`, zombies included.
+
+    Parameters
+    ----------
+    root : int
+        Not itself yielded.
+    mark : str
+        Value of `MARK`; empty: lineage only.
+    among : iterable of int, optional
+        Look only at these; by default at every process.
+    adopted : iterable of int
+        Processes whose descendants are left out (a longer-lived fixture answers for them).
+    """
+    records = {pid: record for pid in (pids() if among is None else among) if (record := read(pid))}
+    excused = frozenset(adopted)
+    for record in records.values():
+        lineage = list(_lineage(record, records))
+        if record.pid == root or excused.intersection(lineage):
+            continue
+        if root in lineage or (mark and record.mark == mark):
+            yield record
+
+
+def _lineage(record: ProcessRecord, known: dict[int, ProcessRecord]) -> Iterator[int]:
+    seen = {record.pid}
+    parent = record.parent
+    while parent > 0 and parent not in seen:
+        yield parent
+        seen.add(parent)
+        above = known.get(parent) or read(parent)
+        parent = above.parent if above else 0
+
+
+def kill(records: Iterable[ProcessRecord], *, wait_seconds: float = 2.0) -> list[ProcessRecord]:
+    """Kill these processes, and only these: the pidfd is checked against the start time.
+
+    Returns
+    -------
+    list of ProcessRecord
+        Those that did not end within `wait_seconds`.
+    """
+    held: list[tuple[int, ProcessRecord]] = []
+    left: list[ProcessRecord] = []
+    try:
+        for record in records:
+            try:
+                pidfd = os.pidfd_open(record.pid)
+            except OSError:
+                continue  # it is gone already
+            held.append((pidfd, record))
+            now = read(record.pid)
+            if now is not None and now.started == record.started:
+                _signal(pidfd)
+        deadline = time.monotonic() + wait_seconds
+        for pidfd, record in held:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                left.append(record)
+    finally:
+        for pidfd, _ in held:
+            os.close(pidfd)
+    return left
+
+
+def _signal(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended between opening and sending
+
+
+def reap(records: Iterable[ProcessRecord]) -> None:
+    """Take the exit status of zombies among our own children, so that they do not count twice."""
+    for record in records:
+        try:
+            os.waitpid(record.pid, os.WNOHANG)
+        except ChildProcessError:
+            continue  # somebody else's child, or reaped by its owner

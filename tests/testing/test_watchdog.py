@@ -1,0 +1,72 @@
+"""A test that hangs is dumped, ended and failed; it never passes by running into the limit."""
+
+import pytest
+
+HANGING = """
+import os, subprocess, sys, threading, time
+import pytest
+
+@pytest.mark.time_limit(1.0)
+def test_waits_for_ever():
+    threading.Event().wait()
+
+@pytest.mark.time_limit(1.0)
+def test_waits_for_a_child():
+    code = "def asleep(): import time; time.sleep(600)\\nasleep()"
+    subprocess.run([sys.executable, "-X", "faulthandler", "-c", code])
+
+@pytest.mark.time_limit(1.0)
+def test_swallows_everything():
+    try:
+        time.sleep(600)
+    except BaseException:
+        pass
+
+@pytest.mark.time_limit(1.0)
+def test_child_ignores_signals():
+    if (pid := os.fork()) == 0:
+        import signal
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            time.sleep(600)
+    os.waitpid(pid, 0)
+
+def test_after_a_hang_others_run():
+    assert True
+"""
+
+
+@pytest.mark.time_limit(60)
+def test_hangs_are_caught(pytester: pytest.Pytester) -> None:
+    """A hang fails within its limit, whatever it waits for; stacks are printed, and the run goes on."""
+    pytester.makepyfile(HANGING)
+    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=50)
+    result.assert_outcomes(passed=1, failed=4)
+    said = result.stderr.str() + result.stdout.str()
+    assert said.count(" hung: not finished after 1 s ===") == 4
+    assert "in asleep" in said, "the child's own stack"
+    assert "in test_waits_for_ever" in said, "our own stack"
+
+
+STUCK = """
+import ctypes
+import nbparallel.testing.watchdog as watchdog
+import pytest
+
+watchdog.LAST_RESORT_SECONDS = 1.0
+
+@pytest.mark.time_limit(0.5)
+def test_c_code_that_never_returns():
+    libc = ctypes.PyDLL(None)  # holds the GIL
+    libc.sleep(30)  # the timer's signal ends this one, and the handler cannot run yet
+    libc.sleep(30)
+"""
+
+
+def test_stuck_in_c_ends_the_run(pytester: pytest.Pytester) -> None:
+    """C code that holds the GIL cannot be raised into: the run prints its stacks and ends."""
+    pytester.makepyfile(STUCK)
+    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=15)
+    assert result.ret != 0
+    assert "test_c_code_that_never_returns" in result.stderr.str()
