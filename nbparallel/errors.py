@@ -184,10 +184,16 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
         One key for every rank that raised, the root cause's first.
     result : CellResult or None
         What there was.
+    failures : Mapping[int, RankFailure]
+        What each of these ranks said: times, frames, tracebacks.  Not kept by pickle.
+    rendering : tuple of str
+        The parts of the traceback as a notebook shows it.
     """
 
     errors: Mapping[int, Exception]
     result: Any
+    failures: Mapping[int, Any]
+    rendering: tuple[str, ...]
 
     def __new__(
         cls,
@@ -201,15 +207,26 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
         self = super().__new__(cls, message, values)
         self.errors = dict(errors) if isinstance(errors, Mapping) else {}
         self.result = result
+        self.failures, self.rendering = {}, ()
         return self
 
     def __init__(self, message: str, errors: Any, *, result: Any = None) -> None:
         super().__init__(message, errors)
 
+    def __str__(self) -> str:
+        """Return the message alone: "(3 sub-exceptions)" behind it says nothing that it does not."""
+        return self.message
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows instead of a traceback through our own frames."""
+        return [*self.rendering, f"{type(self).__name__}: {self.message}"]
+
     def derive(self, excs: Sequence[Exception]) -> ParallelError:  # type: ignore[override]
         """Return a group of a part of the exceptions, with their ranks (PEP 654)."""
         part = {rank: error for rank, error in self.errors.items() if any(error is e for e in excs)}
-        return ParallelError(self.message, part if len(part) == len(excs) else excs, result=self.result)
+        group = ParallelError(self.message, part if len(part) == len(excs) else excs, result=self.result)
+        group.failures = {rank: self.failures[rank] for rank in part if rank in self.failures}
+        return group
 
     def __reduce__(self) -> Any:
         return _rebuild_parallel_error, (self.message, dict(self.errors))

@@ -1,0 +1,170 @@
+"""From what ranks say about their exceptions to the one error that a cell raises, and how it reads."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from nbparallel.errors import ParallelError, RankExitError, RemoteError, rank_list
+from nbparallel.wire.failures import Cause, RankFailure
+
+_CONSEQUENCES = (Cause.PEER, Cause.INTERRUPT)
+_LONGEST_MESSAGE = 500
+"""Characters of one exception's text in the error's message; the whole text is in the traceback."""
+
+
+class RankTraceback(Exception):  # noqa: N818 - it is no error, it only carries text (as multiprocessing's)
+    """The traceback of a rank as text: the ``__cause__`` of a rebuilt exception."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def build(
+    errors: Mapping[int, RankFailure],
+    freed: Mapping[int, str],
+    result: Any = None,
+    *,
+    loads: Callable[[bytes], Any] = pickle.loads,
+) -> ParallelError:
+    """Return the error of a cell in which ranks failed.
+
+    Parameters
+    ----------
+    errors : Mapping[int, RankFailure]
+        One for every rank that raised; at least one.
+    freed : Mapping[int, str]
+        Ranks that were stopped because another one failed, with what they were doing.
+    result : CellResult, optional
+        What there was.
+    loads : callable, optional
+        Rebuilds a pickled exception.
+    """
+    if not errors:
+        raise ValueError("a cell without a failed rank has no error to build")
+    order = sorted(errors.values(), key=_urgency)
+    exceptions = {failure.rank: rebuild(failure, loads) for failure in order}
+    error = ParallelError(summary(order, freed), exceptions, result=result)
+    error.failures = {failure.rank: failure for failure in order}
+    error.rendering = tuple(render(order, freed))
+    return error
+
+
+def _urgency(failure: RankFailure) -> tuple[bool, int, int]:
+    return failure.cause in _CONSEQUENCES, failure.time_ns, failure.rank
+
+
+def rebuild(failure: RankFailure, loads: Callable[[bytes], Any] = pickle.loads) -> Exception:
+    """Return the rank's exception, or a stand-in that says what it was."""
+    exception: Any = None
+    reason = "it cannot be pickled"
+    if failure.exception is not None:
+        try:
+            exception = loads(failure.exception)
+            reason = "it is no Exception"
+        except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or __init__ raises
+            reason = f"it cannot be rebuilt here ({type(error).__name__}: {_one_line(str(error), 200)})"
+    if isinstance(exception, SystemExit):
+        code = exception.code
+        exception = RankExitError(f"rank {failure.rank} called sys.exit({code!r})", code=code)
+    elif not isinstance(exception, Exception):
+        text = f"{failure.ename}: {failure.evalue}" if failure.evalue else failure.ename
+        exception = RemoteError(f"{text} [{reason}]", ename=failure.ename, evalue=failure.evalue)
+    exception.__cause__ = RankTraceback("\n".join(["", *full_text(failure)]))
+    return exception  # type: ignore[no-any-return]  # what a user's pickle makes has no static type
+
+
+def summary(order: Sequence[RankFailure], freed: Mapping[int, str]) -> str:
+    """Return one line: the root cause, who shares it, who else failed, who was freed."""
+    root = order[0]
+    same = [f for f in order if (f.ename, f.evalue, f.cause) == (root.ename, root.evalue, root.cause)]
+    others = [f for f in order if f not in same and f.cause not in _CONSEQUENCES]
+    stopped = {f.rank for f in order if f.cause in _CONSEQUENCES and f not in same} | set(freed)
+    remarks = [f"also {name} on {rank_list(ranks)}" for name, ranks in _by_name(others).items()]
+    stopped -= {f.rank for f in same} | {f.rank for f in others}
+    if stopped:
+        remarks.append(f"{rank_list(stopped)} {'was' if len(stopped) == 1 else 'were'} freed")
+    text = _one_line(root.evalue, _LONGEST_MESSAGE)
+    if root.cause is Cause.DIED and len(same) == 1 and text:
+        head = f"{root.ename}: {text}"  # the text names rank and line itself
+    else:
+        head = f"{root.ename} on {rank_list(f.rank for f in same)}{_lines(same)}"
+        head += f": {text}" if text else ""
+    return head + (f" ({'; '.join(remarks)})" if remarks else "")
+
+
+def _by_name(failures: Iterable[RankFailure]) -> dict[str, list[int]]:
+    names: dict[str, list[int]] = {}
+    for failure in failures:
+        names.setdefault(failure.ename, []).append(failure.rank)
+    return names
+
+
+def _lines(failures: Iterable[RankFailure]) -> str:
+    lines = sorted({f.line for f in failures if f.line is not None})
+    if not lines:
+        return ""
+    return f", line {lines[0]}" if len(lines) == 1 else f", lines {', '.join(map(str, lines))}"
+
+
+def _one_line(text: str, longest: int) -> str:
+    first, *rest = text.strip().splitlines() or [""]
+    cut = first[:longest].rstrip()
+    return cut + (" …" if rest or len(first) > longest else "")
+
+
+def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
+    """Return the parts of a traceback for a person: equal ones once, consequences in a line."""
+    parts: list[str] = []
+    for group in _alike([f for f in order if f.cause not in _CONSEQUENCES]):
+        heading = f"[{rank_list(f.rank for f in group)}]"
+        parts.append(f"{heading} {'─' * max(4, 75 - len(heading))}")
+        parts.extend(full_text(group[0])[:-1])
+        parts.extend(_last_words(group))
+    consequences = [f for f in order if f.cause in _CONSEQUENCES]
+    for group in _alike(consequences):
+        ranks = rank_list(f.rank for f in group)
+        parts.append(f"[{ranks}]{_lines(group)}: {group[0].ename}: {_one_line(group[0].evalue, 200)}")
+    raised = {f.rank for f in order}
+    for doing in sorted({what for rank, what in freed.items() if rank not in raised}):
+        ranks = rank_list(rank for rank, what in freed.items() if what == doing and rank not in raised)
+        parts.append(f"[{ranks}] stopped" + (f": {doing}" if doing else ""))
+    return parts
+
+
+def _alike(failures: Iterable[RankFailure]) -> list[list[RankFailure]]:
+    """Group failures that came the same way; their texts may differ (they often hold the rank)."""
+    groups: dict[Any, list[RankFailure]] = {}
+    for failure in failures:
+        text = failure.evalue if failure.cause in _CONSEQUENCES else ""
+        key = (failure.ename, failure.cause, failure.frames or failure.rank, text)
+        groups.setdefault(key, []).append(failure)
+    return list(groups.values())
+
+
+def _last_words(group: Sequence[RankFailure]) -> list[str]:
+    texts: dict[str, list[RankFailure]] = {}
+    for failure in group:
+        texts.setdefault(failure.evalue, []).append(failure)
+    if len(texts) == 1:
+        return [full_text(group[0])[-1]]
+    return ["\n".join(f"{rank_list(f.rank for f in some)}: {_message(some[0])}" for some in texts.values())]
+
+
+def _message(failure: RankFailure) -> str:
+    return f"{failure.ename}: {failure.evalue}" if failure.evalue else failure.ename
+
+
+def full_text(failure: RankFailure) -> list[str]:
+    """Return the whole traceback of one rank, one string a part, the message last."""
+    if failure.traceback:
+        return list(failure.traceback)
+    parts = []
+    for frame in failure.frames:
+        where = f"Cell {frame.filename}" if frame.filename.startswith("In[") else f"File {frame.filename}"
+        function = "" if frame.function == "<module>" else f", in {frame.function}"
+        parts.append(
+            f"{where}, line {frame.line}{function}" + (f"\n    {frame.source}" if frame.source else "")
+        )
+    return [*parts, _message(failure)]

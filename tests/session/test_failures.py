@@ -1,0 +1,128 @@
+"""From ranks' failures to the one error of a cell."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from nbparallel.errors import ParallelError, PeerFailedError, RankExitError, RemoteError
+from nbparallel.session import failures
+from nbparallel.wire.failures import Cause, FrameLine, RankFailure
+
+CELL = FrameLine("In[7]", 4, "<module>", "1 / 0")
+IN_FUNCTION = FrameLine("In[3]", 2, "f", "return 1 / x")
+
+
+def failure(rank: int, error: BaseException | None = None, **options: Any) -> RankFailure:
+    """Return a failure as the engine makes it."""
+    error = error or ZeroDivisionError("division by zero")
+    options = {"time_ns": 100 + rank, "frames": (CELL,), "exception": pickle.dumps(error)} | options
+    return RankFailure(rank=rank, ename=type(error).__name__, evalue=str(error), **options)
+
+
+def peer(rank: int, failed: int, **options: Any) -> RankFailure:
+    """Return the failure of a rank that waited for another one."""
+    error = PeerFailedError(f"rank {failed} failed with ZeroDivisionError", rank=failed)
+    return failure(
+        rank, error, cause=Cause.PEER, frames=(FrameLine("In[7]", 6, "<module>", "barrier()"),), **options
+    )
+
+
+def test_message_names_the_root_cause_first() -> None:
+    """Who failed, with what, on which line, and who was freed: in the message, root cause first."""
+    errors = {rank: peer(rank, 2, time_ns=1) for rank in (0, 1, 3)} | {2: failure(2)}
+    error = failures.build(errors, {})
+    assert str(error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were freed)"
+    assert list(error.errors) == [2, 0, 1, 3]
+    assert isinstance(error.errors[2], ZeroDivisionError)
+    assert error.errors[0].rank == 2  # type: ignore[attr-defined]
+
+
+def test_freed_ranks_are_named_but_did_not_raise() -> None:
+    """A rank that computed and was stopped is in the message and not in `errors`."""
+    error = failures.build({2: failure(2)}, {0: "computing, line 5", 1: "computing, line 5"})
+    assert str(error).endswith("(ranks 0-1 were freed)")
+    assert list(error.errors) == [2]
+    assert "[ranks 0-1] stopped: computing, line 5" in error._render_traceback_()
+
+
+def test_equal_failures_are_one() -> None:
+    """The same exception on all ranks is one message and one traceback; `errors` still has every rank."""
+    error = failures.build({rank: failure(rank) for rank in range(4)}, {})
+    assert str(error) == "ZeroDivisionError on ranks 0-3, line 4: division by zero"
+    shown = "\n".join(error._render_traceback_())
+    assert shown.count("1 / 0") == 1
+    assert "[ranks 0-3]" in shown
+    assert list(error.errors) == [0, 1, 2, 3]
+
+
+def test_texts_that_differ_are_all_shown() -> None:
+    """Failures that came the same way share a traceback, and every text is under it."""
+    error = failures.build({r: failure(r, ValueError(f"bad {r}")) for r in range(2)}, {})
+    assert str(error) == "ValueError on rank 0, line 4: bad 0 (also ValueError on rank 1)"
+    shown = "\n".join(error._render_traceback_())
+    assert shown.count("line 4") == 2  # one traceback, and the message
+    assert "rank 0: ValueError: bad 0\nrank 1: ValueError: bad 1" in shown
+
+
+def test_line_is_the_cells_own() -> None:
+    """The line is that of the cell that ran, also when a function of another cell raised."""
+    error = failures.build({0: failure(0, frames=(CELL, IN_FUNCTION))}, {})
+    assert "rank 0, line 4:" in str(error)
+    shown = "\n".join(error._render_traceback_())
+    assert "Cell In[3], line 2, in f\n    return 1 / x" in shown
+
+
+def test_the_earliest_independent_failure_is_the_root() -> None:
+    """Of several ranks that failed by themselves the first one in time is the root."""
+    error = failures.build({0: failure(0, KeyError("k"), time_ns=9), 1: failure(1, time_ns=5)}, {})
+    assert str(error) == "ZeroDivisionError on rank 1, line 4: division by zero (also KeyError on rank 0)"
+    assert list(error.errors) == [1, 0]
+
+
+def test_what_cannot_be_rebuilt_is_a_remote_error() -> None:
+    """An exception that cannot travel, or that lies in its pickle, is a RemoteError with name and text."""
+    for data in (None, b"no pickle", pickle.dumps("no exception"), pickle.dumps(KeyboardInterrupt())):
+        error = failures.build({1: failure(1, exception=data)}, {}).errors[1]
+        assert isinstance(error, RemoteError)
+        assert (error.ename, error.evalue) == ("ZeroDivisionError", "division by zero")
+        assert "line 4" in str(error.__cause__)
+
+
+def test_exit_has_its_code() -> None:
+    """`sys.exit(3)` on a rank is a RankExitError with code 3."""
+    error = failures.build({1: failure(1, SystemExit(3), cause=Cause.EXIT)}, {}).errors[1]
+    assert isinstance(error, RankExitError)
+    assert error.code == 3
+
+
+def test_except_star_and_pickle() -> None:
+    """`except*` takes the part it names, with ranks and result; the group survives pickling."""
+    error = failures.build({0: failure(0), 1: failure(1, KeyError("k"))}, {}, result="what there was")
+    parts: list[Any] = []
+    rest: list[Any] = []
+    try:
+        try:
+            raise error
+        except* ZeroDivisionError as part:
+            parts.append(part)
+    except ParallelError as left:
+        rest.append(left)
+    assert [(list(part.errors), part.result) for part in parts] == [([0], "what there was")]
+    assert list(rest[0].errors) == [1]
+    again = pickle.loads(pickle.dumps(error))
+    assert list(again.errors) == [0, 1]
+    assert str(again) == str(error)
+
+
+def test_equality_ignores_the_rank() -> None:
+    """Two failures are equal when only rank, time, or pickled bytes differ."""
+    assert failure(0) == failure(1, exception=None, time_ns=5)
+    assert failure(0) != failure(0, KeyError("k"))
+
+
+def test_a_long_text_is_cut_in_the_message_only() -> None:
+    """A text of many lines does not flood the message; the traceback has all of it."""
+    error = failures.build({0: failure(0, ValueError("first\n" + "x" * 2000))}, {})
+    assert str(error) == "ValueError on rank 0, line 4: first …"
+    assert "x" * 2000 in "\n".join(error._render_traceback_())
