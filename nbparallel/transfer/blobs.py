@@ -1,0 +1,84 @@
+"""Blobs: large buffers of a pickled object, written once into a segment, mapped copy-on-write.
+
+A private mapping is no snapshot: pages that this process did not write show later writes of others.  So
+nobody writes a blob's segment again, and the store does not reuse it while anyone maps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from nbparallel.errors import InternalError
+from nbparallel.wire.handles import ArrayHandle
+
+ALIGNMENT = 64
+"""Bytes; where a buffer starts in a blob: a cache line, and enough for every vector instruction."""
+
+
+class Location(Protocol):
+    """Where a shared array lies; see `nbparallel.sharing`."""
+
+    @property
+    def segment(self) -> int:
+        """Id of the segment."""
+
+    @property
+    def for_all(self) -> bool:
+        """Whether every process of the session may write there."""
+
+
+class ArrayStore(Protocol):
+    """The part of `nbparallel.sharing.Store` that objects on their way need."""
+
+    def empty(self, shape: Any, dtype: Any = ..., order: Any = ...) -> np.ndarray[Any, Any]:
+        """Return a new shared array."""
+
+    def location(self, x: np.ndarray[Any, Any]) -> Location | None:
+        """Return where `x` lies, None if it is not shared."""
+
+    def handle(
+        self, x: np.ndarray[Any, Any], *, broker: Any = None, writable: bool = False
+    ) -> ArrayHandle | None:
+        """Return the handle of a shared array, None if it is not shared."""
+
+    def attach(
+        self, handle: ArrayHandle, *, writable: bool = False, private: bool = False, broker: Any = None
+    ) -> np.ndarray[Any, Any]:
+        """Return the array that `handle` describes; `private`: copy-on-write."""
+
+
+def write_blob(
+    parts: Sequence[memoryview], store: ArrayStore, *, broker: Any = None
+) -> tuple[ArrayHandle, tuple[tuple[int, int], ...], np.ndarray[Any, Any]]:
+    """Write `parts` into one new segment.
+
+    Returns
+    -------
+    handle : ArrayHandle
+        Of the whole blob, one-dimensional bytes.
+    regions : tuple of (offset, length)
+        Of each part, in bytes, relative to the blob.
+    owner : ndarray
+        Keeps the segment alive; drop it when every receiver has mapped the blob.
+    """
+    regions = []
+    end = 0
+    for part in parts:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + part.nbytes
+        regions.append((start, part.nbytes))
+    owner = store.empty((max(end, 1),), np.uint8)
+    for (start, length), part in zip(regions, parts, strict=True):
+        owner[start : start + length] = np.frombuffer(part, np.uint8)
+    handle = store.handle(owner, broker=broker)
+    if handle is None:
+        raise InternalError("a new array of the store is not shared")
+    return handle, tuple(regions), owner
+
+
+def map_blob(handle: ArrayHandle, store: ArrayStore, *, broker: Any = None) -> memoryview:
+    """Return the blob's bytes, writable, private to this process; they live as long as a view does."""
+    return store.attach(handle, private=True, broker=broker).data

@@ -1,0 +1,263 @@
+"""Functions and classes of the notebook, by value, so that they live in the receiver's own namespace.
+
+cloudpickle gives every function it rebuilds a private copy of the globals it used.  A notebook's function
+must see the *rank's* globals instead (``rank``, the operations, what the rank assigned), and two closures
+over one variable must go on sharing it.  So functions whose globals are the notebook's (the *home*) are
+reduced here; classes go through cloudpickle, but a class that the receiver knows already is left as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from cloudpickle import cloudpickle
+
+from nbparallel.errors import InternalError
+
+KNOWN: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes that are complete in this process: defined here, or rebuilt to the end."""
+
+
+class CellReference:
+    """Stands for a closure's cell while pickling; one for each cell, so that sharing is kept."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __reduce__(self) -> Any:
+        return types.CellType, ()
+
+
+def is_home(namespace: Mapping[str, Any], home: Mapping[str, Any] | None) -> bool:
+    """Whether `namespace`, a function's globals, is the notebook's."""
+    if home is None:
+        return False
+    main = sys.modules.get("__main__")
+    return namespace is home or (main is not None and namespace is main.__dict__)
+
+
+def module_of(namespace: Mapping[str, Any]) -> str | None:
+    """Name of the importable module whose globals `namespace` is, else None."""
+    name = namespace.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
+    if module is None or getattr(module, "__spec__", None) is None or module.__dict__ is not namespace:
+        return None
+    return name
+
+
+def reduce_function(
+    function: types.FunctionType, module: str | None, cells: dict[int, CellReference]
+) -> tuple[Any, ...]:
+    """Reduce to code and cells, then state: so recursion through a cell or a default ends.
+
+    Parameters
+    ----------
+    module : str or None
+        Whose globals it gets: an importable module's, or (None) those of the receiver's home.
+    cells : dict
+        The references of this pickle so far, by the id of their cell.
+    """
+    closure = function.__closure__
+    references = None
+    contents = []
+    if closure is not None:
+        references = tuple(cells.setdefault(id(cell), CellReference(cell)) for cell in closure)
+        for reference, cell in zip(references, closure, strict=True):
+            try:
+                contents.append((reference, cell.cell_contents))
+            except ValueError:  # not bound yet
+                continue
+    try:
+        annotations = function.__annotations__
+    except NameError:  # 3.14 evaluates them on demand
+        annotations = {}
+    attributes = {
+        "__name__": function.__name__,
+        "__qualname__": function.__qualname__,
+        "__module__": function.__module__,
+        "__doc__": function.__doc__,
+        "__defaults__": function.__defaults__,
+        "__kwdefaults__": function.__kwdefaults__,
+        "__annotations__": annotations,
+    }
+    if getattr(function, "__type_params__", ()):
+        attributes["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]  # 3.12 on
+    state = (attributes, function.__dict__, contents)
+    return rebuild_function, (function.__code__, module, references), state, None, None, set_function_state
+
+
+def set_function_state(function: types.FunctionType, state: tuple[Any, Any, Any]) -> None:
+    """Give a rebuilt function its defaults, its attributes and what its cells hold."""
+    attributes, extra, contents = state
+    for name, value in attributes.items():
+        setattr(function, name, value)
+    function.__dict__.update(extra)
+    for cell, value in contents:
+        cell.cell_contents = value
+
+
+def make_function(
+    code: types.CodeType,
+    module: str | None,
+    cells: tuple[types.CellType, ...] | None,
+    home: dict[str, Any],
+) -> types.FunctionType:
+    """Rebuild a function on `home`'s globals, or on those of `module`."""
+    if module is not None:
+        __import__(module)
+        home = sys.modules[module].__dict__
+    return types.FunctionType(code, home, None, None, cells)
+
+
+def by_value(cls: type) -> bool:
+    """Whether a class is defined in the notebook (or otherwise cannot be imported)."""
+    return cls not in _BUILT_IN and not cloudpickle._should_pickle_by_reference(cls)
+
+
+_BUILT_IN = set(cloudpickle._BUILTIN_TYPE_NAMES) | {type(None), type(Ellipsis), type(NotImplemented)}
+
+
+def tracker(cls: type) -> str:
+    """Id of a class, the same in every process that has it; whoever asks has it complete."""
+    KNOWN.add(cls)
+    return str(cloudpickle._get_or_create_tracker_id(cls))
+
+
+def known_class(identifier: str) -> type | None:
+    """Return the class with that id if this process has it complete."""
+    cls = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identifier)
+    return cls if cls is not None and cls in KNOWN else None
+
+
+def reduce_class(cls: type, *, redefine: bool) -> tuple[Any, ...]:
+    """Reduce by value; `redefine`: the receiver is to take this state even if it knows the class."""
+    maker, arguments, state, _, _, setter = cloudpickle._dynamic_class_reduce(cls)
+    for name in _ON_DEMAND:  # else pickling an instance would look like a change of its class
+        if not state[0].get(name, True) or name == "__slotnames__":
+            state[0].pop(name, None)
+    return (
+        rebuild_class,
+        (tracker(cls), cls.__qualname__, fingerprint(cls), maker, arguments),
+        (redefine, setter, state),
+        None,
+        None,
+        set_class_state,
+    )
+
+
+_ON_DEMAND = ("__slotnames__", "__annotations__", "__annotations_cache__", "__annotate_func__")
+"""Attributes that Python adds to a class when somebody first asks (`copyreg`, `inspect`)."""
+
+
+def fingerprint(cls: type) -> bytes:
+    """Return what two classes made by running the same source in two processes have in common."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr([base.__qualname__ for base in cls.__bases__]).encode())
+    for name, value in sorted(vars(cls).items()):
+        if name in _ON_DEMAND:
+            continue
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        code = getattr(function, "__code__", None)
+        digest.update(f"{name}:{type(value).__qualname__}:".encode())
+        if isinstance(code, types.CodeType):
+            digest.update(
+                code.co_code + repr((code.co_names, code.co_varnames, code.co_firstlineno)).encode()
+            )
+    return digest.digest()
+
+
+def twin(identifier: str, qualname: str, print_: bytes, home: Mapping[str, Any]) -> type | None:
+    """Return the home's own class if it came from the same source, and remember it under `identifier`.
+
+    A cell that every rank ran has defined the class on each: an instance that rank 0 sends is an
+    instance of rank 1's own.
+    """
+    first, *rest = qualname.split(".")
+    found = home.get(first)
+    for attribute in rest:
+        found = getattr(found, attribute, None)
+    if not isinstance(found, type) or found.__module__ != "__main__" or fingerprint(found) != print_:
+        return None
+    KNOWN.add(found)
+    cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[identifier] = found
+    return found
+
+
+def reduce_cached(function: Any) -> tuple[Any, ...]:
+    """Reduce a ``functools.lru_cache``: the function and the parameters, an empty cache."""
+    return _rebuild_cached, (function.__wrapped__, function.cache_parameters()), function.__dict__
+
+
+def _rebuild_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def reduce_cached_property(descriptor: functools.cached_property[Any]) -> tuple[Any, ...]:
+    """Reduce without its lock, which Python 3.11 still has."""
+    return (
+        functools.cached_property,
+        (descriptor.func,),
+        {name: value for name, value in vars(descriptor).items() if name != "lock"},
+    )
+
+
+SENTINELS: dict[int, str] = {
+    id(getattr(dataclasses, name)): name
+    for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
+    if hasattr(dataclasses, name)
+}
+"""Objects that are compared by identity: their names, by their ids; they travel as globals."""
+
+_home: dict[str, Any] | None = None
+
+
+def set_home(namespace: dict[str, Any] | None) -> None:
+    """Make `namespace` the home of this process: a rank does so once, with its user's namespace."""
+    global _home
+    _home = namespace
+
+
+def current_home() -> dict[str, Any] | None:
+    """Return the namespace that `set_home` was given."""
+    return _home
+
+
+LOCK = threading.RLock()
+"""Rebuilding a class and marking it complete is one step."""
+
+
+def _placeholder(name: str) -> NoReturn:
+    raise InternalError(f"{name} is resolved by nbparallel.transfer.pickling.loads; do not use pickle.loads")
+
+
+def rebuild_function(*arguments: Any) -> Any:
+    """Stand in the stream for `make_function` with the receiver's home."""
+    _placeholder("rebuild_function")
+
+
+def rebuild_class(*arguments: Any) -> Any:
+    """Stand in the stream for the receiver's way to make or find a class."""
+    _placeholder("rebuild_class")
+
+
+def set_class_state(*arguments: Any) -> Any:
+    """Stand in the stream for the receiver's decision to complete a class."""
+    _placeholder("set_class_state")
+
+
+def class_reference(*arguments: Any) -> Any:
+    """Stand in the stream for a class that was delivered before."""
+    _placeholder("class_reference")
+
+
+def attach(*arguments: Any) -> Any:
+    """Stand in the stream for a shared array."""
+    _placeholder("attach")

@@ -1,0 +1,113 @@
+"""Say what inside an object cannot travel, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_BUDGET = 0.5
+"""Seconds that the search may take: a user waits for an error message."""
+_DEPTH = 8
+"""Levels that the search descends; deeper ones are reported as their ancestor."""
+
+
+def explain(
+    obj: Any, error: BaseException, *, name: str | None, attempt: Callable[[Any], BaseException | None]
+) -> str:
+    """Return the message for an object that could not be pickled.
+
+    Parameters
+    ----------
+    error : BaseException
+        What pickling it raised.
+    attempt : callable
+        Pickles one part; returns what that raised, or None.
+    """
+    path, culprit, reason = name or "it", obj, error
+    if not _is_recursion(error):
+        path, culprit, reason = _search(obj, error, path, attempt)
+    subject = f"variable {name!r}" if name is not None else f"an object of type {_type_name(obj)}"
+    where = "it" if culprit is obj else f"{path}, which"
+    text = f"{type(reason).__name__}: {reason}" if str(reason) else type(reason).__name__
+    return (
+        f"{subject} cannot be sent to another process: {where} is a {_type_name(culprit)} ({text}); "
+        f"{_advice(culprit, reason, name)}"
+    )
+
+
+def _advice(culprit: Any, reason: BaseException, name: str | None) -> str:
+    if _is_recursion(reason):
+        return "it is nested too deeply: flatten it"
+    what = name or "it"
+    if isinstance(culprit, types.GeneratorType):
+        return "turn the generator into a list, or create it inside the cell"
+    return f"create it inside the cell, or leave it out of {what!r} (a __getstate__ can)"
+
+
+def _is_recursion(error: BaseException) -> bool:
+    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+
+
+def _type_name(obj: Any) -> str:
+    cls = type(obj)
+    module = getattr(cls, "__module__", "builtins")
+    return cls.__qualname__ if module in ("builtins", "__main__") else f"{module}.{cls.__qualname__}"
+
+
+def _search(
+    obj: Any, error: BaseException, path: str, attempt: Callable[[Any], BaseException | None]
+) -> tuple[str, Any, BaseException]:
+    deadline = time.monotonic() + _BUDGET
+    seen = {id(obj)}
+    for _ in range(_DEPTH):
+        for label, part in _parts(obj):
+            if time.monotonic() > deadline:
+                return path, obj, error
+            if id(part) in seen or isinstance(part, int | float | str | bytes | None):
+                continue
+            failed = attempt(part)
+            if failed is not None:
+                seen.add(id(part))
+                path, obj, error = path + label, part, failed
+                break
+        else:
+            break
+    return path, obj, error
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what `obj` holds, with how a user would write it."""
+    if isinstance(obj, dict):
+        for key, value in list(obj.items()):
+            yield f"[{_short(key)}]", value
+        for key in list(obj):
+            yield f" key {_short(key)}", key
+    elif isinstance(obj, list | tuple):
+        for index, value in enumerate(obj):
+            yield f"[{index}]", value
+    elif isinstance(obj, set | frozenset):
+        for value in list(obj):
+            yield f" element {_short(value)}", value
+    elif isinstance(obj, types.MethodType):
+        yield ".__self__", obj.__self__
+    elif isinstance(obj, types.FunctionType):
+        for variable, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False):
+            try:
+                yield f" with {variable}", cell.cell_contents
+            except ValueError:
+                continue
+        for index, value in enumerate(obj.__defaults__ or ()):
+            yield f".__defaults__[{index}]", value
+    attributes = getattr(obj, "__dict__", None)
+    if isinstance(attributes, dict | types.MappingProxyType) and not isinstance(obj, types.ModuleType):
+        for attribute, value in list(attributes.items()):
+            yield f".{attribute}", value
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, str | int | float | bytes | bool | None):
+        return f"<{type(value).__name__}>"
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
