@@ -1,1 +1,39 @@
 """How an array's bytes become visible to another process."""
+
+from nbparallel.sharing.array import empty, full, is_shared, ones, share, zeros
+from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.registry import (
+    SharingStrategies,
+    get_all_sharing_strategies,
+    get_sharing_strategy,
+    register_sharing_strategy,
+    set_sharing_strategy,
+)
+from nbparallel.sharing.segment import Location, SegmentStatistics
+from nbparallel.sharing.store import Store, current_store, set_current_store
+from nbparallel.sharing.strategy import SegmentSource, Strategy
+
+__all__ = [
+    "Access",
+    "Location",
+    "Mapping",
+    "SegmentBroker",
+    "SegmentSource",
+    "SegmentStatistics",
+    "SharingStrategies",
+    "Store",
+    "Strategy",
+    "current_store",
+    "empty",
+    "full",
+    "get_all_sharing_strategies",
+    "get_sharing_strategy",
+    "is_shared",
+    "ones",
+    "register_sharing_strategy",
+    "set_current_store",
+    "set_sharing_strategy",
+    "share",
+    "zeros",
+]

@@ -1,0 +1,169 @@
+"""SegmentClient: one process's end of the segment protocol."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from nbparallel.channel.channel import SLICE_SECONDS, Channel
+from nbparallel.errors import (
+    FileDescriptorLimitError,
+    NbParallelError,
+    ProtocolError,
+    ReadOnlyArrayError,
+    SegmentLostError,
+)
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.segments import (
+    Fetch,
+    Fetched,
+    Lost,
+    LostReason,
+    Notice,
+    NoticeKind,
+    Register,
+    pack_segment,
+    unpack_segment,
+)
+
+PATIENCE_SECONDS = 10.0
+"""The supervisor answers within a millisecond; if it does not within this, something is broken."""
+
+
+class SegmentClient:
+    """Asks the supervisor for segments, and answers for this process's own.
+
+    Parameters
+    ----------
+    channel : Channel
+        Used for nothing else; the client owns it.
+    client : int
+        This process's client number in the session.
+
+    Notes
+    -----
+    Thread-safe.  All waits are cut into slices of at most 50 ms and bounded.  After an interrupt within
+    `fetch` the answer may still come: it then is a ``STRAY`` notice.
+    """
+
+    def __init__(self, channel: Channel, client: int, *, patience: float = PATIENCE_SECONDS) -> None:
+        self.client = client
+        self._channel = channel
+        self._patience = patience
+        self._lock = threading.RLock()
+        self._sequence = 0
+        self._notices: list[Notice] = []
+
+    # docstrings as in `nbparallel.sharing.SegmentBroker`
+
+    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool) -> None:
+        """Announce an own segment and hold it; the caller keeps `fd`."""
+        self._send(Kind.REGISTER, Register(segment, nbytes, writable).pack(), fd=fd)
+
+    def release(self, segment: int) -> None:
+        """End this process's hold; harmless if there is none."""
+        self._send(Kind.RELEASE, pack_segment(segment))
+
+    def allow_write(self, segment: int) -> None:
+        """Let others write to an own segment from now on."""
+        self._send(Kind.ALLOW_WRITE, pack_segment(segment))
+
+    def forget(self, segment: int) -> None:
+        """End the hold of an own segment and never be told ``IDLE`` about it."""
+        self._send(Kind.FORGET, pack_segment(segment))
+
+    def fetch(self, segment: int, *, writable: bool) -> int:
+        """Hold a segment and return a descriptor of it, which the caller closes.
+
+        Raises
+        ------
+        SegmentLostError
+            Its memory is no longer there, or nobody answered for 10 s.
+        ReadOnlyArrayError
+            `writable` was asked for, and its creator does not allow that.
+        FileDescriptorLimitError
+            The supervisor has no descriptor left.
+        ChannelClosedError
+            The session is gone.
+        """
+        with self._lock:
+            self._sequence += 1
+            sequence = self._sequence
+            deadline = time.monotonic() + self._patience
+            self._send(Kind.FETCH, Fetch(segment, writable).pack(), sequence=sequence)
+            while time.monotonic() < deadline:
+                frame = self._channel.receive(SLICE_SECONDS)
+                if frame is None:
+                    continue
+                if frame.kind in (Kind.FETCHED, Kind.LOST) and frame.sequence == sequence:
+                    return self._answer(frame, segment)
+                self._note(frame)
+        raise SegmentLostError(
+            f"the supervisor did not hand out segment {segment:#x} within {self._patience:g} s"
+        )
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return what has come in unasked since the last call, without waiting."""
+        with self._lock:
+            while (frame := self._channel.receive_nowait()) is not None:
+                self._note(frame)
+            notices = tuple(self._notices)
+            self._notices.clear()
+            return notices
+
+    def close(self) -> None:
+        """Close the channel: all holds of this process end."""
+        self._channel.close()
+
+    def _send(self, kind: Kind, payload: bytes, *, fd: int | None = None, sequence: int = 0) -> None:
+        deadline = time.monotonic() + self._patience
+        self._channel.send(
+            kind,
+            payload,
+            fds=() if fd is None else (fd,),
+            sequence=sequence,
+            abandon=lambda: time.monotonic() > deadline,
+        )
+
+    def _answer(self, frame: Frame, segment: int) -> int:
+        try:
+            if frame.kind is Kind.LOST:
+                raise _lost_error(Lost.unpack(frame.payload), segment)
+            fetched = Fetched.unpack(frame.payload)
+            if fetched.segment != segment or len(frame.fds) != 1:
+                raise ProtocolError(f"the answer to FETCH {segment:#x} is damaged")
+            # Records keep their order: what was said about this segment before the hold was granted is void.
+            self._notices = [notice for notice in self._notices if notice.segment != segment]
+            return frame.fds.pop()
+        finally:
+            frame.close()
+
+    def _note(self, frame: Frame) -> None:
+        try:
+            if frame.kind is Kind.IDLE:
+                self._notices.append(Notice(NoticeKind.IDLE, unpack_segment(frame.payload, frame.kind)))
+            elif frame.kind is Kind.DROP:
+                self._notices.append(Notice(NoticeKind.DROP, unpack_segment(frame.payload, frame.kind)))
+            elif frame.kind is Kind.FETCHED:
+                # Somebody gave up waiting for this.
+                self._notices.append(Notice(NoticeKind.STRAY, Fetched.unpack(frame.payload).segment))
+            elif frame.kind is not Kind.LOST:
+                raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
+        finally:
+            frame.close()
+
+
+def _lost_error(lost: Lost, segment: int) -> NbParallelError:
+    if lost.reason is LostReason.READ_ONLY:
+        return ReadOnlyArrayError(
+            "the notebook does not let ranks write to this array: share it with `%share name` or "
+            "`name = nbp.share(name)` in the notebook, or work on `x.copy()`"
+        )
+    if lost.reason is LostReason.DESCRIPTORS:
+        return FileDescriptorLimitError(
+            "the session's supervisor has no file descriptor left for another shared array: delete shared "
+            "arrays, put small ones into one large array, or raise the limit (`ulimit -n`)"
+        )
+    return SegmentLostError(
+        f"segment {segment:#x} is no longer there: its last array was deleted before this one was attached"
+    )

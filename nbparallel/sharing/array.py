@@ -1,0 +1,159 @@
+"""Shared arrays as users make them: the functions of `nbparallel` that mirror numpy's."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.errors import ReadOnlyArrayError
+from nbparallel.sharing.store import AnyArray, Order, Shape, current_store
+
+S = TypeVar("S", bound=np.generic)
+
+
+def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
+    """Return `x` in shared memory, writable by every rank.
+
+    Other ranks need not do anything: they see the array when the cell names it, or when it is sent.
+
+    Parameters
+    ----------
+    x : ndarray of any shape and strides, of any dtype without Python objects
+        Read, never written.  Lists and numbers are converted first.
+    strategy : str, optional
+        Name of a sharing strategy, by default the current one.
+
+    Returns
+    -------
+    ndarray
+        `x` itself if it is shared already, else a copy: later writes to `x` do not show in it.  Nothing is
+        re-bound: write ``x = nbp.share(x)``.  A view is copied with its own elements only, and keeps its
+        shape, dtype and, as far as possible, strides.
+
+    Raises
+    ------
+    ObjectArrayError
+        `x` holds Python objects.
+    ReadOnlyArrayError
+        On a rank: `x` is the notebook's, which did not make it writable.
+    SharedMemoryFullError, FileDescriptorLimitError
+        It does not fit.
+    StrategyUnavailableError, ValueError
+        The strategy does not work here, or does not exist.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a = share(np.arange(3))
+    >>> is_shared(a), is_shared(a[1:]), is_shared(a + 1)
+    (True, True, False)
+    """
+    if type(x) not in (np.ndarray, np.memmap) and isinstance(x, np.ndarray):
+        raise TypeError(
+            f"share takes plain numpy arrays, not {type(x).__name__}: share np.asarray(x), or its parts"
+        )
+    store = current_store()
+    shared = store.share(np.asarray(x), strategy=strategy)
+    store.allow_write(shared)
+    if not shared.flags.writeable:
+        shared = shared.view()
+        try:
+            shared.flags.writeable = True
+        except ValueError as error:
+            raise ReadOnlyArrayError(
+                "another process's memory is mapped here for reading only; work on `x.copy()`"
+            ) from error
+    return shared
+
+
+def is_shared(x: object) -> bool:
+    """Return whether `x` is an array in shared memory, or a view of one; False for anything else.
+
+    Examples
+    --------
+    >>> is_shared(zeros(3)), is_shared([0.0])
+    (True, False)
+    """
+    return current_store().is_shared(x)
+
+
+def empty(
+    shape: Shape, dtype: npt.DTypeLike = float, order: Order = "C", *, strategy: str | None = None
+) -> AnyArray:
+    """Return a new shared array with arbitrary content, writable by every rank.
+
+    As `numpy.empty`; each rank that calls it gets memory of its own, which others see when it is sent.
+
+    Parameters
+    ----------
+    shape : int or sequence of ints
+    dtype : dtype without Python objects, optional
+    order : {"C", "F"}, optional
+    strategy : str, optional
+        Name of a sharing strategy, by default the current one.
+
+    Raises
+    ------
+    ObjectArrayError, SharedMemoryFullError, FileDescriptorLimitError
+        As `share`.
+    """
+    store = current_store()
+    array = store.empty(shape, dtype, order, strategy=strategy)
+    store.allow_write(array)
+    return array
+
+
+def zeros(
+    shape: Shape, dtype: npt.DTypeLike = float, order: Order = "C", *, strategy: str | None = None
+) -> AnyArray:
+    """Return a new shared array of zeros, writable by every rank; as `empty` in everything else.
+
+    Examples
+    --------
+    >>> zeros((2, 2), dtype=int)
+    array([[0, 0],
+           [0, 0]])
+    """
+    store = current_store()
+    array = store.zeros(shape, dtype, order, strategy=strategy)
+    store.allow_write(array)
+    return array
+
+
+def ones(
+    shape: Shape, dtype: npt.DTypeLike = float, order: Order = "C", *, strategy: str | None = None
+) -> AnyArray:
+    """Return a new shared array of ones, writable by every rank; as `empty` in everything else."""
+    return full(shape, 1, dtype, order, strategy=strategy)
+
+
+def full(
+    shape: Shape,
+    fill_value: Any,
+    dtype: npt.DTypeLike | None = None,
+    order: Order = "C",
+    *,
+    strategy: str | None = None,
+) -> AnyArray:
+    """Return a new shared array full of `fill_value`, writable by every rank.
+
+    Parameters
+    ----------
+    fill_value : scalar or array that broadcasts to `shape`
+    dtype : dtype, optional
+        By default that of ``numpy.array(fill_value)``.
+
+    See Also
+    --------
+    empty : about everything else.
+
+    Examples
+    --------
+    >>> full(2, 7)
+    array([7, 7])
+    """
+    array = empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, order, strategy=strategy)
+    np.copyto(array, fill_value, casting="unsafe")
+    return array

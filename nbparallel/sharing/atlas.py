@@ -1,0 +1,89 @@
+"""Atlas: which mapping an address belongs to."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.sharing.layout import extent
+from nbparallel.sharing.mapping import Mapping
+from nbparallel.sharing.segment import Segment
+
+AnyArray = npt.NDArray[Any]
+
+
+class Place(NamedTuple):
+    """Where an array lies, in this process's terms."""
+
+    mapping: Mapping
+    """The mapping that holds all of its bytes."""
+    segment: Segment
+    """The segment that is mapped there."""
+    offset: int
+    """Offset in bytes of the element with all indices 0."""
+    start: int
+    """Offset of the first byte."""
+    stop: int
+    """Offset one past the last byte."""
+
+
+class Atlas:
+    """Living mappings in order of address; not thread-safe, its store locks.
+
+    An array is found by where its bytes lie, not by its chain of bases: so one that came through a
+    memoryview, a tensor or `numpy.frombuffer` is found as well.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._entries: list[tuple[Mapping, Segment]] = []
+
+    def add(self, mapping: Mapping, segment: Segment) -> None:
+        """Enter a mapping; again is fine."""
+        at = bisect_left(self._starts, mapping.address)
+        if at < len(self._starts) and self._entries[at][0] is mapping:
+            return
+        self._starts.insert(at, mapping.address)
+        self._entries.insert(at, (mapping, segment))
+
+    def remove(self, mapping: Mapping) -> None:
+        """Take a mapping out; again is fine."""
+        at = bisect_left(self._starts, mapping.address)
+        if at < len(self._starts) and self._entries[at][0] is mapping:
+            del self._starts[at], self._entries[at]
+
+    def find(self, x: object) -> Place | None:
+        """Return where `x` lies, or None if it is no array or lies elsewhere."""
+        starts = self._starts
+        if not starts or not isinstance(x, np.ndarray):
+            return None
+        if x.size == 0:
+            return self._find_empty(x)
+        address: int = x.ctypes.data
+        at = bisect_right(starts, address) - 1
+        if at < 0:
+            return None
+        mapping, segment = self._entries[at]
+        offset = address - mapping.address
+        if offset >= mapping.nbytes:
+            return None
+        low, high = (0, x.nbytes) if x.flags.c_contiguous else extent(x.shape, x.strides, x.itemsize)
+        if offset + low < 0 or offset + high > mapping.nbytes:
+            return None
+        return Place(mapping, segment, offset, offset + low, offset + high)
+
+    def _find_empty(self, x: AnyArray) -> Place | None:
+        """Find an array without elements: its address may end one mapping and begin the next."""
+        root: Any = x
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        address: int = x.ctypes.data
+        at = bisect_right(self._starts, address)
+        for mapping, segment in reversed(self._entries[max(0, at - 2) : at]):
+            if mapping.living_root() is root and address <= mapping.end:
+                offset = address - mapping.address
+                return Place(mapping, segment, offset, offset, offset)
+        return None

@@ -1,0 +1,59 @@
+"""SegmentBroker: who hands out descriptors of other processes' segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from nbparallel.wire.segments import Notice
+
+
+class SegmentBroker(Protocol):
+    """One session's exchange of segments, as seen from one process.
+
+    Sharing does not know how the other processes are reached: `nbparallel.channel.SegmentClient` speaks
+    to the supervisor, tests use an exchange within one process.
+
+    Notes
+    -----
+    Implementations are thread-safe.  Every method raises `ChannelClosedError` when the session is gone.
+    """
+
+    @property
+    def client(self) -> int:
+        """Client number of this process in the session."""
+        ...
+
+    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool) -> None:
+        """Announce an own segment and hold it; the caller keeps `fd`.  Does not wait for an answer."""
+        ...
+
+    def fetch(self, segment: int, *, writable: bool) -> int:
+        """Hold a segment and return a descriptor of it, which the caller closes.
+
+        Raises
+        ------
+        SegmentLostError
+            Its memory is no longer there, or nobody answered within the bound.
+        ReadOnlyArrayError
+            `writable` was asked for, and its creator does not allow that.
+        FileDescriptorLimitError
+            The supervisor or this process has no descriptor left.
+        """
+        ...
+
+    def release(self, segment: int) -> None:
+        """End this process's hold; harmless if there is none."""
+        ...
+
+    def allow_write(self, segment: int) -> None:
+        """Let others write to an own segment from now on."""
+        ...
+
+    def forget(self, segment: int) -> None:
+        """End the hold of an own segment and never be told ``IDLE`` about it."""
+        ...
+
+    def notices(self) -> Sequence[Notice]:
+        """Return what has come in unasked since the last call, without waiting."""
+        ...

@@ -1,0 +1,188 @@
+"""Headroom: how much memory may still be taken, by the machine's and the container's limits.
+
+Some facts about full memory (cgroups(7), Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst):
+
+* ``fallocate`` beyond physical memory, or beyond a memory cgroup's limit, does not fail: it wakes the OOM
+  killer, which ends some process (exit 137), perhaps the notebook's kernel.  So ask first;
+* a cgroup's limit counts its descendants' use, and every ancestor's limit counts as well;
+* a cgroup's use counts the page cache of files, which is reclaimed when needed (shared memory is not part
+  of the *file* lists, although ``cached`` counts it);
+* without a cgroup namespace the path in /proc/self/cgroup is the host's; the mount's root, a field of
+  /proc/self/mountinfo, has to be taken off it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nbparallel.errors import SharedMemoryFullError
+
+MARGIN = 32 << 20
+"""Bytes left to everybody else: below this the machine is about to kill something anyway."""
+FRESH_SECONDS = 0.05
+"""Reading the limits takes about 0.1 ms; small segments in a row rely on a reading this old."""
+PLENTY = 1 << 30
+"""An old reading is relied on only while it leaves this many bytes."""
+
+ReadText = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of memory."""
+
+    free: int
+    """Bytes that may still be taken."""
+    where: str
+    """Whose limit, in words."""
+
+
+def read_text(path: str) -> str:
+    """Return a small file's text; `OSError` if there is none."""
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
+
+
+def limits(read: ReadText = read_text) -> Iterator[Limit]:
+    """Yield every limit that can be read here; none on systems without /proc."""
+    machine = _machine(read)
+    if machine is not None:
+        yield machine
+    for directory, version in _memory_cgroups(read):
+        limit = _cgroup(read, directory, version)
+        if limit is not None:
+            yield limit
+
+
+def _machine(read: ReadText) -> Limit | None:
+    try:
+        fields = _key_values(read("/proc/meminfo").replace(":", ""))
+    except OSError:
+        return None
+    if "MemAvailable" not in fields:
+        return None
+    total = fields.get("MemTotal", 0)
+    free = fields["MemAvailable"] + fields.get("SwapFree", 0)
+    return Limit(free * 1024, f"this machine ({size_text(total * 1024)} of memory)")
+
+
+def _memory_cgroups(read: ReadText) -> Iterator[tuple[str, int]]:
+    """Yield (directory, 1 or 2) of this process's memory cgroup and of its ancestors."""
+    try:
+        memberships = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]
+        mounts = [_mount(line) for line in read("/proc/self/mountinfo").splitlines() if " - cgroup" in line]
+    except OSError:
+        return
+    for membership in memberships:
+        if len(membership) != 3:
+            continue
+        _, controllers, path = membership
+        for root, point, kind, options in mounts:
+            version = 2 if kind == "cgroup2" and not controllers else 1
+            if version == 1 and not (
+                kind == "cgroup" and "memory" in controllers.split(",") and "memory" in options
+            ):
+                continue
+            inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else "."
+            directory = os.path.normpath(os.path.join(point, inside))
+            while True:
+                yield directory, version
+                if directory == point or len(directory) <= len(point):
+                    break
+                directory = os.path.dirname(directory)
+
+
+def _mount(line: str) -> tuple[str, str, str, list[str]]:
+    """Return a mount's root, point, kind and superblock options (proc_pid_mountinfo(5))."""
+    before, _, after = line.partition(" - ")
+    fields, rest = before.split(), after.split()
+    return fields[3], fields[4], rest[0], rest[-1].split(",")
+
+
+def _cgroup(read: ReadText, directory: str, version: int) -> Limit | None:
+    names = (
+        ("memory.max", "memory.current", "")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    )
+    maximum, current, prefix = names
+    try:
+        allowed = read(f"{directory}/{maximum}").strip()
+        if not allowed.isdigit() or int(allowed) >= 1 << 60:  # "max", or v1's way to say it
+            return None
+        used = int(read(f"{directory}/{current}"))
+        fields = _key_values(read(f"{directory}/memory.stat"))
+    except (OSError, ValueError):
+        return None
+    cache = fields.get(prefix + "inactive_file", 0) + fields.get(prefix + "active_file", 0) // 2
+    return Limit(
+        int(allowed) - used + cache, f"this container (memory cgroup limit {size_text(int(allowed))})"
+    )
+
+
+def _key_values(text: str) -> dict[str, int]:
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size as people write it.
+
+    >>> size_text(64 << 20), size_text(1000)
+    ('64.0 MiB', '1000 B')
+    """
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if unit != "B" else f"{nbytes} B"
+
+
+class Headroom:
+    """Refuses what does not fit.
+
+    Notes
+    -----
+    Thread-safe.  Two processes that ask at the same moment may both be told yes; the margin and the
+    reservation that follows make that rare, not impossible.
+    """
+
+    def __init__(self, read: ReadText = read_text) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._until = 0.0
+        self._left = 0
+
+    def require(self, nbytes: int) -> None:
+        """Return if `nbytes` more may be taken.
+
+        Raises
+        ------
+        SharedMemoryFullError
+            They do not fit; the message has the numbers.
+        """
+        with self._lock:
+            if time.monotonic() < self._until and self._left - nbytes > PLENTY:
+                self._left -= nbytes
+                return
+            tightest = min(limits(self._read), key=lambda limit: limit.free, default=None)
+            if tightest is None:
+                return
+            if tightest.free - MARGIN < nbytes:
+                raise full_error(nbytes, max(0, tightest.free - MARGIN), tightest.where)
+            self._left = tightest.free - MARGIN - nbytes
+            self._until = time.monotonic() + FRESH_SECONDS
+
+
+def full_error(nbytes: int, free: int | None, where: str) -> SharedMemoryFullError:
+    """Return the error that says what was needed, what is free, where, and what to do."""
+    have = "" if free is None else f", {size_text(free)} free"
+    return SharedMemoryFullError(
+        f"a shared array needs {size_text(nbytes)}{have} on {where}: delete arrays (and names that view "
+        "them) with `del`, work on parts, or raise the limit (Docker: --memory)"
+    )

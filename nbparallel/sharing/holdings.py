@@ -1,0 +1,309 @@
+"""Holdings: the segments that one process uses, and what it owes to its sessions for them.
+
+Note [life of an own segment]
+-----------------------------
+``live``: arrays look at it.  The last one dies; the next `bury` notices.  If no session knows the segment
+its memory goes to the pool at once.  Otherwise it is ``released``: each session is told RELEASE, answers
+IDLE as soon as nobody else holds it either, and is told FORGET; then the memory goes to the pool.  What
+comes out of the pool gets a new id, so an old handle never finds new content.  If the handle comes back
+before that (a rank sends the array to its maker), the hold is taken again by FETCH.
+
+Note [interrupts]
+-----------------
+A KeyboardInterrupt may fall anywhere.  So a dead root or a notice is taken off its queue only after
+everything has been done about it, and all of that may be done twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+
+from nbparallel.errors import ChannelClosedError, InvalidHandleError, SegmentLostError
+from nbparallel.sharing import registry
+from nbparallel.sharing.atlas import Atlas, Place
+from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.mapping import Access, Lease, Mapping, Root
+from nbparallel.sharing.pool import Pool
+from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics
+from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.segments import Notice, NoticeKind, creator_of, segment_id
+
+
+class Holdings:
+    """Segments by id and by address, their births and deaths; not thread-safe, its store locks."""
+
+    def __init__(self, client: int, pool: Pool) -> None:
+        self.client = client
+        self.pool = pool
+        self.brokers: list[SegmentBroker] = []
+        self._serial = itertools.count(1)
+        self._own: dict[int, Segment] = {}
+        """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
+        self._fetched: dict[tuple[SegmentBroker, int], Segment] = {}
+        self._orphans: set[Segment] = set()
+        """Fetched ones whose session is over, while arrays look at them."""
+        self._by_mapping: dict[Mapping, Segment] = {}
+        self._atlas = Atlas()
+        self._dead: deque[Lease] = deque()
+        self._notices: deque[tuple[SegmentBroker, Notice]] = deque()
+
+    # Births
+
+    def add(self, block: Block, *, writable: bool) -> Root:
+        """Give a block of memory an identity and return its root."""
+        segment = Segment(
+            segment_id(self.client, next(self._serial)),
+            block.nbytes,
+            block.source.strategy,
+            writable=writable,
+            block=block,
+        )
+        self._own[segment.id] = segment
+        return self._begin(segment, block.mapping)
+
+    def find(self, x: object) -> Place | None:
+        """Return where `x` lies, or None if nobody else could reach it there."""
+        place = self._atlas.find(x)
+        if place is not None and not place.segment.reachable:
+            return None
+        return place
+
+    def register(self, segment: Segment, broker: SegmentBroker | None) -> int:
+        """Return the id under which a session knows `segment`, after telling the session if needed."""
+        if broker is None or segment.broker is broker:
+            return segment.id
+        known_as = segment.registered.get(broker)
+        if known_as is not None:
+            return known_as
+        if segment.block is not None:
+            known_as, fd = segment.id, os.dup(segment.block.source.fd)
+        else:
+            # From one session into another: the same memory under an id of ours.
+            known_as = segment_id(self.client, next(self._serial))
+            source, source_id = self._reach(segment)
+            fd = source.fetch(source_id, writable=segment.writable)
+        try:
+            broker.register(known_as, segment.nbytes, fd, writable=segment.writable)
+            segment.registered[broker] = known_as
+            self._own[known_as] = segment
+        except BaseException:
+            # Whether an interrupted message went out is not known: take it back, which harms in no case.
+            segment.registered.pop(broker, None)
+            self._tell(broker, known_as, forget=True)
+            raise
+        finally:
+            os.close(fd)
+        return known_as
+
+    def allow_write(self, segment: Segment) -> None:
+        """Let every process write to an own segment from now on."""
+        if not segment.writable:
+            for broker, known_as in list(segment.registered.items()):
+                broker.allow_write(known_as)
+            segment.writable = True
+
+    def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> Root:
+        """Return the root of a mapping of the handle's segment, fetching and mapping it if needed."""
+        self._heed_all()
+        own_id = creator_of(handle.segment) == self.client
+        if own_id:
+            segment = self._own.get(handle.segment)
+        else:
+            segment = None if broker is None else self._fetched.get((broker, handle.segment))
+        if segment is None:
+            if own_id or broker is None:
+                raise _lost(handle.segment)
+            return self._fetch(None, handle, access, broker, handle.segment)
+        if segment.nbytes != handle.segment_nbytes:
+            raise InvalidHandleError(
+                f"a handle says {handle.segment_nbytes} bytes, segment {segment.id:#x} has {segment.nbytes}"
+            )
+        if segment.block is not None:
+            return self._own_root(segment, segment.block, access, broker)
+        mapping = segment.mappings.get(access)
+        root = None if mapping is None else mapping.living_root()
+        return self._fetch(segment, handle, access, *self._reach(segment)) if root is None else root
+
+    def _own_root(self, segment: Segment, block: Block, access: Access, broker: SegmentBroker | None) -> Root:
+        if segment.phase is Phase.RELEASED and not segment.private:
+            if broker is None or broker not in segment.registered:
+                raise _lost(segment.id)
+            # The hold is taken again.  An IDLE that is under way is void then; the broker sees to it.
+            os.close(broker.fetch(segment.id, writable=True))
+        if access is Access.PRIVATE:
+            mapping = registry.find_strategy(segment.strategy).map(block.source, access)
+            segment.private.add(mapping)
+            return self._begin(segment, mapping)
+        segment.phase = Phase.LIVE
+        return self._begin(segment, block.mapping)
+
+    def _fetch(
+        self,
+        segment: Segment | None,
+        handle: ArrayHandle,
+        access: Access,
+        broker: SegmentBroker,
+        wanted: int,
+    ) -> Root:
+        # The descriptor alone matters here: every strategy's memory travels as one.
+        strategy = registry.find_strategy("file_descriptor")
+        fd = broker.fetch(wanted, writable=access is Access.WRITE)
+        try:
+            source = strategy.adopt(fd, handle.segment_nbytes)
+            try:
+                mapping = strategy.map(source, access)
+            finally:
+                source.close()
+        except BaseException:
+            if segment is None:
+                self._tell(broker, wanted)
+            raise
+        if segment is None:
+            segment = Segment(wanted, mapping.nbytes, strategy.name, writable=False, broker=broker)
+            self._fetched[broker, wanted] = segment
+        if access is Access.PRIVATE:
+            segment.private.add(mapping)
+        else:
+            segment.writable |= access is Access.WRITE
+            segment.mappings[access] = mapping
+        return self._begin(segment, mapping)
+
+    def _reach(self, segment: Segment) -> tuple[SegmentBroker, int]:
+        """Return a session that knows a fetched segment, and its id there."""
+        if segment.broker is not None:
+            return segment.broker, segment.id
+        for broker, known_as in segment.registered.items():
+            return broker, known_as
+        raise _lost(segment.id)
+
+    def _begin(self, segment: Segment, mapping: Mapping) -> Root:
+        """Return the root of a mapping; from now on its death is noticed."""
+        try:
+            if mapping.access is not Access.PRIVATE:
+                self._atlas.add(mapping, segment)
+            self._by_mapping[mapping] = segment
+            return mapping.root(self._dead)
+        except BaseException:
+            if not mapping.leased:
+                self._end(segment, mapping)
+            raise
+
+    # Deaths
+
+    def bury(self) -> None:
+        """Act on mappings that no array looks at any more."""
+        while self._dead:
+            lease = self._dead[0]
+            mapping = lease.mapping
+            segment = self._by_mapping.get(mapping)
+            if segment is not None and mapping.ends_with(lease):
+                self._end(segment, mapping)
+            # See note [interrupts].
+            if self._dead and self._dead[0] is lease:
+                self._dead.popleft()
+
+    def _end(self, segment: Segment, mapping: Mapping) -> None:
+        self._atlas.remove(mapping)
+        if segment.block is None or mapping is not segment.block.mapping:
+            mapping.unmap()
+            segment.private.discard(mapping)
+            if segment.mappings.get(mapping.access) is mapping:
+                del segment.mappings[mapping.access]
+        else:
+            segment.phase = Phase.RELEASED
+        if not segment.used:
+            for broker, known_as in list(segment.registered.items()):
+                self._tell(broker, known_as)
+            if segment.own:
+                self._retire(segment)
+            else:
+                self._leave(segment)
+        self._by_mapping.pop(mapping, None)
+
+    def _leave(self, segment: Segment) -> None:
+        """Give up a fetched segment."""
+        if segment.broker is not None:
+            self._tell(segment.broker, segment.id)
+            self._fetched.pop((segment.broker, segment.id), None)
+        self._orphans.discard(segment)
+        for known_as in segment.registered.values():
+            self._own.pop(known_as, None)
+
+    def _retire(self, segment: Segment) -> None:
+        """Put an own segment's memory into the pool once no session and no array needs it."""
+        if segment.used or segment.registered or self._own.pop(segment.id, None) is None:
+            return
+        if segment.block is not None:
+            self.pool.put(segment.block) if segment.poolable else segment.block.close()
+
+    def _tell(self, broker: SegmentBroker, known_as: int, *, forget: bool = False) -> None:
+        try:
+            broker.forget(known_as) if forget else broker.release(known_as)
+        except ChannelClosedError:
+            self.disconnect(broker)
+
+    # Sessions
+
+    def disconnect(self, broker: SegmentBroker) -> None:
+        """Leave a session; again is fine."""
+        if broker in self.brokers:
+            self.brokers.remove(broker)
+        for known_as, segment in list(self._own.items()):
+            if segment.registered.pop(broker, None) is None:
+                continue
+            if segment.own:
+                # A rank that is being killed may write once more: never reuse what it could write to.
+                segment.poolable = False
+                self._retire(segment)
+            else:
+                self._own.pop(known_as, None)
+        for key, segment in list(self._fetched.items()):
+            if key[0] is broker:
+                segment.broker = None
+                self._orphans.add(segment)
+                self._fetched.pop(key, None)
+
+    def collect(self) -> None:
+        """Act on what the sessions said."""
+        for broker in list(self.brokers):
+            try:
+                self._notices.extend((broker, notice) for notice in broker.notices())
+            except ChannelClosedError:
+                self.disconnect(broker)
+        self._heed_all()
+
+    def _heed_all(self) -> None:
+        while self._notices:
+            broker, notice = self._notices[0]
+            if broker in self.brokers:
+                self._heed(broker, notice.kind, notice.segment)
+            self._notices.popleft()
+
+    def _heed(self, broker: SegmentBroker, kind: NoticeKind, known_as: int) -> None:
+        segment = self._own.get(known_as) or self._fetched.get((broker, known_as))
+        if kind is NoticeKind.STRAY:
+            if segment is None or not segment.used:
+                self._tell(broker, known_as)
+        elif segment is None:
+            self._tell(broker, known_as, forget=True)
+        elif segment.own and not segment.used and segment.registered.pop(broker, None) is not None:
+            if kind is NoticeKind.DROP:
+                segment.poolable = False
+            else:
+                self._tell(broker, known_as, forget=True)
+            self._retire(segment)
+
+    def statistics(self) -> tuple[SegmentStatistics, ...]:
+        """Return own, fetched and pooled segments."""
+        own = [segment for segment in self._own.values() if segment.own]
+        known = [*own, *self._fetched.values(), *self._orphans]
+        return (*(segment.statistics() for segment in known), *self.pool.statistics())
+
+
+def _lost(segment: int) -> SegmentLostError:
+    return SegmentLostError(
+        f"segment {segment:#x} is not there: its last array was deleted before this one was attached, or "
+        "it belongs to a session that this process is not in"
+    )

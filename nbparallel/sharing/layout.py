@@ -1,0 +1,252 @@
+"""Layout: which bytes an array touches, and dtypes as plain data; nothing of it is trusted on receipt."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from nbparallel.errors import InvalidHandleError, ObjectArrayError
+from nbparallel.wire.handles import ArrayHandle
+
+MAX_DIMENSIONS = 64
+"""numpy's own limit (32 before numpy 2; it checks again)."""
+MAX_FIELDS = 4096
+"""Fields of a structured dtype, nested ones included: more is damage."""
+MAX_DEPTH = 16
+"""Structures in structures."""
+_WORD = 1 << 63
+"""Every size, offset and stride fits a signed 64-bit word."""
+_SIMPLE = re.compile(
+    r"[<>|](?:[biufcSUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,10}(?:generic|Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
+)
+"""What ``dtype.str`` of a dtype without objects and fields looks like."""
+
+
+def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Return the first byte and one past the last, relative to the element with all indices 0.
+
+    >>> extent((3, 2), (8, -4), 4)
+    (-4, 20)
+    """
+    low, high = 0, itemsize
+    for count, stride in zip(shape, strides, strict=True):
+        if count == 0:
+            return 0, 0
+        if stride < 0:
+            low += (count - 1) * stride
+        else:
+            high += (count - 1) * stride
+    return low, high
+
+
+@lru_cache(maxsize=256)
+def describe(dtype: np.dtype[Any]) -> Any:
+    """Return a dtype as plain data, in the form of `numpy.lib.format.dtype_to_descr`.
+
+    Fields that overlap or are out of order, which that form cannot say, become the dictionary that
+    `numpy.dtype` takes.
+
+    Raises
+    ------
+    ObjectArrayError
+        Elements are Python objects, or of a type that cannot be described.
+    """
+    if dtype.hasobject:
+        raise ObjectArrayError(
+            f"an array of dtype {dtype} holds references to Python objects, which mean nothing in another "
+            "process: use a numeric dtype or fixed-width strings, or send a copy"
+        )
+    try:
+        form: Any = dtype.str if dtype.names is None else dtype.descr
+    except ValueError:
+        form = _as_dictionary(dtype)
+    try:
+        same = rebuild(form) == dtype
+    except InvalidHandleError:
+        same = False
+    if not same:
+        raise ObjectArrayError(f"dtype {dtype!r} cannot be described to another process: use a numpy dtype")
+    return form
+
+
+def _as_dictionary(dtype: np.dtype[Any]) -> dict[str, Any]:
+    names = dtype.names or ()
+    known: Any = dtype.fields
+    fields = [known[name] for name in names]
+    form: dict[str, Any] = {
+        "names": list(names),
+        "formats": [_field_format(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
+        "itemsize": dtype.itemsize,
+    }
+    if any(len(field) > 2 for field in fields):
+        form["titles"] = [field[2] if len(field) > 2 else None for field in fields]
+    return form
+
+
+def _field_format(dtype: np.dtype[Any]) -> Any:
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return describe(base), shape
+    return describe(dtype)
+
+
+def rebuild(form: Any) -> np.dtype[Any]:
+    """Return the dtype that `describe` described.
+
+    Raises
+    ------
+    InvalidHandleError
+        `form` is anything else.
+    """
+    return _rebuild_simple(form) if type(form) is str else _rebuild_fields(form)
+
+
+@lru_cache(maxsize=256)
+def _rebuild_simple(form: str) -> np.dtype[Any]:
+    if not _SIMPLE.fullmatch(form):
+        raise InvalidHandleError(f"no dtype of a shared array: {form[:80]!r}")
+    return _built(form)
+
+
+def _rebuild_fields(form: Any) -> np.dtype[Any]:
+    _check_form(form, 0, [MAX_FIELDS])
+    try:
+        dtype = _from_form(form)
+    except _REFUSALS as error:
+        raise InvalidHandleError(f"no dtype of a shared array: {error}") from error
+    if dtype.hasobject or not 0 <= dtype.itemsize < _WORD:
+        raise InvalidHandleError(f"no dtype of a shared array: {dtype}")
+    return dtype
+
+
+_REFUSALS = (TypeError, ValueError, KeyError, OverflowError, MemoryError, SyntaxError, RecursionError)
+"""What numpy raises on odd descriptions."""
+
+
+def _built(form: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(form)
+    except _REFUSALS as error:
+        raise InvalidHandleError(f"no dtype of a shared array: {error}") from error
+    if dtype.hasobject:
+        raise InvalidHandleError(f"no dtype of a shared array: {dtype}")
+    return dtype
+
+
+def _from_form(form: Any) -> np.dtype[Any]:
+    if type(form) is dict:
+        keywords: Any = {**form, "formats": [_from_field(item) for item in form["formats"]]}
+        dtype: np.dtype[Any] = np.dtype(keywords)
+    else:
+        dtype = npy_format.descr_to_dtype(form)
+    return dtype
+
+
+def _from_field(form: Any) -> np.dtype[Any]:
+    if type(form) is tuple:
+        return np.dtype((_from_form(form[0]), form[1]))
+    return _from_form(form)
+
+
+def _check_form(form: Any, depth: int, left: list[int]) -> None:
+    """Raise unless `form` follows the grammar: nothing else may reach numpy's dtype parser."""
+    left[0] -= 1
+    if depth > MAX_DEPTH or left[0] < 0:
+        raise InvalidHandleError("a dtype is nested too deeply or has too many fields")
+    if type(form) is str:
+        if not _SIMPLE.fullmatch(form):
+            raise InvalidHandleError(f"no dtype of a shared array: {form[:80]!r}")
+    elif type(form) is list:
+        for item in form:
+            if type(item) is not tuple or len(item) not in (2, 3) or not _is_name(item[0]):
+                raise InvalidHandleError(f"no field of a dtype: {str(item)[:80]}")
+            _check_form(item[1], depth + 1, left)
+            if len(item) == 3:
+                _check_subshape(item[2])
+    elif type(form) is dict:
+        _check_dictionary(form, depth, left)
+    else:
+        raise InvalidHandleError(f"no dtype of a shared array: {str(form)[:80]}")
+
+
+def _check_dictionary(form: dict[Any, Any], depth: int, left: list[int]) -> None:
+    if not {"names", "formats", "offsets", "itemsize"} <= form.keys() <= _KEYS:
+        raise InvalidHandleError("a dtype's dictionary has other keys than it should")
+    if any(type(form[key]) is not list for key in form if key != "itemsize"):
+        raise InvalidHandleError("a dtype's dictionary holds no lists")
+    if not _is_size(form["itemsize"]) or not all(map(_is_size, form["offsets"])):
+        raise InvalidHandleError("a dtype's size or offset is no size")
+    if not all(type(name) is str for name in form["names"]) or not all(
+        title is None or type(title) is str for title in form.get("titles", ())
+    ):
+        raise InvalidHandleError("a dtype's field has no name")
+    for item in form["formats"]:
+        if type(item) is tuple:
+            if len(item) != 2:
+                raise InvalidHandleError("a dtype's field is no array")
+            _check_subshape(item[1])
+            item = item[0]
+        _check_form(item, depth + 1, left)
+
+
+_KEYS = {"names", "formats", "offsets", "itemsize", "titles"}
+
+
+def _is_name(name: Any) -> bool:
+    if type(name) is tuple:
+        return len(name) == 2 and all(type(part) is str for part in name)
+    return type(name) is str
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _check_subshape(shape: Any) -> None:
+    if type(shape) is not tuple or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+        raise InvalidHandleError("a dtype's field has no valid shape")
+
+
+def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
+    """Return a handle's dtype after checking every field of it, with exact arithmetic.
+
+    Raises
+    ------
+    InvalidHandleError
+        A field is of the wrong type or range, or the array would not lie inside the segment.
+    """
+    if type(handle) is not ArrayHandle:
+        raise InvalidHandleError(f"not a handle of a shared array: {type(handle).__name__}")
+    numbers = (handle.segment, handle.segment_nbytes, handle.offset)
+    if not all(type(number) is int and 0 <= number < _WORD for number in numbers):
+        raise InvalidHandleError(f"a handle's segment, size or offset is damaged: {_cut(numbers)}")
+    shape, strides = handle.shape, handle.strides
+    if type(shape) is not tuple or type(strides) is not tuple or type(handle.writable) is not bool:
+        raise InvalidHandleError("a handle's shape, strides or right is of the wrong type")
+    if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS:
+        raise InvalidHandleError(f"a handle has {len(shape)} dimensions and {len(strides)} strides")
+    for count, stride in zip(shape, strides, strict=True):
+        if type(count) is not int or type(stride) is not int or not 0 <= count < _WORD:
+            raise InvalidHandleError(f"a handle's shape is damaged: {_cut((count, stride))}")
+        if not -_WORD <= stride < _WORD:
+            raise InvalidHandleError(f"a handle's stride is damaged: {_cut(stride)}")
+    dtype = rebuild(handle.dtype)
+    low, high = extent(shape, strides, dtype.itemsize)
+    low, high = low + handle.offset, high + handle.offset
+    if low < 0 or high > handle.segment_nbytes:
+        raise InvalidHandleError(
+            f"a handle points to bytes {_cut(low)} to {_cut(high)} of a segment of "
+            f"{_cut(handle.segment_nbytes)} bytes"
+        )
+    return dtype
+
+
+def _cut(value: object) -> str:
+    """Show a damaged value, but not a megabyte of it."""
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,97 @@
+"""Mapping: a segment's memory in this process, and who still looks at it.
+
+Note [leases]
+-------------
+All arrays of a mapping are views of one *root*, a plain uint8 array over the whole mapping.  numpy
+collapses chains of bases, but never beyond an array whose own base is no array: so the root lives exactly
+as long as the last view of it, whatever views of views the user made.  A weak reference tells when it died.
+The mapping itself may stay: a later lease makes a new root on the same, already touched pages.
+
+The weak reference's callback is a deque's own ``append``: it runs no Python code, takes no lock, cannot
+raise, and is safe from any thread, from within the garbage collector and in a forked child.  What has to be
+done about a dead root is done later, by `Store.drain`.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import weakref
+from collections import deque
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.errors import InternalError
+
+Root: TypeAlias = npt.NDArray[np.uint8]
+
+
+class Access(enum.Enum):
+    """What a mapping may be used for."""
+
+    READ = "read"
+    """Reading only; neither a flag nor `base` makes an array of it writable."""
+    WRITE = "write"
+    """Reading and writing, seen by everybody."""
+    PRIVATE = "private"
+    """Copy-on-write: what is written stays in this process."""
+
+
+class Lease(weakref.ref[Root]):
+    """A weak reference to a root that knows its mapping, and whose end is appended to a deque."""
+
+    __slots__ = ("mapping",)
+    mapping: Mapping
+
+
+class Mapping:
+    """The memory of one segment in this process, with one kind of access."""
+
+    __slots__ = ("_lease", "_memory", "access", "address", "nbytes")
+
+    def __init__(self, memory: mmap.mmap, access: Access) -> None:
+        self._memory: mmap.mmap | None = memory
+        self._lease: Lease | None = None
+        self.access = access
+        self.nbytes = len(memory)
+        self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+    @property
+    def end(self) -> int:
+        """One past the last byte's address."""
+        return self.address + self.nbytes
+
+    def root(self, dead: deque[Lease]) -> Root:
+        """Return the living root, or begin a new lease whose end is appended to `dead`."""
+        root = self.living_root()
+        if root is None:
+            if self._memory is None:
+                raise InternalError("a segment was used after it had been unmapped: please file a bug")
+            root = np.frombuffer(self._memory, np.uint8)
+            lease = Lease(root, dead.append)
+            lease.mapping = self
+            self._lease = lease
+        return root
+
+    def living_root(self) -> Root | None:
+        """Return the root if any array still looks at this memory."""
+        return None if self._lease is None else self._lease()
+
+    @property
+    def leased(self) -> bool:
+        """Whether the end of a lease has been or will be reported."""
+        return self._lease is not None
+
+    def ends_with(self, lease: Lease) -> bool:
+        """Return whether `lease` is this mapping's last one (an older one's end means nothing)."""
+        return self._lease is lease
+
+    def unmap(self) -> None:
+        """Give the address range back; again is fine.
+
+        Only a reference is dropped: should an array still look at it, the memory stays until it does not.
+        """
+        self._lease = None
+        self._memory = None

@@ -1,0 +1,127 @@
+"""Segment: a shared block of memory with an identity, as one process knows it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.strategy import SegmentSource
+
+
+class Phase(enum.Enum):
+    """Where an own segment is in its life; a fetched one is always `LIVE`."""
+
+    LIVE = "live"
+    """Arrays here look at it."""
+    RELEASED = "released"
+    """No array here does, but other processes may still."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A segment's memory without its identity: what is reused."""
+
+    source: SegmentSource
+    """Its descriptor."""
+    mapping: Mapping
+    """The owner's mapping for writing; nobody looks at it while the block is in the pool."""
+    freed: float = field(default=0.0)
+    """When it came into the pool (monotonic clock, seconds)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, a multiple of the page size."""
+        return self.source.nbytes
+
+    def close(self) -> None:
+        """Give the memory back to the system."""
+        self.mapping.unmap()
+        self.source.close()
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One segment: made here (`block` is set) or fetched from another process."""
+
+    id: int
+    """Creator's client number << 40 | serial."""
+    nbytes: int
+    """Size of the memory in bytes, a multiple of the page size."""
+    strategy: str
+    """Name of the strategy that made it."""
+    writable: bool
+    """Whether other processes may write to it (own), or this one may (fetched)."""
+    block: Block | None = None
+    """The memory, if this process made it."""
+    broker: SegmentBroker | None = None
+    """Who it was fetched from, if another process made it; None once that session is over."""
+    phase: Phase = Phase.LIVE
+    """Only for own ones."""
+    poolable: bool = True
+    """False if a session that knew it ended: a dying rank might still write."""
+    registered: dict[SegmentBroker, int] = field(default_factory=dict)
+    """Sessions that know it, and under which id (another one, if it came from a different session)."""
+    mappings: dict[Access, Mapping] = field(default_factory=dict)
+    """Mappings of a fetched segment that arrays look at: at most one for each right."""
+    private: set[Mapping] = field(default_factory=set)
+    """Copy-on-write mappings: each attach has its own."""
+
+    @property
+    def own(self) -> bool:
+        """Whether this process made it."""
+        return self.block is not None
+
+    @property
+    def used(self) -> bool:
+        """Whether arrays of this process look at it."""
+        if self.private:
+            return True
+        return bool(self.mappings) if self.block is None else self.phase is Phase.LIVE
+
+    @property
+    def reachable(self) -> bool:
+        """Whether other processes can be given it."""
+        return self.block is not None or self.broker is not None or bool(self.registered)
+
+    def statistics(self) -> SegmentStatistics:
+        """Return a record of it, for people to look at."""
+        sessions = len(self.registered) + (self.broker is not None)
+        return SegmentStatistics(
+            self.id, self.nbytes, self.strategy, self.own, self.phase.value, self.writable, sessions
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where an array lies."""
+
+    segment: int
+    """The segment's id in the session."""
+    start: int
+    """Offset of the first byte that the array touches."""
+    stop: int
+    """Offset one past the last byte that it touches."""
+    writable: bool
+    """Whether this process may write there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStatistics:
+    """One segment, for people to look at."""
+
+    segment: int
+    """Id; 0 for pooled memory, which has none until it is used again."""
+    nbytes: int
+    """Size of the memory in bytes."""
+    strategy: str
+    """Name of the strategy that made it."""
+    own: bool
+    """Whether this process made it."""
+    phase: str
+    """``live``, ``released`` (only others use it) or ``pooled``."""
+    writable: bool
+    """Whether others may write (own), or this process may (fetched)."""
+    sessions: int
+    """In how many sessions it is known."""

@@ -1,0 +1,200 @@
+"""Payloads of the segment protocol, between the supervisor and everybody who maps shared memory.
+
+``REGISTER`` (with the descriptor), ``RELEASE``, ``ALLOW_WRITE`` and ``FORGET`` go one way, to the
+supervisor.  ``FETCH`` is answered by ``FETCHED`` (with a descriptor) or by ``LOST``, which carry the
+question's sequence number.  ``IDLE`` and ``DROP`` come unasked.
+
+What a client holds is a set: fetching a segment twice is one hold, and one ``RELEASE`` ends it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Self
+
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.frames import Kind
+
+CLIENT_SHIFT = 40
+"""A segment's id is its creator's client number << 40 | serial: nobody has to be asked for one."""
+MAX_CLIENT = 1 << 23
+"""Client numbers lie below this, so that an id fits 63 bits."""
+MAX_NBYTES = 1 << 62
+"""A size at or above this is damage, not data."""
+
+_REGISTER = struct.Struct("<QQB")
+_FETCH = struct.Struct("<QB")
+_FETCHED = struct.Struct("<QQB")
+_LOST = struct.Struct("<QB")
+_SEGMENT = struct.Struct("<Q")
+
+
+def segment_id(client: int, serial: int) -> int:
+    """Return the id of a client's `serial`-th segment.
+
+    >>> segment_id(2, 7) == 2 << 40 | 7
+    True
+    """
+    if not (0 <= client < MAX_CLIENT and 0 < serial < 1 << CLIENT_SHIFT):
+        raise ValueError(f"no segment id for client {client}, serial {serial}")
+    return client << CLIENT_SHIFT | serial
+
+
+def creator_of(segment: int) -> int:
+    """Return the number of the client that made a segment."""
+    return segment >> CLIENT_SHIFT
+
+
+class LostReason(enum.IntEnum):
+    """Why a segment was not handed out; the number is part of the protocol."""
+
+    UNKNOWN = 1
+    """Nobody registered it, or its memory has been given back."""
+    READ_ONLY = 2
+    """Its creator has not allowed others to write."""
+    DESCRIPTORS = 3
+    """The supervisor has no file descriptor left for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """``REGISTER``: the sender made this segment and holds it; its descriptor is attached."""
+
+    segment: int
+    """Id; its creator part is the sender."""
+    nbytes: int
+    """Size of the memory behind the descriptor in bytes."""
+    writable: bool
+    """Whether others may map it for writing."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _REGISTER.pack(self.segment, self.nbytes, self.writable)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        segment, nbytes, writable = _unpack(_REGISTER, payload, "REGISTER")
+        return cls(_checked(segment), _checked_size(nbytes), _flag(writable))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """``FETCH``: the sender wants a descriptor, and holds the segment from the answer on."""
+
+    segment: int
+    """Id."""
+    writable: bool
+    """Whether it wants to write; otherwise the descriptor that comes is open for reading only."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _FETCH.pack(self.segment, self.writable)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        segment, writable = _unpack(_FETCH, payload, "FETCH")
+        return cls(_checked(segment), _flag(writable))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """``FETCHED``: the answer with the descriptor."""
+
+    segment: int
+    """Id."""
+    nbytes: int
+    """Size of the memory behind the descriptor in bytes."""
+    writable: bool
+    """Whether the descriptor is open for writing."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _FETCHED.pack(self.segment, self.nbytes, self.writable)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        segment, nbytes, writable = _unpack(_FETCHED, payload, "FETCHED")
+        return cls(_checked(segment), _checked_size(nbytes), _flag(writable))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """``LOST``: the answer without one."""
+
+    segment: int
+    """Id."""
+    reason: LostReason
+    """Why not."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _LOST.pack(self.segment, self.reason)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        segment, reason = _unpack(_LOST, payload, "LOST")
+        try:
+            return cls(_checked(segment), LostReason(reason))
+        except ValueError:
+            raise ProtocolError(f"LOST frame with unknown reason {reason}") from None
+
+
+def pack_segment(segment: int) -> bytes:
+    """Return the payload of ``RELEASE``, ``ALLOW_WRITE``, ``FORGET``, ``IDLE`` and ``DROP``."""
+    return _SEGMENT.pack(segment)
+
+
+def unpack_segment(payload: bytes, kind: Kind) -> int:
+    """Read the payload of one of these; `ProtocolError` if it is damaged."""
+    return _checked(_unpack(_SEGMENT, payload, kind.name)[0])
+
+
+class NoticeKind(enum.Enum):
+    """What a client learns about a segment without having asked."""
+
+    IDLE = "idle"
+    """To its creator: nobody holds it, the memory may be used again under a new id."""
+    DROP = "drop"
+    """To its creator: nobody holds it any more, and its memory has to be given back, not used again."""
+    STRAY = "stray"
+    """A hold was granted after the asker had given up waiting (an interrupt); give it back if unwanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something to act on when convenient."""
+
+    kind: NoticeKind
+    """What happened."""
+    segment: int
+    """To which segment."""
+
+
+def _unpack(layout: struct.Struct, payload: bytes, name: str) -> tuple[int, ...]:
+    if len(payload) != layout.size:
+        raise ProtocolError(f"{name} frame with {len(payload)} bytes of payload instead of {layout.size}")
+    return layout.unpack(payload)
+
+
+def _checked(segment: int) -> int:
+    if not 0 < segment < MAX_CLIENT << CLIENT_SHIFT or not segment & ((1 << CLIENT_SHIFT) - 1):
+        raise ProtocolError(f"no segment has the id {segment:#x}")
+    return segment
+
+
+def _checked_size(nbytes: int) -> int:
+    if not 0 < nbytes < MAX_NBYTES:
+        raise ProtocolError(f"no segment has {nbytes} bytes")
+    return nbytes
+
+
+def _flag(value: int) -> bool:
+    if value not in (0, 1):
+        raise ProtocolError(f"a yes-or-no field holds {value}")
+    return value == 1
