@@ -11,11 +11,14 @@ Markers
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
 from nbparallel.testing import processes
+from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.leaks import LeakCheck, suspicious_words
 from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
 
@@ -113,3 +116,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if reporter is not None:
             reporter.write_line(f"\nprocesses of this run were still there (now killed):\n{text}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def old_ipykernel() -> Path:
+    """Return the folder of the older ipykernel that tests also run with.
+
+    ``pip install --target FOLDER --no-deps ipykernel==6.31.0`` makes it; the Makefile does.
+    """
+    return Path(os.environ.get("NBP_OLD_IPYKERNEL", Path(sys.prefix) / "ipykernel-6.31"))
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    """Start a fresh kernel process of the installed ipykernel."""
+    with Kernel() as fresh:
+        yield fresh
+
+
+@pytest.fixture(params=["installed", "6.31"])
+def any_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """Start a fresh kernel process, once of the installed ipykernel and once of 6.31."""
+    folder = old_ipykernel()
+    if request.param != "installed" and not folder.is_dir():
+        pytest.skip(f"ipykernel 6.31 is not in {folder}; `make test` puts it there")
+    with Kernel(path=[] if request.param == "installed" else [folder]) as fresh:
+        yield fresh

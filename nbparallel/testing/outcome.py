@@ -1,0 +1,75 @@
+"""What a kernel said and what came of a cell: frozen records that tests read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of the kernel on iopub."""
+
+    seconds: float
+    """When it arrived, by `time.monotonic`."""
+    kind: str
+    """As the protocol has it: ``stream``, ``display_data``, ``status`` …"""
+    parent: str
+    """Id of the request that it says it belongs to."""
+    content: Mapping[str, Any]
+    """The message's content as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutcome:
+    """What came of one cell."""
+
+    status: str
+    """``ok``, ``error``, ``aborted``, or ``died``: the kernel's process ended meanwhile."""
+    messages: tuple[Message, ...]
+    """Every message whose parent is this cell, in order of arrival."""
+    started: float
+    """When it was sent, by `time.monotonic`."""
+    seconds: float
+    """From sending it to its end."""
+    execution_count: int | None = None
+    """The number in ``In [n]``."""
+    ename: str = ""
+    """Class of the exception; empty if there was none."""
+    evalue: str = ""
+    """Its text."""
+    traceback: str = ""
+    """The whole traceback as the front end would show it, with colours."""
+
+    def stream(self, name: str = "stdout") -> str:
+        """Return the text of one stream."""
+        return "".join(m.content["text"] for m in self._of("stream") if m.content["name"] == name)
+
+    @property
+    def stdout(self) -> str:
+        """What the cell printed."""
+        return self.stream("stdout")
+
+    @property
+    def stderr(self) -> str:
+        """What the cell printed as errors."""
+        return self.stream("stderr")
+
+    @property
+    def displays(self) -> tuple[Mapping[str, Any], ...]:
+        """Mime bundles that were displayed, updates not applied."""
+        return tuple(m.content["data"] for m in self._of("display_data"))
+
+    @property
+    def result(self) -> str:
+        """The last expression's plain text; empty if there was none."""
+        return "".join(m.content["data"].get("text/plain", "") for m in self._of("execute_result"))
+
+    def first_output_after(self) -> float | None:
+        """Return seconds from sending the cell to the first output that a reader sees."""
+        kinds = ("stream", "display_data", "execute_result", "error")
+        return next((m.seconds - self.started for m in self.messages if m.kind in kinds), None)
+
+    def _of(self, kind: str) -> list[Message]:
+        return [message for message in self.messages if message.kind == kind]
