@@ -1,1 +1,8 @@
-"""The magics: parse, delegate, show."""
+"""The magics: parse, delegate, show.
+
+`load` and `unload` are what ``%load_ext nbparallel`` and ``%unload_ext nbparallel`` call.
+"""
+
+from nbparallel_magics.loading import live_in, load, unload
+
+__all__ = ["live_in", "load", "unload"]

@@ -1,0 +1,170 @@
+"""Flags of the magics: argparse's definitions, errors of one line, ranks that begin with a minus."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import keyword
+import math
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from IPython.core.error import UsageError
+
+from nbparallel_magics.ranks import RankSpec
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
+_FLAG = re.compile(r"--?[A-Za-z]")
+
+
+class MagicParser(argparse.ArgumentParser):
+    """Parses the line of one magic; every mistake is a `UsageError` of one line."""
+
+    def __init__(self, magic: str, description: str, example: str) -> None:
+        super().__init__(
+            prog=magic,
+            description=description,
+            epilog="Example:\n\n" + "\n".join(f"    {line}" for line in example.strip().splitlines()),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=False,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of ending the process."""
+        raise UsageError(f"{self.prog}: {message} ({self.prog}? shows the flags)")
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """Parse a line that consists of flags only."""
+        return self._without_rest(*self.parse_head(line))
+
+    def parse_words(self, line: str) -> argparse.Namespace:
+        """Parse a line of one leading word, the ranks, and flags."""
+        return self._without_rest(*self.parse_head(line, leading_ranks=True))
+
+    def _without_rest(self, options: argparse.Namespace, rest: str) -> argparse.Namespace:
+        if rest:
+            self.error(f"unexpected {rest!r}: flags begin with a minus, ranks are separated by commas only")
+        return options
+
+    def parse_head(
+        self, line: str, *, leading_ranks: bool = False, expand: Callable[[str], str] = str
+    ) -> tuple[argparse.Namespace, str]:
+        """Parse the flags at the start of `line`, and return them with the rest as it is written.
+
+        Parameters
+        ----------
+        leading_ranks : bool
+            The first word that is no flag is the ranks; it must be there.
+        expand : callable
+            Expands ``{x}`` and ``$x`` in the flags' values.
+        """
+        tokens: list[str] = []
+        position = 0
+        while match := _WORD.match(line, position):
+            word = match[1]
+            if leading_ranks and not _FLAG.match(word):
+                tokens.append("--ranks=" + expand(_unquoted(word)))
+                leading_ranks = False
+            elif word == "--":
+                position = match.end()
+                break
+            elif _FLAG.match(word):
+                flag, equals, value = self._split(word)
+                takes_value = self._action(flag).nargs != 0
+                if takes_value and not equals and (following := _WORD.match(line, match.end())):
+                    match, equals, value = following, "=", following[1]
+                # joined by "=": argparse would take the value of `-r -1,0` for a flag
+                tokens.append(f"{flag}{equals}{expand(_unquoted(value))}" if equals else flag)
+            else:
+                break
+            position = match.end()
+        if leading_ranks:
+            self.error(f"the ranks are missing, as in {self.prog} 0,2-3")
+        return self.parse_args([_joined(token) for token in tokens]), line[position:].strip()
+
+    def _split(self, word: str) -> tuple[str, str, str]:
+        if not word.startswith("--") and len(word) > 2 and word[:2] in self._option_string_actions:
+            return word[:2], "=", word[2:].removeprefix("=")  # -n4
+        return word.partition("=")
+
+    def _action(self, flag: str) -> argparse.Action:
+        if flag not in self._option_string_actions:
+            near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)
+            self.error(f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else ""))
+        return self._option_string_actions[flag]
+
+
+def _joined(token: str) -> str:
+    """Join a short flag to its value without the equals sign, which would be part of the value."""
+    return re.sub(r"^(-[A-Za-z])=", r"\1", token) if not token.startswith("--") else token
+
+
+def _unquoted(word: str) -> str:
+    try:
+        parts = shlex.split(word)
+    except ValueError:
+        return word
+    return parts[0] if len(parts) == 1 else word
+
+
+def documented_by(parser: MagicParser) -> Callable[[Function], Function]:
+    """Make the parser's help the magic's, so that ``%magic?`` shows flags and an example."""
+
+    def decorate(function: Function) -> Function:
+        function.__doc__ = parser.format_help()
+        return function
+
+    return decorate
+
+
+def count(text: str) -> int:
+    """Type of ``-n``: how many ranks; the machine's own limit is looked at when they start."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of ranks") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} ranks cannot run a cell; the least is 1")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Type of ``--timeout``."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return number
+
+
+def seed(text: str) -> int:
+    """Type of ``--seed``: what ``numpy.random.SeedSequence`` takes."""
+    if not re.fullmatch(r"[0-9]{1,80}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 up")
+    return int(text)
+
+
+def ranks(text: str) -> RankSpec:
+    """Type of ``--ranks``."""
+    try:
+        return RankSpec.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def name(text: str) -> str:
+    """Type of ``-o``."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a variable")
+    return text
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Type of ``--share``: names separated by commas."""
+    return tuple(name(part.strip()) for part in text.split(",") if part.strip())

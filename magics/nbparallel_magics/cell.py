@@ -1,0 +1,158 @@
+"""Running one cell on ranks: check it, run it in the session, show what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from nbparallel.errors import NbParallelError, ParallelError
+from nbparallel_magics.cell_output import CellOutput
+from nbparallel_magics.live import Live
+from nbparallel_magics.publisher import publisher_for
+from nbparallel_magics.ranks import RankSpec
+from nbparallel_magics.rendering import briefly, does_not_compile
+
+if TYPE_CHECKING:
+    from nbparallel.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class CellRequest:
+    """What a user wants to run, and how."""
+
+    source: str
+    """The cell without its magic line."""
+    line_offset: int
+    """Lines above the source in the cell as the gutter counts them."""
+    options: argparse.Namespace
+    """The flags."""
+
+
+def run(live: Live, request: CellRequest) -> None:
+    """Run a cell on ranks; nothing is sent or started unless it can run.
+
+    Raises
+    ------
+    UsageError
+        A flag cannot be met; one line.
+    SyntaxError
+        The cell does not compile.
+    ParallelError, KeyboardInterrupt, CellTimeoutError
+        As `nbparallel.Session.run`.
+    """
+    options = request.options
+    _refuse_unbuilt(options)
+    check_compiles(live.shell, request)
+    session = _session(live, options)
+    ranks = None if options.ranks is None else resolve(options.ranks, session)
+    if getattr(options, "local", False):
+        _run_here(live.shell, request.source)
+    _run_on_ranks(live, session, ranks, request)
+
+
+def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
+    """Return the ranks of a session that `spec` names; UsageError if one does not exist."""
+    try:
+        return spec.resolve(session.world_size)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _session(live: Live, options: argparse.Namespace) -> Session:
+    wanted = getattr(options, "n", None)
+    try:
+        if wanted and options.ranks is not None:
+            options.ranks.resolve(wanted)  # before ranks are started for nothing
+        return live.session_for(wanted)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def lines_above(raw_cell: str, magic: str, source: str) -> int:
+    """Return how many lines of the cell stand above `source`, the magic's own line included.
+
+    Blank lines above the magic count, as the gutter counts them; 1 if the cell cannot be found in `raw_cell`
+    (it is run by a function).
+    """
+    lines = raw_cell.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip().startswith(magic):
+            rest = line.rstrip() if magic[:2] != "%%" else "\n".join(lines[number:])
+            if rest.rstrip().endswith(source.rstrip()) and (
+                magic[:2] != "%%" or rest.rstrip() == source.rstrip()
+            ):
+                return number
+    return 1
+
+
+def _run_on_ranks(live: Live, session: Session, ranks: tuple[int, ...] | None, request: CellRequest) -> None:
+    options, shell = request.options, live.shell
+    quiet = options.quiet or live.configuration.quiet
+    order = getattr(options, "output", None) or live.configuration.output
+    sink = None if quiet else CellOutput(publisher_for(shell, live.notebook), order=order)
+    try:
+        result = session.run(
+            request.source,
+            ranks=ranks,
+            namespace=shell.user_ns,
+            share=getattr(options, "share", None) or (),
+            timeout=options.timeout or live.configuration.timeout or None,
+            sink=sink,
+            execution_count=shell.execution_count,
+            line_offset=request.line_offset,
+            want_values=options.out is not None,
+            seed=getattr(options, "seed", None),
+        )
+    except ParallelError as error:
+        live.failure = error
+        raise
+    except (NbParallelError, KeyboardInterrupt) as error:
+        raise briefly(error)  # noqa: B904 - it is the same error, only its rendering changes
+    finally:
+        if sink is not None:
+            sink.finish()  # before an error is shown; the session has done so unless it could not start
+    if options.out is not None:
+        shell.user_ns[options.out] = result.values
+
+
+def _refuse_unbuilt(options: argparse.Namespace) -> None:
+    if getattr(options, "later", False):
+        raise UsageError("--async is not built yet: the cell can only be waited for")
+    if getattr(options, "on_error", "stop") == "continue":
+        raise UsageError("--on-error continue is not built yet: the first failure stops the cell")
+
+
+def check_compiles(shell: Any, request: CellRequest) -> None:
+    """Compile a cell as IPython would; raise its SyntaxError with the notebook's line."""
+    error: SyntaxError
+    try:
+        source = "\n" * request.line_offset + shell.transform_cell(request.source)
+        filename = shell.compile.cache(source, shell.execution_count, raw_code=source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks warn
+            flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            compile(source, filename, "exec", flags, dont_inherit=True)
+    except SyntaxError as found:
+        error = found
+    except (ValueError, OverflowError, RecursionError) as found:  # null bytes, numbers of 10,000 digits …
+        error = SyntaxError(f"the cell cannot be compiled: {found}")
+    else:
+        return
+    raise does_not_compile(error) from None
+
+
+def _run_here(shell: Any, source: str) -> None:
+    """Run a cell in the notebook; its error is raised, and shown once, by the cell that called us."""
+    shown: list[Any] = []
+    show = shell.showtraceback
+    shell.showtraceback = lambda *args, **options: shown.append(args)
+    try:
+        outcome = shell.run_cell(source, store_history=False)
+    finally:
+        shell.showtraceback = show
+    outcome.raise_error()

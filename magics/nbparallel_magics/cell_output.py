@@ -1,0 +1,219 @@
+"""The output of one cell on several ranks, as it comes and as it stays.
+
+While the cell runs, what came is shown at least every `INTERVAL`; at its end it is in rank order.  A cell
+that is over before the first time is simply shown once, in its final form.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from nbparallel_magics.block_writer import BlockWriter
+from nbparallel_magics.layout import Item, Piece, Rich, Text, arrange
+from nbparallel_magics.overflow import OverflowLog
+from nbparallel_magics.publisher import Publisher
+
+INTERVAL = 0.08
+"""Seconds: together with what the session waits for more (0.1 s at most) less than the promised 0.2 s."""
+LIMIT = 10_000_000
+"""Characters of one cell's output that a notebook shows."""
+
+
+class CellOutput:
+    """An `OutputSink` that shows the output of one cell; any thread may call it.
+
+    Parameters
+    ----------
+    publisher : Publisher
+        Where it is shown.
+    order : {"rank", "stream"}
+        Whether the output is put in rank order at the end, or stays as it came.
+    limit : int
+        Characters; what comes after them goes to a file.
+    """
+
+    def __init__(self, publisher: Publisher, *, order: str = "rank", limit: int = LIMIT) -> None:
+        self._publisher = publisher
+        self._in_rank_order = order == "rank"
+        self._limit = limit
+        self._writer = BlockWriter(publisher)
+        self._lock = threading.RLock()  # what came
+        self._showing = threading.Lock()  # what is shown; taken before _lock, never inside it
+        self._arrivals: list[tuple[int, Item]] = []
+        self._shown = 0  # how many of them
+        self._notes: list[tuple[str, bool]] = []  # and whether output had come before
+        self._notes_shown = 0
+        self._updates: list[Rich] = []
+        self._size = 0  # of what is kept
+        self._printed = 0  # of all that came
+        self._log: OverflowLog | None = None
+        self._cleared = False
+        self._clear_before_next: set[int] = set()
+        self._finished = False
+        self._ended = threading.Event()
+        self._ticker: threading.Thread | None = None
+
+    def stream(self, rank: int, name: str, text: str) -> None:
+        """Take text that a rank printed."""
+        if text:
+            self._arrive(rank, Text(name, text), len(text))
+
+    def display(
+        self,
+        rank: int,
+        data: dict[str, Any],
+        metadata: dict[str, Any],
+        transient: dict[str, Any],
+        update: bool,
+    ) -> None:
+        """Take a rich display of a rank; a ``display_id`` is the rank's own."""
+        transient = dict(transient)
+        if (identity := transient.get("display_id")) is not None:
+            transient["display_id"] = f"nbparallel-rank-{rank}-{identity}"
+        item = Rich(data, metadata, transient)
+        if update:
+            self._update(rank, item)
+        elif data.keys() == {"text/plain"} and identity is None:
+            self.stream(rank, "stdout", f"{data['text/plain']}\n")
+        else:
+            self._arrive(rank, item, _size(data))
+
+    def result(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Take the value of a rank's last expression."""
+        self._arrive(rank, Rich(data, metadata, {}, is_value=True), _size(data))
+
+    def clear(self, rank: int, wait: bool) -> None:
+        """Take back what a rank has shown, as its ``clear_output`` asks."""
+        with self._lock:
+            if wait:
+                self._clear_before_next.add(rank)
+            else:
+                self._drop(rank)
+
+    def note(self, text: str) -> None:
+        """Show a line of our own: above the output if it comes before it, else below."""
+        with self._lock:
+            self._notes.append((text, bool(self._arrivals)))
+            self._start_ticker()
+
+    def finish(self) -> None:
+        """Show what is left, in its final order; what comes later is shown as it comes."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+        self._ended.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        with self._showing, self._lock:
+            self._show_final()
+
+    def _arrive(self, rank: int, item: Item, size: int) -> None:
+        with self._lock:
+            if self._log is not None:
+                self._log.write(rank, item)
+                return
+            if rank in self._clear_before_next:
+                self._drop(rank)
+            self._arrivals.append((rank, item))
+            self._printed += size
+            self._size += size
+            if self._size > self._limit:
+                self._log = OverflowLog(self._arrivals)
+                self._notes.append((self._log.notice(self._limit), True))
+            if not self._finished:
+                self._start_ticker()
+                return
+        with self._showing:
+            self._show_new()
+
+    def _update(self, rank: int, new: Rich) -> None:
+        with self._lock:
+            self._printed += _size(new.data)
+            identity = new.transient.get("display_id")
+            for index, (owner, item) in enumerate(self._arrivals):
+                if owner == rank and isinstance(item, Rich) and item.transient.get("display_id") == identity:
+                    self._arrivals[index] = (rank, new)
+            self._updates.append(new)
+            if not self._finished:
+                self._start_ticker()
+                return
+        with self._showing:
+            self._show_new()
+
+    def _drop(self, rank: int) -> None:
+        self._clear_before_next.discard(rank)
+        shown = self._arrivals[: self._shown]
+        self._cleared = self._cleared or any(owner == rank for owner, _ in shown)
+        self._shown = sum(owner != rank for owner, _ in shown)
+        self._arrivals = [(owner, item) for owner, item in self._arrivals if owner != rank]
+        self._size = sum(len(i.text) if isinstance(i, Text) else _size(i.data) for _, i in self._arrivals)
+
+    def _start_ticker(self) -> None:
+        if self._ticker is None and not self._finished:
+            self._ticker = threading.Thread(target=self._tick, name="nbparallel-output", daemon=True)
+            self._ticker.start()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(INTERVAL):
+            with self._showing:
+                self._show_new()
+
+    def _show_new(self) -> None:
+        """Show what came since the last time; the lock on what comes is held only to look."""
+        with self._lock:
+            pieces = self._new_notes() + arrange(self._arrivals[self._shown :])
+            updates, self._updates = self._updates, []
+            self._shown = len(self._arrivals)
+            again = self._cleared and self._can_show_again() and self._affordable()
+            if again:
+                pieces, self._cleared = self._final(), False
+        if again:
+            self._writer.show_again(pieces)
+        else:
+            self._writer.show(pieces)
+        for new in updates:
+            self._writer.update(new)
+
+    def _show_final(self) -> None:
+        updates, self._updates = self._updates, []
+        for update in updates:
+            self._writer.update(update)
+        new = self._new_notes() + arrange(self._arrivals[self._shown :])
+        self._shown = len(self._arrivals)
+        final = self._final()
+        if not self._writer.shown:
+            self._writer.show(final)
+        elif self._in_rank_order and self._can_show_again() and self._must_change(new, final):
+            self._writer.show_again(final)
+        else:
+            self._writer.show(new)
+        self._cleared = False
+
+    def _must_change(self, new: list[Piece], final: list[Piece]) -> bool:
+        return self._cleared or self._writer.after(new) != final
+
+    def _affordable(self) -> bool:
+        """Whether everything can be shown now and at the end within twice what was printed."""
+        return self._writer.size + 2 * self._size <= 2 * self._printed + 2048
+
+    def _final(self) -> list[Piece]:
+        above = [_note(text) for text, late in self._notes if not late]
+        below = [_note(text) for text, late in self._notes if late]
+        return [*above, *arrange(self._arrivals), *below]
+
+    def _new_notes(self) -> list[Piece]:
+        new, self._notes_shown = self._notes[self._notes_shown :], len(self._notes)
+        return [_note(text) for text, _ in new]
+
+    def _can_show_again(self) -> bool:
+        return self._publisher.can_clear and self._log is None
+
+
+def _note(text: str) -> Piece:
+    return Piece((), Text("stdout", f"[nbparallel] {text}\n"))
+
+
+def _size(data: dict[str, Any]) -> int:
+    return sum(len(part) for part in data.values() if isinstance(part, str))

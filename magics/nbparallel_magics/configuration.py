@@ -1,0 +1,28 @@
+"""``%config NbParallel``: the defaults of the magics."""
+
+from __future__ import annotations
+
+from traitlets import Bool, Enum, Float, Int
+from traitlets.config import Configurable
+
+
+class NbParallel(Configurable):
+    """Defaults of ``%%parallel``; a flag in a cell wins over them."""
+
+    n = Int(0, min=0, help="Ranks of a new session; 0: one per CPU that the notebook may use.").tag(
+        config=True
+    )
+    output = Enum(
+        ("rank", "stream"),
+        "rank",
+        help="rank: output is in rank order when the cell has ended; stream: it stays as it came.",
+    ).tag(config=True)
+    timeout = Float(0.0, min=0.0, help="Seconds after which a cell is interrupted; 0: never.").tag(
+        config=True
+    )
+    quiet = Bool(False, help="Show no output and no values of ranks, only errors.").tag(config=True)
+    start_method = Enum(
+        ("forkserver", "spawn"),
+        "forkserver",
+        help="How ranks start: forkserver: forked from a prepared process; spawn: as fresh interpreters.",
+    ).tag(config=True)

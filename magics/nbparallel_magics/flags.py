@@ -1,0 +1,103 @@
+"""Which flags each magic has, with their help and an example."""
+
+from __future__ import annotations
+
+import argparse
+
+from nbparallel_magics import arguments
+from nbparallel_magics.arguments import MagicParser
+
+_RANKS = "only on these ranks: 0,2-3 or ::2 or -1 (the last)"
+
+
+def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
+    add = parser.add_argument
+    if word:  # the ranks are a word of the line, which the parser turns into this flag
+        add("--ranks", type=arguments.ranks, help=argparse.SUPPRESS)
+        parser.description = f"{parser.prog} {word}\n\n{parser.description}"
+    else:
+        add(
+            "-n", type=arguments.count, metavar="N", help="number of ranks; more than run now: some are added"
+        )
+        add("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
+    add("-o", "--out", type=arguments.name, metavar="NAME", help="put each rank's last value into NAME")
+    add("--timeout", type=arguments.seconds, metavar="S", help="interrupt the cell after S seconds")
+    add("--quiet", action="store_true", help="show no output and no values, only errors")
+    return parser
+
+
+def _cell_flags(parser: MagicParser) -> MagicParser:
+    add = parser.add_argument
+    add(
+        "--share", type=arguments.names, metavar="NAMES", help="arrays that ranks may write, from now on: a,b"
+    )
+    add("--seed", type=arguments.seed, metavar="N", help="seed random, np.random and rng, repeatably")
+    add(
+        "--output",
+        choices=("rank", "stream"),
+        help="rank: in rank order when the cell has ended; stream: as it comes",
+    )
+    add("--local", action="store_true", help="run the cell in the notebook too, first")
+    add("--async", dest="later", action="store_true", help="(not built yet) return at once")
+    add(
+        "--on-error",
+        choices=("stop", "continue"),
+        default="stop",
+        help="stop: the first error frees every rank; continue: (not built yet)",
+    )
+    return parser
+
+
+CELL = _cell_flags(
+    _run_flags(
+        MagicParser(
+            "%%parallel",
+            "Run the cell on parallel ranks; the first such cell starts them.  Ranks keep their variables\n"
+            "from cell to cell, see the notebook's names, and share its numpy arrays without a copy.",
+            "%%parallel -n 4\ntotal = all_reduce(rank)\nprint(f'rank {rank} of {world_size}: {total}')",
+        )
+    )
+)
+LINE = _run_flags(
+    MagicParser(
+        "%parallel",
+        "Run one line on all ranks (or on those of -r).  Flags come first; -- ends them.",
+        "%parallel -r 0 x.mean()",
+    )
+)
+RANK_CELL = _cell_flags(
+    _run_flags(
+        MagicParser("%%rank", "Run the cell on some ranks: short for %%parallel -r R.", "%%rank 0\nprint(x)"),
+        word="R",
+    )
+)
+RANK_LINE = _run_flags(
+    MagicParser("%rank", "Run one line on some ranks: short for %parallel -r R.", "%rank -1 x.shape"),
+    word="R EXPR",
+)
+SHARE = MagicParser(
+    "%share",
+    "Move arrays of the notebook into shared memory now, and let ranks write them.  The names, and other\n"
+    "names of the same memory, are bound to the shared arrays.",
+    "%share weights gradients",
+)
+STRATEGY = MagicParser(
+    "%sharing_strategy",
+    "Show the sharing strategy, the others, and what each costs; or switch: %sharing_strategy NAME.\n"
+    "Arrays that are shared already stay where they are.",
+    "%sharing_strategy",
+)
+STATUS = MagicParser(
+    "%parallel_status", "Show the ranks and the shared memory that they use.", "%parallel_status"
+)
+RESTART = MagicParser(
+    "%parallel_restart",
+    "Restart all ranks, or those of -r; a restarted rank keeps its number and loses its variables.",
+    "%parallel_restart -r 2",
+)
+RESTART.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only these ranks")
+STOP = MagicParser("%parallel_stop", "End the ranks and everything that belongs to them.", "%parallel_stop")
+TRACEBACK = MagicParser(
+    "%parallel_tb", "Show the full tracebacks of the last cell that failed on ranks.", "%parallel_tb -r 2"
+)
+TRACEBACK.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only of these ranks")

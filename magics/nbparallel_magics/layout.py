@@ -1,0 +1,148 @@
+"""How the output of several ranks reads: which blocks, in which order, under which label.
+
+Pure functions: what ranks printed goes in, labelled pieces come out.  A piece is shown under one label.
+Equal text of several ranks becomes one piece; what all of them printed first is one piece even if they
+went on differently.  Values of last expressions come after everything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbparallel.errors import rank_list
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of one stream."""
+
+    name: str
+    """``stdout`` or ``stderr``."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rich:
+    """A rich display, or the value of a last expression."""
+
+    data: dict[str, Any]
+    """The mime bundle."""
+    metadata: dict[str, Any]
+    transient: dict[str, Any]
+    """Holds ``display_id``, if the display can be updated."""
+    is_value: bool = False
+    """Whether it is shown as ``Out[rank 0]:``."""
+
+
+Item = Text | Rich
+_MOVES_CURSOR = re.compile(r"[\r\b]|\x1b(?!\[[0-9;]*m)")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is shown under one label."""
+
+    ranks: tuple[int, ...]
+    """Ascending; empty for a note of our own."""
+    item: Item
+    tidy: bool = True
+    """False if a line behind its label went on over several lines: it came that way."""
+
+    @property
+    def label(self) -> str:
+        """Return ``[ranks 0-3]``, or ``Out[rank 2]:`` for a value."""
+        ranks = rank_list(self.ranks)
+        return f"Out[{ranks}]:" if isinstance(self.item, Rich) and self.item.is_value else f"[{ranks}]"
+
+
+def merged(items: Iterable[Item]) -> list[Item]:
+    """Join neighbouring text of one stream: output comes in pieces of any size."""
+    runs: list[tuple[str, list[str]] | Rich] = []
+    for item in items:
+        if isinstance(item, Rich):
+            runs.append(item)
+        elif runs and isinstance(runs[-1], tuple) and runs[-1][0] == item.name:
+            runs[-1][1].append(item.text)
+        else:
+            runs.append((item.name, [item.text]))
+    return [run if isinstance(run, Rich) else Text(run[0], "".join(run[1])) for run in runs]
+
+
+def arrange(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
+    """Return the pieces in rank order, equal ones folded, values last."""
+    by_rank: dict[int, list[Item]] = {}
+    for rank, item in arrivals:
+        by_rank.setdefault(rank, []).append(item)
+    outputs = {rank: merged(items) for rank, items in by_rank.items()}
+    bodies = {rank: [i for i in outputs[rank] if not _is_value(i)] for rank in sorted(outputs)}
+    values = {rank: [i for i in outputs[rank] if _is_value(i)] for rank in sorted(outputs)}
+    bodies = {rank: body for rank, body in bodies.items() if body}
+    pieces = []
+    common = _common_start(list(bodies.values()))
+    if common is not None:
+        pieces.append(Piece(tuple(bodies), common))
+        bodies = {rank: _without_start(body, len(common.text)) for rank, body in bodies.items()}
+    return [*pieces, *_fold(bodies), *_fold(values)]
+
+
+def _is_value(item: Item) -> bool:
+    return isinstance(item, Rich) and item.is_value
+
+
+def _common_start(bodies: Sequence[Sequence[Item]]) -> Text | None:
+    """Return the whole lines that every rank printed first, if there are two ranks and they differ later."""
+    first = [body[0] for body in bodies]
+    texts = [item.text for item in first if isinstance(item, Text)]
+    if len(texts) < 2 or len(texts) < len(bodies) or all(_key(body) == _key(bodies[0]) for body in bodies):
+        return None
+    name = first[0].name if isinstance(first[0], Text) else ""
+    if any(isinstance(item, Text) and item.name != name for item in first):
+        return None
+    shortest, longest = min(texts), max(texts)  # the ends of the alphabet share what all share
+    length = next(
+        (i for i, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest)
+    )
+    end = shortest.rfind("\n", 0, length) + 1
+    return Text(name, shortest[:end]) if end else None
+
+
+def _without_start(body: Sequence[Item], length: int) -> list[Item]:
+    first = body[0]
+    rest = list(body[1:])
+    if isinstance(first, Text) and len(first.text) > length:
+        rest.insert(0, Text(first.name, first.text[length:]))
+    return rest
+
+
+def _fold(bodies: Mapping[int, Sequence[Item]]) -> list[Piece]:
+    groups: dict[str, list[int]] = {}
+    for rank, body in bodies.items():
+        if body:
+            groups.setdefault(_key(body) or f"rank {rank}", []).append(rank)
+    return [Piece(tuple(ranks), item) for ranks in groups.values() for item in bodies[ranks[0]]]
+
+
+def _key(body: Iterable[Item]) -> str:
+    """Say what a person would see: stdout and stderr each as a whole, for their order may differ by chance.
+
+    Empty if there is a display that can be updated later: it stays this rank's own.
+    """
+    parts: list[Any] = []
+    out = err = ""
+    for item in body:
+        if isinstance(item, Text):
+            out, err = (out + item.text, err) if item.name == "stdout" else (out, err + item.text)
+        elif item.transient.get("display_id") is not None:
+            return ""
+        else:
+            parts += [out, err, sorted(item.data.items()), sorted(item.metadata.items())]
+            out = err = ""
+    return repr([*parts, out, err])
+
+
+def fits_behind_label(text: str) -> bool:
+    """Whether text may stand on the label's own line: one line, and nothing that moves the cursor back."""
+    return "\n" not in text[:-1] and not _MOVES_CURSOR.search(text)

@@ -1,0 +1,85 @@
+"""What one kernel has running: its one session, and what the magics remember of the last cell."""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING, Any
+
+from nbparallel.errors import ParallelError
+from nbparallel_magics.configuration import NbParallel
+from nbparallel_magics.notebook_output import NotebookOutput
+
+if TYPE_CHECKING:
+    from nbparallel.session import Session
+
+
+class Live:
+    """The state of the extension in one shell; `load` makes it, `unload` ends it."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.configuration = NbParallel(parent=shell)
+        self.session: Session | None = None
+        self.failure: ParallelError | None = None
+        """The error of the last cell that failed."""
+        kernel = getattr(shell, "kernel", None)
+        self.notebook = NotebookOutput(kernel) if hasattr(kernel, "session") else None
+        self.raw_cell = ""
+        """The cell that runs, as the user sees it: the gutter counts its lines."""
+
+    def running_session(self) -> Session | None:
+        """Return the session if its ranks run."""
+        if self.session is not None and self.session.closed:
+            self.session = None
+        return self.session
+
+    def session_for(self, world_size: int | None) -> Session:
+        """Return the session with `world_size` ranks (None: as many as there are), not necessarily started.
+
+        Raises
+        ------
+        ValueError
+            The machine cannot hold so many, or ranks that would go hold variables.
+        """
+        from nbparallel.session.limits import check_world_size
+
+        session = self.running_session()
+        if session is None:
+            from nbparallel.session import Session
+
+            wanted = world_size or self.configuration.n or None
+            if wanted is not None:
+                check_world_size(wanted)
+            session = self.session = Session(wanted, start_method=self.configuration.start_method)
+        elif world_size is not None and world_size != session.world_size:
+            check_world_size(world_size, session.world_size)
+            session.resize(world_size)
+        return session
+
+    def stop(self) -> None:
+        """End the ranks, if there are any."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.stop()
+
+    def begin_cell(self, info: Any) -> None:
+        """Hear that a cell begins (IPython's ``pre_run_cell``)."""
+        if self.notebook is None or self.notebook.begin_cell(self.shell.get_parent()):
+            self.raw_cell = getattr(info, "raw_cell", "") or ""
+
+    def install(self) -> None:
+        """Put the hooks into the shell."""
+        self.shell.configurables.append(self.configuration)
+        self.shell.events.register("pre_run_cell", self.begin_cell)
+        if self.notebook is not None:
+            self.notebook.install()
+        atexit.register(self.stop)
+
+    def remove(self) -> None:
+        """Undo `install` and end the ranks."""
+        atexit.unregister(self.stop)
+        if self.notebook is not None:
+            self.notebook.remove()
+        self.shell.events.unregister("pre_run_cell", self.begin_cell)
+        self.shell.configurables.remove(self.configuration)
+        self.stop()

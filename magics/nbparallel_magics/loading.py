@@ -1,0 +1,60 @@
+"""Loading and unloading the extension: what one puts in, the other takes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbparallel_magics.live import Live
+from nbparallel_magics.magics import ParallelMagics
+from nbparallel_magics.rendering import ErrorRendering
+
+_ATTRIBUTE = "_nbparallel_magics"
+"""The shell itself holds what is loaded into it: there may be several shells in one process."""
+
+
+class _Loaded:
+    """One loaded extension."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.live = Live(shell)
+        self.magics = ParallelMagics(self.live)
+        self.errors = ErrorRendering(shell)
+
+    def install(self) -> None:
+        self.shell.register_magics(self.magics)
+        self.errors.install()
+        self.live.install()
+
+    def remove(self) -> None:
+        manager = self.shell.magics_manager
+        for kind in ("line", "cell"):
+            for name in self.magics.magics[kind]:
+                if getattr(manager.magics[kind].get(name), "__self__", None) is self.magics:
+                    del manager.magics[kind][name]
+        self.shell.configurables.remove(self.magics)  # IPython's Magics puts itself there
+        manager.registry.pop(type(self.magics).__name__, None)
+        self.errors.remove()
+        self.live.remove()
+
+
+def load(shell: Any) -> None:
+    """Put the magics into an IPython shell; a second time does nothing."""
+    if getattr(shell, _ATTRIBUTE, None) is None:
+        loaded = _Loaded(shell)
+        loaded.install()
+        setattr(shell, _ATTRIBUTE, loaded)
+
+
+def unload(shell: Any) -> None:
+    """End the ranks and take the magics out again; a second time does nothing."""
+    loaded = getattr(shell, _ATTRIBUTE, None)
+    if loaded is not None:
+        setattr(shell, _ATTRIBUTE, None)
+        loaded.remove()
+
+
+def live_in(shell: Any) -> Live | None:
+    """Return what is running in a shell, or None if the extension is not loaded there."""
+    loaded = getattr(shell, _ATTRIBUTE, None)
+    return None if loaded is None else loaded.live

@@ -1,0 +1,125 @@
+"""The magics of ``%load_ext nbparallel``: parse, delegate, show."""
+
+# ruff: noqa: D102 - the parser's help becomes the docstring of each magic
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from nbparallel_magics import cell as cells
+from nbparallel_magics import flags, sharing
+from nbparallel_magics.arguments import MagicParser, documented_by
+from nbparallel_magics.cell import CellRequest, lines_above
+from nbparallel_magics.live import Live
+from nbparallel_magics.rendering import full_tracebacks
+from nbparallel_magics.status import StatusTable
+
+if TYPE_CHECKING:
+    from nbparallel.session import Session
+
+_BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
+_NO_FRAME = 1_000_000
+"""Frames above ours whose variables IPython would look at: none, only the notebook's count."""
+
+
+@magics_class
+class ParallelMagics(Magics):
+    """The magics; one instance a shell."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(live.shell)
+        self.live = live
+
+    @line_cell_magic
+    @no_var_expand
+    @documented_by(flags.CELL)
+    def parallel(self, line: str, cell: str | None = None) -> None:
+        if cell is None:
+            self._run_line(flags.LINE, line)
+        else:
+            self._run_cell(flags.CELL.parse_line(self._expanded(line)), "%%parallel", cell)
+
+    @line_cell_magic
+    @no_var_expand
+    @documented_by(flags.RANK_CELL)
+    def rank(self, line: str, cell: str | None = None) -> None:
+        if cell is None:
+            self._run_line(flags.RANK_LINE, line, leading_ranks=True)
+        else:
+            self._run_cell(flags.RANK_CELL.parse_words(self._expanded(line)), "%%rank", cell)
+
+    def _run_cell(self, options: argparse.Namespace, magic: str, cell: str) -> None:
+        offset = lines_above(self.live.raw_cell, magic, cell)
+        above = _BLANK_LINES.match(cell)  # IPython drops them, and with them the count of lines
+        blank = above[0] if above else ""
+        cells.run(self.live, CellRequest(cell[len(blank) :], offset + blank.count("\n"), options))
+
+    def _run_line(self, parser: MagicParser, line: str, *, leading_ranks: bool = False) -> None:
+        options, source = parser.parse_head(line, leading_ranks=leading_ranks, expand=self._expanded)
+        if not source:
+            parser.error("there is nothing to run")
+        offset = lines_above(self.live.raw_cell, parser.prog, source) - 1
+        cells.run(self.live, CellRequest(source, max(0, offset), options))
+
+    def _expanded(self, line: str) -> str:
+        """Put the notebook's values into ``{x}`` and ``$x`` of the flags; the code is the ranks' business."""
+        text: str = self.live.shell.var_expand(line, depth=_NO_FRAME)
+        return text
+
+    @line_magic
+    @documented_by(flags.SHARE)
+    def share(self, line: str) -> None:
+        names = line.replace(",", " ").split()
+        if not names:
+            flags.SHARE.error("which arrays? name them, as in %share weights gradients")
+        for line in sharing.share(self.live, names):
+            print(line)  # noqa: T201
+
+    @line_magic
+    @documented_by(flags.STRATEGY)
+    def sharing_strategy(self, line: str) -> None:
+        if name := line.strip():
+            sharing.switch(name)
+        display(sharing.StrategyTable.now())
+
+    @line_magic
+    @documented_by(flags.STATUS)
+    def parallel_status(self, line: str) -> None:
+        flags.STATUS.parse_line(line)
+        session = self.live.running_session()
+        if session is None:
+            print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
+        else:
+            display(StatusTable(session.statistics()))
+
+    @line_magic
+    @documented_by(flags.RESTART)
+    def parallel_restart(self, line: str) -> None:
+        options = flags.RESTART.parse_line(line)
+        session = self._session_to(flags.RESTART)
+        for rank in [None] if options.ranks is None else cells.resolve(options.ranks, session):
+            session.restart(rank)
+
+    @line_magic
+    @documented_by(flags.STOP)
+    def parallel_stop(self, line: str) -> None:
+        flags.STOP.parse_line(line)
+        self.live.stop()
+
+    @line_magic
+    @documented_by(flags.TRACEBACK)
+    def parallel_tb(self, line: str) -> None:
+        options = flags.TRACEBACK.parse_line(line)
+        if self.live.failure is None:
+            flags.TRACEBACK.error("no cell has failed on ranks yet")
+        print(full_tracebacks(self.live.failure, options.ranks))  # noqa: T201
+
+    def _session_to(self, parser: MagicParser) -> Session:
+        session = self.live.running_session()
+        if session is None:
+            parser.error("no ranks are running; the next %%parallel cell starts them")
+        return session

@@ -1,0 +1,157 @@
+"""Where output goes: ordinary messages of the notebook's kernel, or the text of a terminal.
+
+Some facts about ipykernel, 6.31 to 7.4:
+
+* what a thread prints is filed under the cell that runs *now*; only a message that is sent with the parent
+  header of its own cell lands there, whatever runs meanwhile;
+* `Session.send` and the IOPub socket may be used from any thread;
+* ``clear_output`` with ``wait`` takes effect at the next output, so that nothing flickers;
+* the Jupyter server *drops* output beyond 1,000,000 bytes/s, counted over 3 s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+from nbparallel_magics.notebook_output import NotebookOutput
+
+_LARGEST_MESSAGE = 256 * 1024
+"""Characters of one stream message; a larger text is sent in several."""
+_SERVER_WINDOW = 3.0
+"""Seconds over which the Jupyter server counts."""
+_SERVER_BYTES = 2_400_000
+"""Bytes in that window that are safely below the server's limit of 3,000,000."""
+
+
+class Publisher(Protocol):
+    """What the output of a cell is written to; may be called from any thread."""
+
+    separate_streams: bool
+    """Whether stdout and stderr are shown apart, so that one cannot end in the other's line."""
+
+    @property
+    def can_clear(self) -> bool:
+        """Whether what was shown can be taken back."""
+
+    def stream(self, name: str, text: str) -> None:
+        """Show text of ``stdout`` or ``stderr``."""
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Show a rich display."""
+
+    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Replace a display by its ``display_id``."""
+
+    def clear(self, *, then_more: bool) -> None:
+        """Take back what this cell showed, keeping what the notebook itself showed in it."""
+
+
+class Pacer:
+    """Keeps output below the rate at which the Jupyter server begins to drop it."""
+
+    def __init__(self, nbytes: int = _SERVER_BYTES, window: float = _SERVER_WINDOW) -> None:
+        self._nbytes, self._window = nbytes, window
+        self._sent: deque[tuple[float, int]] = deque()
+        self._lock = threading.Lock()
+
+    def wait_for(self, nbytes: int) -> None:
+        """Wait until `nbytes` more may be sent, at most one window."""
+        with self._lock:
+            now = time.monotonic()
+            end = now + self._window
+            while now < end:
+                while self._sent and self._sent[0][0] <= now - self._window:
+                    self._sent.popleft()
+                if not self._sent or sum(size for _, size in self._sent) + nbytes <= self._nbytes:
+                    break
+                time.sleep(max(0.01, self._sent[0][0] + self._window - now))
+                now = time.monotonic()
+            self._sent.append((now, nbytes))
+
+
+class KernelPublisher:
+    """Sends messages of the cell during which it was made, for as long as anything comes."""
+
+    separate_streams = True
+
+    def __init__(self, kernel: Any, parent: Any, notebook: NotebookOutput | None = None) -> None:
+        self._kernel, self._parent, self._notebook = kernel, parent, notebook
+        # only kernels that a Jupyter server started have this variable; others have no limit
+        self._pacer = Pacer() if "JPY_SESSION_NAME" in os.environ else None
+        sys.stdout.flush()  # what the notebook printed before comes first
+        sys.stderr.flush()
+
+    @property
+    def can_clear(self) -> bool:  # noqa: D102 - as in Publisher
+        return self._notebook is not None and self._notebook.covers(self._parent)
+
+    def stream(self, name: str, text: str) -> None:  # noqa: D102 - as in Publisher
+        for start in range(0, len(text), _LARGEST_MESSAGE):
+            part = text[start : start + _LARGEST_MESSAGE]
+            if self._pacer:
+                self._pacer.wait_for(len(part))
+            self._send("stream", {"name": name, "text": part})
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+        self._send_display("display_data", data, metadata, transient)
+
+    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+        self._send_display("update_display_data", data, metadata, transient)
+
+    def clear(self, *, then_more: bool) -> None:  # noqa: D102
+        kept = self._notebook.forget_of(self) if self._notebook else []
+        self._send("clear_output", {"wait": then_more or bool(kept)})
+        for kind, content in kept:
+            self._send(kind, content, sender=None)
+
+    def _send_display(self, kind: str, *parts: dict[str, Any]) -> None:
+        content = dict(zip(("data", "metadata", "transient"), parts, strict=True))
+        if self._pacer:
+            self._pacer.wait_for(sum(len(v) for v in content["data"].values() if isinstance(v, str)))
+        self._send(kind, content)
+
+    def _send(self, kind: str, content: dict[str, Any], sender: object = ...) -> None:
+        with (
+            self._notebook.sending_for(self if sender is ... else sender) if self._notebook else nullcontext()
+        ):
+            self._kernel.session.send(
+                self._kernel.iopub_socket, kind, content, self._parent, self._kernel._topic(kind)
+            )
+
+
+class PlainPublisher:
+    """Prints: in a terminal, under ``%%capture``, or in a kernel that is not ipykernel."""
+
+    separate_streams = False
+    can_clear = False
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def stream(self, name: str, text: str) -> None:  # noqa: D102 - as in Publisher
+        stream = sys.stderr if name == "stderr" else sys.stdout
+        stream.write(text)
+        stream.flush()
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+        self._shell.display_pub.publish(data, metadata, transient=transient)
+
+    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+        self._shell.display_pub.publish(data, metadata, transient=transient, update=True)
+
+    def clear(self, *, then_more: bool) -> None:  # noqa: D102
+        raise NotImplementedError("a terminal keeps what it shows")
+
+
+def publisher_for(shell: Any, notebook: NotebookOutput | None) -> Publisher:
+    """Return what suits the shell in which a cell has just begun."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or not hasattr(kernel, "iopub_socket") or not hasattr(sys.stdout, "set_parent"):
+        return PlainPublisher(shell)
+    return KernelPublisher(kernel, shell.get_parent(), notebook)

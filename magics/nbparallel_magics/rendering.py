@@ -1,0 +1,101 @@
+"""How errors look in a notebook: without the frames of nbparallel and of IPython."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from nbparallel.errors import InternalError, ParallelError, ProtocolError, rank_list
+from nbparallel_magics.ranks import RankSpec
+
+
+class _CellSyntaxError(SyntaxError):
+    """A cell for ranks that does not compile: shown as IPython shows that of any cell."""
+
+
+class _CellIndentationError(IndentationError):
+    """The same for its indentation."""
+
+
+# nbclient, papermill and the notebook show the class's name: it is the builtin's, whoever raises it
+_CellSyntaxError.__name__ = _CellSyntaxError.__qualname__ = "SyntaxError"
+_CellIndentationError.__name__ = _CellIndentationError.__qualname__ = "IndentationError"
+
+_OURS = (ParallelError, _CellSyntaxError, _CellIndentationError)
+
+
+def does_not_compile(error: SyntaxError) -> SyntaxError:
+    """Return an equal error that is shown without a traceback."""
+    kind = _CellIndentationError if isinstance(error, IndentationError) else _CellSyntaxError
+    return kind(*error.args)
+
+
+def briefly(error: BaseException) -> BaseException:
+    """Have an error shown in a line, without our frames, unless it is a fault of ours."""
+    if not isinstance(error, (InternalError, ProtocolError)) and not hasattr(error, "_render_traceback_"):
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        error._render_traceback_ = lambda: text.splitlines()  # type: ignore[attr-defined]  # IPython's protocol
+    error.__context__ = None
+    return error
+
+
+class ErrorRendering:
+    """Shows our errors, in IPython's one slot for such handlers; whoever was there before is still heard.
+
+    IPython prints exception groups as Python does and does not look at `_render_traceback_` for them, and it
+    shows a SyntaxError that a magic raises with every frame of the magic.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._previous: tuple[type[BaseException], ...] = ()
+        self._previous_handler: Any = None
+
+    def install(self) -> None:
+        """Take the slot."""
+        self._previous = tuple(self._shell.custom_exceptions)
+        self._previous_handler = getattr(self._shell, "CustomTB", None)
+        self._shell.set_custom_exc((*_OURS, *self._previous), self._handle)
+        self._installed = self._shell.CustomTB
+
+    def remove(self) -> None:
+        """Give the slot back, unless somebody else has it now."""
+        if self._shell.CustomTB is self._installed:
+            self._shell.custom_exceptions = self._previous
+            self._shell.CustomTB = self._previous_handler
+
+    def _handle(
+        self,
+        shell: Any,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+        tb_offset: int | None = None,
+    ) -> list[str]:
+        if not isinstance(error, _OURS):
+            stb = self._previous_handler(kind, error, trace, tb_offset=tb_offset)
+            return stb if isinstance(stb, list) else []
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace  # for %tb and %debug
+        if isinstance(error, SyntaxError):
+            text = shell.SyntaxTB.structured_traceback(kind, error, [])
+        else:
+            text = error._render_traceback_()
+        shell._showtraceback(kind, error, text)
+        return list(text)
+
+
+def full_tracebacks(error: ParallelError, spec: RankSpec | None) -> str:
+    """Return the whole traceback of every rank that raised, or of those that `spec` names."""
+    from nbparallel.session.failures import full_text
+
+    failures = error.failures
+    if spec is not None:
+        chosen = spec.resolve(max(failures) + 1)
+        if missing := [rank for rank in chosen if rank not in failures]:
+            raise UsageError(f"{rank_list(missing)} raised nothing; {rank_list(failures)} did")
+        failures = {rank: failures[rank] for rank in chosen}
+    parts = [f"[rank {rank}]\n" + "\n".join(full_text(failure)) for rank, failure in failures.items()]
+    return "\n\n".join(parts)

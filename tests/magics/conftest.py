@@ -1,0 +1,105 @@
+"""A shell with the magics, and behind them a session without processes that plays back a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+import nbparallel_magics
+
+Script = Callable[[Any, Any], Any]
+"""``script(sink, call)``: what happens during one cell; may raise; returns the values by rank."""
+
+
+class FakeSession:
+    """Stands in for `nbparallel.Session`; notes what it was asked to do."""
+
+    made: list[FakeSession]
+    script: Script
+
+    def __init__(self, world_size: int | None = None, *, start_method: str = "forkserver") -> None:
+        self.world_size = world_size or 2
+        self.start_method = start_method
+        self.closed = False
+        self.calls: list[SimpleNamespace] = []
+        self.restarted: list[int | None] = []
+        self.made.append(self)
+
+    def run(self, source: str, **options: Any) -> Any:
+        """Play the script."""
+        call = SimpleNamespace(source=source, **options)
+        self.calls.append(call)
+        values = type(self).script(options["sink"], call) or {}
+        if options["sink"] is not None:
+            options["sink"].finish()
+        return SimpleNamespace(values=values)
+
+    def resize(self, world_size: int) -> None:
+        """Grow; shrinking is refused as if the last rank held a variable."""
+        if world_size < self.world_size:
+            raise ValueError("rank 1 holds x: use -r 0, or %parallel_stop first")
+        self.world_size = world_size
+
+    def restart(self, rank: int | None = None) -> None:
+        """Note it."""
+        self.restarted.append(rank)
+
+    def stop(self) -> None:
+        """End."""
+        self.closed = True
+
+
+class Notebook:
+    """A shell with the extension loaded."""
+
+    def __init__(self, shell: InteractiveShell, sessions: type[FakeSession]) -> None:
+        self.shell, self.sessions = shell, sessions
+
+    @property
+    def session(self) -> FakeSession:
+        """The session that was made last."""
+        return self.sessions.made[-1]
+
+    def play(self, script: Script) -> None:
+        """Say what the next cells do."""
+        self.sessions.script = staticmethod(script)
+
+    def run(self, cell: str) -> SimpleNamespace:
+        """Run a cell; return what it printed, and its error."""
+        with capture_output() as captured:
+            result = self.shell.run_cell(cell, store_history=True)
+        return SimpleNamespace(
+            stdout=captured.stdout,
+            stderr=captured.stderr,
+            outputs=captured.outputs,
+            error=result.error_before_exec or result.error_in_exec,
+        )
+
+
+@pytest.fixture(scope="session")
+def shell() -> InteractiveShell:
+    """One shell for all tests: IPython keeps one a process."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    made: InteractiveShell = InteractiveShell.instance(config=config)
+    return made
+
+
+@pytest.fixture
+def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    """Return a fresh notebook whose ranks are played by a `FakeSession`."""
+    sessions = type(
+        "FakeSession", (FakeSession,), {"made": [], "script": staticmethod(lambda sink, call: {})}
+    )
+    monkeypatch.setattr("nbparallel.session.Session", sessions, raising=False)
+    shell.reset(new_session=True)
+    nbparallel_magics.load(shell)
+    yield Notebook(shell, sessions)
+    nbparallel_magics.unload(shell)

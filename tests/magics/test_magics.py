@@ -1,0 +1,344 @@
+"""The magics in a shell: what they ask the session for, and how mistakes read."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from nbparallel.errors import NbParallelError, StartError
+from nbparallel.session import failures
+from nbparallel.wire.failures import FrameLine, RankFailure
+
+
+def hello(sink: Any, call: Any) -> dict[int, int]:
+    """Print on every rank."""
+    for rank in call.ranks or range(4) if sink else ():
+        sink.stream(rank, "stdout", f"hello from {rank}\n")
+        sink.result(rank, {"text/plain": "7"}, {})
+    return {0: 7}
+
+
+def test_a_cell_runs_on_ranks(notebook: Any) -> None:
+    """`%%parallel -n 4` makes a session of four, and shows what they print and their values under labels."""
+    notebook.play(hello)
+    out = notebook.run("%%parallel -n 4\nprint('hello')\n7")
+    assert out.error is None
+    assert out.stdout == (
+        "[rank 0] hello from 0\n[rank 1] hello from 1\n[rank 2] hello from 2\n[rank 3] hello from 3\n"
+        "Out[ranks 0-3]: 7\n"
+    )
+    call = notebook.session.calls[0]
+    assert notebook.session.world_size == 4
+    assert (call.source, call.line_offset, call.ranks, call.share) == ("print('hello')\n7\n", 1, None, ())
+    assert call.namespace is notebook.shell.user_ns
+
+
+def test_flags_reach_the_session(notebook: Any) -> None:
+    """Every flag arrives as what it means; none of them stays for the next cell."""
+    notebook.play(hello)
+    notebook.run("%%parallel -n 4 -r -1,0 -o parts --share a,b --timeout 2.5 --seed 7\nx")
+    call = notebook.session.calls[-1]
+    assert (call.ranks, call.share, call.timeout, call.seed) == ((0, 3), ("a", "b"), 2.5, 7)
+    assert call.want_values
+    assert notebook.shell.user_ns["parts"] == {0: 7}
+    notebook.run("%%parallel\nx")
+    call = notebook.session.calls[-1]
+    assert (call.ranks, call.share, call.timeout, call.seed, call.want_values) == (
+        None,
+        (),
+        None,
+        None,
+        False,
+    )
+
+
+def test_values_are_put_into_the_flag_line_only(notebook: Any) -> None:
+    """`{x}` and `$x` are the notebook's in the flags, and the ranks' own business in the code."""
+    notebook.run("k = 3\nname = 'parts'")
+    notebook.run("%%parallel -n {k + 1} -r $k -o {name}\nprint(f'{k}')")
+    call = notebook.session.calls[-1]
+    assert (notebook.session.world_size, call.ranks, call.source) == (4, (3,), "print(f'{k}')\n")
+    notebook.run("%parallel -r {k} f'{k} $k'")
+    assert (notebook.session.calls[-1].ranks, notebook.session.calls[-1].source) == ((3,), "f'{k} $k'")
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks", "source"),
+    [
+        ("%parallel x - 1", None, "x - 1"),
+        ("%parallel -r 0 'a  b'", (0,), "'a  b'"),
+        ("%parallel -r0 x", (0,), "x"),
+        ("%parallel --ranks=1 x", (1,), "x"),
+        ("%parallel -- -x", None, "-x"),
+        ("%rank 1 x if y else '-n'", (1,), "x if y else '-n'"),
+        ("%rank -1 x", (1,), "x"),
+        ("%rank --quiet 1 x", (1,), "x"),
+    ],
+)
+def test_lines_run_on_ranks(notebook: Any, line: str, ranks: Any, source: str) -> None:
+    """`%parallel` and `%rank` take flags first, and leave the expression as it is written."""
+    assert notebook.run(line).error is None
+    assert (notebook.session.calls[-1].ranks, notebook.session.calls[-1].source) == (ranks, source)
+
+
+def test_rank_cell(notebook: Any) -> None:
+    """`%%rank 1` is short for `%%parallel -r 1`."""
+    notebook.run("%%rank 1 --share a\nx")
+    assert (notebook.session.calls[-1].ranks, notebook.session.calls[-1].share) == ((1,), ("a",))
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("%%parallel --tiemout 3\nx", "unknown flag --tiemout; did you mean --timeout?"),
+        ("%%parallel -q\nx", "unknown flag -q"),
+        ("%%parallel -n 0\nx", "0 ranks cannot run a cell"),
+        ("%%parallel -n -2\nx", "-2 ranks cannot run a cell"),
+        ("%%parallel -n x\nx", "'x' is no whole number of ranks"),
+        ("%%parallel -n 2.0\nx", "'2.0' is no whole number of ranks"),
+        ("%%parallel -n\nx", "expected one argument"),
+        ("%%parallel -n 10000\nx", "10000 ranks"),
+        ("%%parallel -n " + "9" * 5000 + "\nx", "ranks"),
+        ("%%parallel -n 2 -r 5\nx", "no rank 5: ranks are 0-1"),
+        ("%%parallel -r 0 1\nx", "unexpected '1'"),
+        ("%%parallel -r zero\nx", "names no rank"),
+        ("%%parallel -o 1a\nx", "no name of a variable"),
+        ("%%parallel --share a,b+c\nx", "no name of a variable"),
+        ("%%parallel --timeout -1\nx", "no positive number"),
+        ("%%parallel --timeout nan\nx", "no positive number"),
+        ("%%parallel --seed a\nx", "no whole number"),
+        ("%%parallel --output tabs\nx", "invalid choice"),
+        ("%%parallel --async\nx", "--async is not built yet"),
+        ("%%parallel --on-error continue\nx", "--on-error continue is not built yet"),
+        ("%%parallel 'a\nx", "unexpected"),
+        ("%%rank\nx", "the ranks are missing"),
+        ("%%rank 9\nx", "no rank 9"),
+        ("%rank 0", "nothing to run"),
+        ("%parallel", "nothing to run"),
+        ("%parallel_restart", "no ranks are running"),
+        ("%parallel_stop now", "unexpected 'now'"),
+        ("%parallel_tb", "no cell has failed"),
+        ("%share", "which arrays?"),
+        ("%share nothing", "no nothing in the notebook"),
+    ],
+)
+def test_mistakes_are_one_line(notebook: Any, cell: str, words: str) -> None:
+    """A wrong flag is one line on stderr that says what is wrong, and no cell runs."""
+    out = notebook.run(cell)
+    assert type(out.error).__name__ == "UsageError"
+    assert words in out.stderr
+    assert out.stderr.count("\n") == 1
+    assert not [call for session in notebook.sessions.made for call in session.calls]
+
+
+def test_shrinking_is_refused_with_the_reason(notebook: Any) -> None:
+    """`-n` below the running size is refused if the ranks that would go hold variables."""
+    notebook.run("%%parallel -n 4\nx = 1")
+    out = notebook.run("%%parallel -n 2\nx")
+    assert out.stderr == "UsageError: rank 1 holds x: use -r 0, or %parallel_stop first\n"
+    notebook.run("%%parallel -n 6\nx")
+    assert notebook.session.world_size == 6
+    assert len(notebook.sessions.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%%parallel -n 4\nx = 1\nif x\n    y", 3),
+        ("\n\n%%parallel\nx = = 1", 4),
+        ("%%parallel\nreturn 1", 2),
+        ("%%rank 0\n\n  \nx = (", 4),
+        ("1\n%parallel x = = 1", 2),
+    ],
+)
+def test_a_cell_that_does_not_compile(notebook: Any, cell: str, line: int) -> None:
+    """One SyntaxError with the notebook's own line, before ranks are started."""
+    out = notebook.run(cell)
+    assert isinstance(out.error, SyntaxError)
+    assert type(out.error).__name__ == "SyntaxError"
+    assert out.error.lineno == line
+    assert notebook.sessions.made == []
+    assert out.stdout.count("SyntaxError") == 1
+    assert "nbparallel" not in out.stdout
+    assert f"line {line}" in out.stdout
+
+
+def test_indentation_and_odd_cells_do_not_compile_either(notebook: Any) -> None:
+    """A wrong indentation, a null byte, a huge number: SyntaxErrors, too."""
+    out = notebook.run("%%parallel\nif True:\nx")
+    assert type(out.error).__name__ == "IndentationError"
+    assert "IndentationError" in out.stdout
+    for source in ("x = '\0'", "9" * 5000):
+        out = notebook.run(f"%%parallel\n{source}")
+        assert isinstance(out.error, SyntaxError)
+
+
+def test_what_ranks_understand_compiles(notebook: Any) -> None:
+    """Magics, shell commands and top-level await are fine in a cell for ranks."""
+    out = notebook.run("%%parallel\n%matplotlib inline\n!ls\nawait f()\nasync for x in y: pass\nx?")
+    assert out.error is None
+
+
+def test_the_lines_above_count_as_the_gutter_does(notebook: Any) -> None:
+    """Blank lines above `%%parallel` count; a `%parallel` line counts from its own line."""
+    notebook.run("\n\n%%parallel\nx")
+    assert notebook.session.calls[-1].line_offset == 3
+    notebook.run("a = 1\n%parallel x")
+    assert notebook.session.calls[-1].line_offset == 1
+    notebook.run("get_ipython().run_cell_magic('parallel', '', 'x')")
+    assert notebook.session.calls[-1].line_offset == 1
+
+
+def failing(sink: Any, call: Any) -> None:
+    """Fail on rank 2 as a session does."""
+    sink.stream(0, "stdout", "before\n")
+    sink.finish()
+    frame = FrameLine("In[1]", 4, "<module>", "1 / 0")
+    failure = RankFailure(
+        2,
+        1,
+        "ZeroDivisionError",
+        "division by zero",
+        pickle.dumps(ZeroDivisionError("division by zero")),
+        (),
+        (frame,),
+    )
+    raise failures.build({2: failure}, {0: "", 1: "", 3: ""})
+
+
+def test_errors_name_the_root_cause(notebook: Any) -> None:
+    """The cell's error has the root cause in its text, and its traceback is the ranks', not ours."""
+    notebook.play(failing)
+    out = notebook.run("%%parallel -n 4\n1 / 0")
+    assert str(out.error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were freed)"
+    shown = out.stdout
+    assert shown.startswith("[rank 0] before\n[rank 2] ───")
+    assert "Cell In[1], line 4\n    1 / 0\nZeroDivisionError: division by zero" in shown
+    assert "run_cell_magic" not in shown + out.stderr
+    assert "Cell In[1], line 4" in notebook.run("%parallel_tb").stdout
+    assert "raised nothing; rank 2 did" in notebook.run("%parallel_tb -r 0").stderr
+
+
+def test_session_errors_are_shown_without_our_frames(notebook: Any) -> None:
+    """An error that no rank raised is its name and text; an interrupt stays a KeyboardInterrupt."""
+
+    def cannot_start(sink: Any, call: Any) -> None:
+        raise StartError("no ranks: out of memory")
+
+    def interrupted(sink: Any, call: Any) -> None:
+        raise KeyboardInterrupt
+
+    notebook.play(cannot_start)
+    out = notebook.run("%%parallel\nx")
+    assert isinstance(out.error, NbParallelError)
+    assert out.stdout == "StartError: no ranks: out of memory\n"
+    notebook.play(interrupted)
+    out = notebook.run("%%parallel\nx")
+    assert isinstance(out.error, KeyboardInterrupt)
+    assert out.stdout == "KeyboardInterrupt\n"
+
+
+def test_quiet_and_local(notebook: Any) -> None:
+    """`--quiet` shows nothing; `--local` runs the cell in the notebook first, and its error once."""
+    notebook.play(hello)
+    assert notebook.run("%%parallel -n 4 --quiet\nx").stdout == ""
+    out = notebook.run("%%parallel --local -r 0\nhere = 5\nprint('here')")
+    assert out.stdout == "here\n[rank 0] hello from 0\nOut[rank 0]: 7\n"
+    assert notebook.shell.user_ns["here"] == 5
+    calls = len(notebook.session.calls)
+    out = notebook.run("%%parallel --local\n1 / 0")
+    assert isinstance(out.error, ZeroDivisionError)
+    assert out.stdout.count("division by zero") == 1
+    assert len(notebook.session.calls) == calls
+
+
+def test_restart_and_stop(notebook: Any) -> None:
+    """`%parallel_restart -r 1-2` restarts these; after `%parallel_stop` the next cell makes a session."""
+    notebook.run("%%parallel -n 4\nx")
+    notebook.run("%parallel_restart -r 1-2\n%parallel_restart")
+    assert notebook.session.restarted == [1, 2, None]
+    first = notebook.session
+    notebook.run("%parallel_stop\n%parallel_stop")
+    assert first.closed
+    notebook.run("%%parallel -n 3\nx")
+    assert notebook.session is not first
+
+
+def test_configuration(notebook: Any) -> None:
+    """`%config NbParallel` sets the defaults; a flag wins."""
+    assert "NbParallel" in notebook.run("%config").stdout
+    notebook.run("%config NbParallel.n = 3\n%config NbParallel.timeout = 9.0")
+    notebook.run("%%parallel\nx")
+    assert (notebook.session.world_size, notebook.session.calls[-1].timeout) == (3, 9.0)
+    notebook.run("%%parallel --timeout 2\nx")
+    assert notebook.session.calls[-1].timeout == 2
+
+
+def test_help(notebook: Any) -> None:
+    """Every magic's help has a description and an example."""
+    names = [
+        "parallel",
+        "rank",
+        "share",
+        "sharing_strategy",
+        "parallel_status",
+        "parallel_restart",
+        "parallel_stop",
+    ]
+    for name in [*names, "parallel_tb"]:
+        text = notebook.shell.find_line_magic(name).__doc__
+        assert "Example:" in text
+        assert f"%{name}" in text.partition("Example:")[2]
+
+
+def test_load_and_unload_leave_nothing(notebook: Any) -> None:
+    """50 times load, load again, cell, unload: hooks, magics and threads stay as many (F70)."""
+    import nbparallel_magics
+
+    shell = notebook.shell
+    nbparallel_magics.unload(shell)
+
+    def state() -> tuple[Any, ...]:
+        events = {name: len(found) for name, found in shell.events.callbacks.items()}
+        magics = {kind: sorted(found) for kind, found in shell.magics_manager.magics.items()}
+        return (
+            events,
+            magics,
+            len(shell.configurables),
+            tuple(shell.custom_exceptions),
+            sorted(shell.magics_manager.registry),
+            threading.active_count(),
+        )
+
+    before = state()
+    for _ in range(50):
+        nbparallel_magics.load(shell)
+        nbparallel_magics.load(shell)
+        assert notebook.run("%%parallel -n 2\nx").error is None
+        nbparallel_magics.unload(shell)
+        nbparallel_magics.unload(shell)
+    assert state() == before
+    assert all(session.closed for session in notebook.sessions.made)
+    assert notebook.run("%parallel x").error is not None
+
+
+def test_a_custom_exception_handler_keeps_working(notebook: Any) -> None:
+    """A handler that the user set before is still called, and is back after unloading."""
+    import nbparallel_magics
+
+    shell = notebook.shell
+    nbparallel_magics.unload(shell)
+    seen: list[type] = []
+    shell.set_custom_exc((LookupError,), lambda self, kind, value, trace, tb_offset=None: seen.append(kind))
+    try:
+        nbparallel_magics.load(shell)
+        notebook.run("{}['a']")
+        assert seen == [KeyError]
+        nbparallel_magics.unload(shell)
+        notebook.run("{}['a']")
+        assert seen == [KeyError, KeyError]
+    finally:
+        shell.set_custom_exc((), None)
