@@ -1,4 +1,87 @@
 """Run notebook cells on parallel ranks that share the notebook's numpy arrays without a copy.
 
-``import nbparallel`` is cheap: attributes load on first use.
+``import nbparallel`` is cheap: attributes load on first use (PEP 562), because the supervisor imports this
+package with nothing but the standard library on its path.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbparallel.session import CellResult as CellResult
+    from nbparallel.session import RankValues as RankValues
+    from nbparallel.session import Session as Session
+    from nbparallel.sharing import empty as empty
+    from nbparallel.sharing import full as full
+    from nbparallel.sharing import get_all_sharing_strategies as get_all_sharing_strategies
+    from nbparallel.sharing import get_sharing_strategy as get_sharing_strategy
+    from nbparallel.sharing import is_shared as is_shared
+    from nbparallel.sharing import ones as ones
+    from nbparallel.sharing import register_sharing_strategy as register_sharing_strategy
+    from nbparallel.sharing import set_sharing_strategy as set_sharing_strategy
+    from nbparallel.sharing import share as share
+    from nbparallel.sharing import zeros as zeros
+
+_HOMES = {
+    "CellResult": "nbparallel.session",
+    "RankValues": "nbparallel.session",
+    "Session": "nbparallel.session",
+    "empty": "nbparallel.sharing",
+    "full": "nbparallel.sharing",
+    "get_all_sharing_strategies": "nbparallel.sharing",
+    "get_sharing_strategy": "nbparallel.sharing",
+    "is_shared": "nbparallel.sharing",
+    "ones": "nbparallel.sharing",
+    "register_sharing_strategy": "nbparallel.sharing",
+    "set_sharing_strategy": "nbparallel.sharing",
+    "share": "nbparallel.sharing",
+    "zeros": "nbparallel.sharing",
+}
+_MODULES = ("distributed", "errors", "session", "sharing", "testing")
+
+__version__ = "0.1.0.dev0"
+__all__ = [
+    "CellResult",
+    "RankValues",
+    "Session",
+    "empty",
+    "full",
+    "get_all_sharing_strategies",
+    "get_sharing_strategy",
+    "is_shared",
+    "ones",
+    "register_sharing_strategy",
+    "set_sharing_strategy",
+    "share",
+    "zeros",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is not None:
+        value = globals()[name] = getattr(importlib.import_module(home), name)
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"nbparallel.{name}")
+    raise AttributeError(f"module 'nbparallel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *_MODULES])
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magics to an IPython shell: what ``%load_ext nbparallel`` calls."""
+    from nbparallel_magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Stop the ranks and take the magics away: what ``%unload_ext nbparallel`` calls."""
+    from nbparallel_magics import unload
+
+    unload(shell)

@@ -151,7 +151,7 @@ def create(world_size: int, epoch: int, *, label: str = "") -> int:
         There is not enough memory (space is reserved here, so that no rank meets a SIGBUS later).
     """
     layout = Layout.of(world_size)
-    fd = _anonymous_file(f"nbp-control{'-' if label else ''}{label}-{epoch}")
+    fd = _anonymous_file(f"nbp-control{'-' if label else ''}{label}")
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, layout.nbytes)

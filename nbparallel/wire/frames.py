@@ -80,7 +80,6 @@ class Kind(enum.IntEnum):
     DISPLAY = 81
     STREAM = 82
     RESULT = 83
-    FIRED = 84
     CLEAR = 85
     NOTE = 86
 

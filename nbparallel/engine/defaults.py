@@ -1,0 +1,94 @@
+"""What a rank finds predefined: names, environment, random streams, BLAS threads."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import numpy as np
+
+from nbparallel.wire.messages import Configure
+
+_MISSING = object()
+
+
+class Defaults:
+    """Names that are there until the user has their own; a user's own is never overwritten."""
+
+    def __init__(self, namespace: MutableMapping[str, Any], hidden: MutableMapping[str, Any]) -> None:
+        self._namespace = namespace
+        self._hidden = hidden
+        self._values: dict[str, Any] = {}
+
+    def set(self, **values: Any) -> None:
+        """Define or renew defaults where the user has not taken the name."""
+        for name, value in values.items():
+            current = self._namespace.get(name, _MISSING)
+            if current is _MISSING or current is self._values.get(name, _MISSING):
+                self._namespace[name] = value
+            self._values[name] = value
+            self._hidden[name] = value  # %who lists the user's names only
+
+    def restore(self) -> None:
+        """Give back defaults that the user deleted."""
+        for name, value in self._values.items():
+            self._namespace.setdefault(name, value)
+
+    def user_names(self) -> list[str]:
+        """Return the names that the user has assigned, sorted."""
+        return sorted(
+            name
+            for name, value in self._namespace.items()
+            if not name.startswith("_")
+            and value is not self._values.get(name, _MISSING)
+            and value is not self._hidden.get(name, _MISSING)
+        )
+
+
+def set_environment(configure: Configure) -> None:
+    """Take over the notebook's environment, directory and path, and add torchrun's variables."""
+    rank, size = str(configure.rank), str(configure.world_size)
+    os.environ.clear()
+    os.environ.update(dict(configure.environment))
+    os.environ.update(
+        NBP_SESSION=configure.session,
+        RANK=rank,
+        LOCAL_RANK=rank,
+        WORLD_SIZE=size,
+        LOCAL_WORLD_SIZE=size,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="0",  # nothing listens: ranks talk through shared memory
+    )
+    try:
+        os.chdir(configure.cwd)
+    except OSError as error:
+        sys.stderr.write(f"nbparallel: the notebook's directory cannot be entered: {error}\n")
+    sys.path[:] = configure.sys_path
+    sys.argv[:] = [""]
+
+
+def resize_environment(world_size: int) -> None:
+    """Renew what depends on the number of ranks."""
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+
+
+def random_streams(seed: int, rank: int) -> np.random.Generator:
+    """Reseed `random` and `numpy.random` for this rank and return its own generator.
+
+    The streams of ranks are independent (`numpy.random.SeedSequence.spawn`) and repeat with the seed.
+    """
+    child = np.random.SeedSequence(seed, spawn_key=(rank,))
+    legacy, standard, generator = child.spawn(3)
+    np.random.seed(legacy.generate_state(4))
+    random.seed(int.from_bytes(standard.generate_state(8).tobytes(), "little"))
+    return np.random.default_rng(generator)
+
+
+def limit_blas(threads: int) -> None:
+    """Let BLAS use `threads` threads on this rank (the template had it at one)."""
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(threads)

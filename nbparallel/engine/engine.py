@@ -1,0 +1,115 @@
+"""Engine: what a rank keeps from task to task."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import nbparallel
+from nbparallel import distributed, sharing
+from nbparallel.channel import Channel
+from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.distributed.communicator import Communicator
+from nbparallel.engine import defaults, tasks
+from nbparallel.engine.interrupts import Interrupts
+from nbparallel.engine.output import RankOutput, mark_threads
+from nbparallel.engine.shell import RankShell
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.messages import Configure, Join, Outcome, Task
+
+OPERATIONS = ("send", "recv", "broadcast", "all_reduce", "barrier")
+"""Operations that are predefined on a rank."""
+
+
+class Engine:
+    """The rank's state: shell, communicator, output.
+
+    Attributes
+    ----------
+    configure : Configure
+    shell : RankShell
+    output : RankOutput
+    interrupts : Interrupts
+    communicator : Communicator or None
+        That of the current epoch.
+    """
+
+    def __init__(
+        self, channel: Channel, broker: SegmentClient, configure: Configure, shell: RankShell
+    ) -> None:
+        self._channel = channel
+        self.broker = broker
+        self.configure = configure
+        self.shell = shell
+        self.pid = os.getpid()
+        self.output = RankOutput(channel)
+        mark_threads(self.output)
+        os.register_at_fork(before=self.output.flush)  # else a child would write the same text again
+        defaults.set_environment(configure)
+        defaults.limit_blas(configure.blas_threads)
+        shell.attach(self.output, configure.colors)
+        self.interrupts = Interrupts(configure.rank)
+        self.interrupts.install()
+        self.communicator: Communicator | None = None
+        self.defaults = defaults.Defaults(shell.user_ns, shell.user_ns_hidden)
+        self.defaults.set(
+            rank=configure.rank,
+            world_size=configure.world_size,
+            rng=defaults.random_streams(configure.seed, configure.rank),
+            nbp=nbparallel,
+            dist=distributed,
+            **{name: getattr(distributed, name) for name in OPERATIONS},
+        )
+        self._kept: Any = None
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self.configure.rank
+
+    def handle(self, frame: Frame) -> None:
+        """Do what a frame of the kernel says."""
+        self._kept = None  # the kernel has taken the last value, or it would not speak
+        if frame.kind is Kind.COMMUNICATOR:
+            self._join(pickle.loads(frame.payload), frame)
+        elif frame.kind is Kind.CELL:
+            task = pickle.loads(frame.payload)
+            assert isinstance(task, Task)
+            self._run(task)
+        else:
+            raise ProtocolError(f"a rank cannot handle {frame.kind!r}")
+
+    def _join(self, join: Join, frame: Frame) -> None:
+        if self.communicator is not None:
+            self.communicator.close()
+        view = ControlView(frame.fds[0])
+        self.interrupts.use(view)
+        self.communicator = Communicator(
+            view,
+            self.rank,
+            join.world_size,
+            sharing.current_store(),
+            epoch=join.epoch,
+            usable_cpus=self.configure.usable_cpus,
+        )
+        distributed.set_current(self.communicator)
+        defaults.resize_environment(join.world_size)
+        self.defaults.set(world_size=join.world_size)
+
+    def _run(self, task: Task) -> None:
+        self.output.task = task.number
+        outcome, kept = tasks.run(self, task)
+        if os.getpid() != self.pid:
+            # user code forked, and the child came back here: it is no rank (FAULTS F64)
+            self.output.flush()
+            os._exit(0 if outcome.ok else 1)
+        self._kept = kept
+        self._report(outcome)
+        sharing.current_store().drain()
+
+    def _report(self, outcome: Outcome) -> None:
+        self.output.settle()
+        self._channel.send(Kind.RESULT, pickle.dumps(outcome, 5), sequence=outcome.number)

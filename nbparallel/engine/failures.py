@@ -1,0 +1,128 @@
+"""Turning an exception of a rank into what the kernel can fold, show and raise."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import cloudpickle
+import IPython
+
+import nbparallel
+from nbparallel.engine import namespace
+from nbparallel.errors import PeerFailedError, RankExitError
+from nbparallel.wire.failures import Cause, FrameLine, RankFailure
+
+if TYPE_CHECKING:
+    from nbparallel.engine.engine import Engine
+    from nbparallel.engine.shell import RankShell
+
+_OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (nbparallel, IPython))
+_DEEPEST = 200
+"""Frames kept of a runaway recursion."""
+
+
+def improve(error: BaseException, shell: RankShell) -> BaseException:
+    """Return the exception that the user should see instead of `error`."""
+    if isinstance(error, SystemExit):
+        code = error.code
+        exit_error = RankExitError(f"the cell called sys.exit({code!r}); the rank lives on", code=code)
+        return exit_error.with_traceback(error.__traceback__)
+    if isinstance(error, ValueError):
+        better = namespace.explain_read_only(error, shell.user_ns, error.__traceback__)
+        if better is not None:
+            better.__cause__ = None
+            better.__suppress_context__ = True
+            shown: BaseException = better.with_traceback(error.__traceback__)
+            return shown
+    return error
+
+
+def describe(error: BaseException, engine: Engine) -> RankFailure:
+    """Return a picture of `error` that needs no object of this process."""
+    when = time.monotonic_ns()
+    trace = _user_part(error.__traceback__)
+    error = error.with_traceback(trace)
+    return RankFailure(
+        rank=engine.rank,
+        time_ns=getattr(error, "_nbparallel_ns", when),
+        ename=type(error).__name__,
+        evalue=_text(error),
+        exception=_pickled(error),
+        traceback=_formatted(error, trace, engine.shell),
+        frames=_frames(trace, engine.shell),
+        cause=_cause(error),
+    )
+
+
+def _cause(error: BaseException) -> Cause:
+    if isinstance(error, KeyboardInterrupt):
+        return Cause.INTERRUPT
+    if isinstance(error, PeerFailedError):
+        return Cause.PEER
+    if isinstance(error, RankExitError):
+        return Cause.EXIT
+    return Cause.ERROR
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001  a user's __str__ may do anything
+        return f"<its text cannot be had: {type(second).__name__}>"
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """Return the exception by value, or None if it would not arrive as what it is."""
+    try:
+        data: bytes = cloudpickle.dumps(error, protocol=5)
+        same = type(pickle.loads(data)) is type(error)
+    except Exception:  # noqa: BLE001  any object may be inside; the kernel then raises RemoteError
+        return None
+    return data if same else None
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OURS)
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """Cut what is ours off both ends: the way to the cell, and our inside of an operation."""
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    last_user = step = trace
+    while step is not None:
+        if not _is_ours(step.tb_frame.f_code.co_filename):
+            last_user = step
+        step = step.tb_next
+    if last_user is not None:
+        last_user.tb_next = None
+    return trace
+
+
+def _frames(trace: TracebackType | None, shell: RankShell) -> tuple[FrameLine, ...]:
+    import linecache
+
+    frames: list[FrameLine] = []
+    while trace is not None and len(frames) < _DEEPEST:
+        code = trace.tb_frame.f_code
+        shown = shell.compile.format_code_name(code.co_filename)
+        filename = f"{shown[0]} {shown[1]}".replace("Cell ", "") if shown else code.co_filename
+        source = linecache.getline(code.co_filename, trace.tb_lineno).strip()
+        frames.append(FrameLine(filename, trace.tb_lineno, code.co_name, source))
+        trace = trace.tb_next
+    return tuple(frames)
+
+
+def _formatted(error: BaseException, trace: TracebackType | None, shell: RankShell) -> tuple[str, ...]:
+    try:
+        if isinstance(error, SyntaxError):
+            lines = shell.SyntaxTB.structured_traceback(type(error), error, None)
+        else:
+            lines = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+    except Exception as second:  # noqa: BLE001  formatting runs user code (__repr__, __str__)
+        lines = [f"{type(error).__name__}: {_text(error)}", f"(no traceback: {type(second).__name__})"]
+    return tuple(lines)

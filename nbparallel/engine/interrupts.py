@@ -1,0 +1,61 @@
+"""Interrupts without races: words and a permanent handler.
+
+The kernel writes (task number, sequence) into a word of shared memory and then signals.  The handler raises
+only if the word names the task that runs here and this sequence was not used yet.  So an interrupt never
+hits the next cell, never an idle rank, and is never lost: after setting its current task the rank looks at
+the word itself.  Code behind the user's may swallow the exception (IPython's own included): the kernel sends
+again, with a new sequence, as long as the task runs.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Protocol
+
+
+class InterruptWords(Protocol):
+    """The rank's words in the control segment."""
+
+    def read_interrupt(self, rank: int) -> tuple[int, int]:
+        """Return (task number, sequence) as the kernel wrote them."""
+
+
+class Interrupts:
+    """Decides whether a SIGINT is for the task that runs."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._words: InterruptWords | None = None
+        self._task = 0
+        self._used = 0
+
+    def install(self) -> None:
+        """Take over SIGINT for good; user code may replace the handler for itself."""
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def use(self, words: InterruptWords | None) -> None:
+        """Read the words of a new epoch."""
+        self._words = words
+
+    def arm(self, task: int) -> None:
+        """From now on interrupts of `task` raise KeyboardInterrupt; one that came early does at once."""
+        self._used = 0
+        self._task = task
+        self._look()
+
+    def disarm(self) -> None:
+        """No interrupt raises any more."""
+        self._task = 0
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        words, task = self._words, self._task
+        if words is None or not task:
+            return
+        named, sequence = words.read_interrupt(self._rank)
+        if named == task and sequence > self._used:
+            self._used = sequence
+            raise KeyboardInterrupt

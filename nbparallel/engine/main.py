@@ -1,0 +1,141 @@
+"""A rank: from its first instruction to its last.
+
+`serve` runs in a process that the template forked (or that the supervisor started afresh); it never
+returns.  The loop waits for frames of the kernel; a task runs in the main thread, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import sys
+from typing import NoReturn
+
+from nbparallel import sharing
+from nbparallel.channel import Channel
+from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.engine import shell as shells
+from nbparallel.engine.engine import Engine
+from nbparallel.errors import ChannelClosedError
+from nbparallel.supervisor.parentage import die_with_parent
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.messages import Configure
+
+_shell: shells.RankShell | None = None
+
+
+def prepare() -> None:
+    """Make the shell; the template calls this once, before any fork."""
+    global _shell
+    import cloudpickle  # noqa: F401  imported here so that no rank has to
+    import threadpoolctl  # noqa: F401
+
+    import nbparallel
+    from nbparallel import distributed  # noqa: F401
+    from nbparallel.engine import tasks  # noqa: F401
+
+    _shell = shells.make()
+    _shell.user_ns["nbp"] = nbparallel
+    del _shell.user_ns["nbp"]
+
+
+def spawned(channel: int, segments: int, client: int, supervisor: int) -> NoReturn:
+    """Enter a rank that was started as a fresh interpreter (``start_method="spawn"``)."""
+    die_with_parent(supervisor)
+    for fd in (channel, segments):
+        os.set_inheritable(fd, False)
+    prepare()
+    _run(channel, segments, client)
+
+
+def serve(channel: int, stdout: int, stderr: int, segments: int, *, client: int) -> NoReturn:
+    """Enter a rank that was forked from the template."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for fd in (null, stdout, stderr):
+        os.close(fd)
+    _run(channel, segments, client)
+
+
+def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the engine's own handler is there
+        faulthandler.enable(file=2)
+        _be_killed_before_the_kernel()
+        channel, segments = Channel.from_fd(channel_fd), Channel.from_fd(segments_fd)
+        _announce(segments)
+        configure = _configure(channel)
+        broker = SegmentClient(segments, client=client)
+        store = sharing.Store(client)
+        store.connect(broker)
+        sharing.set_current_store(store)
+        assert _shell is not None
+        engine = Engine(channel, broker, configure, _shell)
+        channel.send(Kind.RANK_READY)
+        _fault("boot", configure.rank)
+        _loop(channel, engine)
+        code = 0
+    except ChannelClosedError:
+        code = 0  # the kernel is gone; the supervisor ends us anyway
+    finally:
+        # a rank leaves by _exit only: exit handlers belong to the template or to the user's libraries
+        try:
+            if code:
+                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _announce(segments: Channel) -> None:
+    import json
+
+    segments.send(Kind.ANNOUNCE, json.dumps({"pid": os.getpid()}).encode())
+
+
+def _configure(channel: Channel) -> Configure:
+    select.select([channel], [], [])
+    frame = channel.receive()
+    assert frame is not None and frame.kind is Kind.CONFIGURE
+    configure = pickle.loads(frame.payload)
+    assert isinstance(configure, Configure)
+    return configure
+
+
+def _loop(channel: Channel, engine: Engine) -> None:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    while True:
+        poll.poll()  # no time-out: an idle rank uses no CPU; its end comes by signal
+        frame = channel.receive_nowait()
+        if frame is None:
+            continue
+        try:
+            if frame.kind is Kind.LEAVE:
+                return
+            engine.handle(frame)
+        finally:
+            frame.close()
+
+
+def _be_killed_before_the_kernel() -> None:
+    """Let the out-of-memory killer take a rank rather than the notebook (proc(5), oom_score_adj)."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
+    except OSError:
+        pass  # not Linux, or not allowed: then the system decides
+
+
+def _fault(point: str, rank: int) -> None:
+    """Die here if a test asked for it: ``NBP_FAULT=boot:RANK:0:kill``."""
+    wanted = os.environ.get("NBP_FAULT", "").split(":")
+    if wanted[:2] == [point, str(rank)] and wanted[-1] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,205 @@
+"""What a rank prints and shows, in the order in which it did.
+
+File descriptors 1 and 2 are pipes that the *kernel* reads: C code, child processes and a crash's last words
+come through although no Python thread of the rank can run.  Rich outputs travel as frames on the socket.
+Two roads would lose the order, hence one rule: **a frame is sent, and the other stream is written, only when
+both pipes are empty**; the kernel in turn looks at the socket before it reads a pipe.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import io
+import os
+import pickle
+import termios
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from nbparallel.channel import Channel
+from nbparallel.errors import ChannelClosedError
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.messages import Display, Stream
+
+DRAIN_SECONDS = 5.0
+"""A kernel that reads nothing for so long is stopped: order is given up, nothing else."""
+FLUSH_BYTES = 8192
+"""A line longer than this is written in pieces."""
+
+
+def _unread(fd: int) -> int:
+    """Return how many bytes wait in the pipe (FIONREAD works at both ends: pipe(7))."""
+    count = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return count[0]
+
+
+class RankStream(io.TextIOBase):
+    """Text stream over file descriptor 1 or 2.
+
+    Notes
+    -----
+    Any thread may write.  A thread that an earlier task started is sent on the socket with that task's
+    number instead, so that its text lands in the cell that caused it.
+    """
+
+    def __init__(self, output: RankOutput, fd: int, name: str) -> None:
+        super().__init__()
+        self._output = output
+        self._fd = fd
+        self._label = name
+        self._pending: list[str] = []
+        self._size = 0
+        self.buffer = _Buffer(self, fd)
+
+    @property
+    def name(self) -> str:
+        """Return ``<stdout>`` or ``<stderr>``, as Python's own streams do."""
+        return f"<{self._label}>"
+
+    encoding = "utf-8"  # type: ignore[assignment]
+    errors = "backslashreplace"  # type: ignore[assignment]
+
+    def writable(self) -> bool:  # docstring inherited
+        return True
+
+    def fileno(self) -> int:  # docstring inherited
+        return self._fd
+
+    def write(self, text: str) -> int:  # docstring inherited
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        task = self._output.foreign_task()
+        if task is not None:
+            self._output.send_late(task, self._label, text)
+            return len(text)
+        self._output.turn_to(self)
+        self._pending.append(text)
+        self._size += len(text)
+        if self._size > FLUSH_BYTES or "\n" in text or "\r" in text:
+            self.flush()
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]  # docstring inherited
+        self.write("".join(lines))
+
+    def flush(self) -> None:  # docstring inherited
+        if self._pending:
+            pending, self._pending, self._size = self._pending, [], 0
+            self.write_bytes("".join(pending).encode("utf-8", "backslashreplace"))
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write all of `data`; waits while the pipe is full, which slows a tight print loop down."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+
+class _Buffer(io.RawIOBase):
+    """``sys.stdout.buffer``: bytes go straight to the pipe, after the text before them."""
+
+    def __init__(self, stream: RankStream, fd: int) -> None:
+        super().__init__()
+        self._stream, self._fd = stream, fd
+
+    def writable(self) -> bool:  # docstring inherited
+        return True
+
+    def fileno(self) -> int:  # docstring inherited
+        return self._fd
+
+    def write(self, data: Any) -> int:  # docstring inherited
+        self._stream.flush()
+        view = memoryview(data).cast("B")
+        self._stream.write_bytes(bytes(view))
+        return len(view)
+
+
+class RankOutput:
+    """Both streams and the frames of one rank; keeps them in order."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._pid = os.getpid()
+        self.stdout = RankStream(self, 1, "stdout")
+        self.stderr = RankStream(self, 2, "stderr")
+        self._last = self.stdout
+        self.task = 0
+        """Number of the task that runs, or ran last."""
+
+    def foreign_task(self) -> int | None:
+        """Return the task that started the calling thread, if it is an earlier one."""
+        thread = threading.current_thread()
+        task: int | None = getattr(thread, "_nbparallel_task", None)
+        return task if task is not None and task != self.task and os.getpid() == self._pid else None
+
+    def turn_to(self, stream: RankStream) -> None:
+        """Make `stream` the one that is written: what the other one holds has to be read first."""
+        if stream is not self._last:
+            self._last.flush()
+            self._last = stream
+            self._wait_until_read()
+
+    def flush(self) -> None:
+        """Write what both streams hold."""
+        self.stdout.flush()
+        self.stderr.flush()
+
+    def _wait_until_read(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS
+        pause = 0.0
+        while (_unread(1) or _unread(2)) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(pause + 2e-5, 1e-3)
+
+    def settle(self) -> None:
+        """Write everything, C's buffers included, and wait until the kernel has read it."""
+        self.flush()
+        _flush_c()
+        self._wait_until_read()
+
+    def display(
+        self,
+        kind: str,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        transient: dict[str, Any] | None = None,
+    ) -> None:
+        """Send a rich output, after everything that was printed before it."""
+        if os.getpid() != self._pid:  # a forked child has no socket; its text still goes through the pipe
+            text = data.get("text/plain")
+            if text:
+                self.stdout.write(f"{text}\n")
+            return
+        task = self.foreign_task()
+        self.settle()
+        message = Display(self.task if task is None else task, kind, data, metadata or {}, transient or {})
+        self._channel.send(Kind.DISPLAY, pickle.dumps(message, 5), sequence=message.number)
+
+    def send_late(self, task: int, name: str, text: str) -> None:
+        """Send what a thread of an earlier task printed."""
+        with contextlib.suppress(ChannelClosedError):  # nobody is left to read it
+            self._channel.send(Kind.STREAM, pickle.dumps(Stream(task, name, text), 5), sequence=task)
+
+
+def _flush_c() -> None:
+    """Flush C's stdio: printf of an extension is buffered by the C library, not by us."""
+    import ctypes
+
+    ctypes.CDLL(None).fflush(None)
+
+
+def mark_threads(output: RankOutput) -> None:
+    """Let every thread remember which task started it."""
+    start = threading.Thread.start
+
+    def start_marked(self: threading.Thread) -> None:
+        parent = getattr(threading.current_thread(), "_nbparallel_task", None)
+        self._nbparallel_task = output.task if parent is None else parent  # type: ignore[attr-defined]
+        start(self)
+
+    threading.Thread.start = start_marked  # type: ignore[method-assign]

@@ -1,0 +1,126 @@
+"""A rank's shell: a full IPython `InteractiveShell`, without ipykernel."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
+
+from nbparallel.engine.output import RankOutput
+
+
+class RankCompiler(CachingCompiler):
+    """Gives the code of each task a file name of its own, which is known before it is compiled."""
+
+    filename = "<nbparallel>"
+    """The name for the code that is compiled next."""
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        # docstring inherited
+        return self.filename
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """Sends rich outputs to the kernel."""
+
+    def publish(  # type: ignore[override]
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:  # docstring inherited
+        shell: Any = self.shell
+        shell.output.display("update" if update else "display", data, metadata, transient)
+
+    def clear_output(self, wait: bool = False) -> None:  # docstring inherited
+        shell: Any = self.shell
+        shell.output.display("clear", {}, {"wait": wait})
+
+
+class RankDisplayHook(DisplayHook):
+    """Sends the last expression's value to the kernel, as ``Out[rank]``."""
+
+    shell: Any  # a RankShell; traitlets would say "or None"
+
+    def quiet(self) -> bool:  # docstring inherited
+        return bool(self.semicolon_at_end_of_expression(self.shell.source))
+
+    def write_output_prompt(self) -> None:  # docstring inherited
+        pass  # the kernel writes the label
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
+        # docstring inherited
+        self.shell.value_text = str(format_dict.get("text/plain", ""))
+        self.shell.output.display("result", format_dict, md_dict or {})
+
+    def log_output(self, format_dict: Any) -> None:  # docstring inherited
+        pass  # a rank keeps no log
+
+
+class RankShell(InteractiveShell):
+    """The shell in which a rank runs cells.
+
+    It is made in the template, before the fork; `attach` gives it its rank's output.
+    """
+
+    display_pub_class = Type(RankDisplayPublisher)
+    displayhook_class = Type(RankDisplayHook)
+    compiler_class = Type(RankCompiler)
+
+    output: RankOutput
+    source: str = ""
+    """The cell that runs."""
+    value_text: str = ""
+    """The last expression's value as text."""
+
+    def attach(self, output: RankOutput, colors: str) -> None:
+        """Connect to a rank's output."""
+        self.output = output
+        sys.stdout, sys.stderr = output.stdout, output.stderr  # type: ignore[assignment]
+        try:
+            self.colors = colors
+        except Exception:  # noqa: BLE001  a theme that only the notebook knows is no reason to fail
+            self.colors = "nocolor"
+
+    def init_history(self) -> None:  # docstring inherited
+        # no thread and no database: both would be copied by the fork, half alive
+        from IPython.core.history import HistoryManager
+
+        manager: Any = HistoryManager
+        manager.enabled = False
+        super().init_history()
+
+    compile: Any  # a RankCompiler
+
+    def enable_gui(self, gui: str | None = None) -> None:  # docstring inherited
+        # the base class raises, which would break %matplotlib inline
+        if gui not in (None, "inline", "agg"):
+            raise UsageError(f"a rank has no window: %gui {gui} does not work here; use %matplotlib inline")
+
+    system = InteractiveShell.system_raw  # no pexpect: a child writes to the rank's own pipes
+
+    def showtraceback(self, *_: Any, **__: Any) -> None:  # docstring inherited
+        pass  # `failures.describe` formats it, the kernel shows it, folded with the other ranks'
+
+    def showsyntaxerror(self, *_: Any, **__: Any) -> None:  # docstring inherited
+        pass  # as above
+
+    def ask_exit(self) -> None:  # docstring inherited
+        raise SystemExit
+
+
+def make() -> RankShell:
+    """Make the one shell of this process and warm what a first cell would import."""
+    RankShell.cache_size.default_value = 0  # type: ignore[attr-defined]
+    shell = RankShell.instance()
+    shell.user_ns.pop("In", None)
+    return shell

@@ -1,0 +1,163 @@
+"""Running one task on a rank: a cell, a function, a variable to give or take."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbparallel import sharing
+from nbparallel.engine import defaults, failures, namespace
+from nbparallel.errors import InternalError, UnpicklableError
+from nbparallel.transfer import pickling
+from nbparallel.wire.messages import CallTask, CellTask, NamesTask, Outcome, PullTask, PushTask, Task
+
+if TYPE_CHECKING:
+    from nbparallel.engine.engine import Engine
+
+_NOTHING = object()
+
+
+def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
+    """Run a task to its end, whatever happens; return what to report and what to keep alive for it."""
+    started = time.monotonic_ns()
+    value: Any = _NOTHING
+    failure: BaseException | None = None
+    notes: tuple[str, ...] = ()
+    communicator = engine.communicator
+    engine.shell.value_text = ""
+    try:
+        try:
+            if communicator is not None:
+                communicator.begin_cell(task.number, task.ranks, _filename(engine, task))
+            engine.interrupts.arm(task.number)
+            notes = namespace.apply(task.updates, engine.shell.user_ns, sharing.current_store())
+            engine.defaults.restore()
+            if task.seed is not None:
+                engine.defaults.set(rng=defaults.random_streams(task.seed, engine.rank))
+            value, failure = _perform(engine, task)
+        finally:
+            engine.interrupts.disarm()
+    except BaseException as error:  # noqa: BLE001  a rank survives everything and reports it
+        failure = error
+    if os.getpid() != engine.pid:
+        return _outcome(engine, task, failure, value, started, notes), None
+    if failure is not None:
+        failure = failures.improve(failure, engine.shell)
+    wait_ns = 0
+    if communicator is not None:
+        communicator.end_cell(failure)
+        wait_ns = communicator.wait_ns
+    return _with_value(engine, task, failure, value, started, notes, wait_ns)
+
+
+def _filename(engine: Engine, task: Task) -> str:
+    """Return the file name under which the cell's code will be compiled."""
+    if isinstance(task, CellTask):
+        engine.shell.execution_count = task.execution_count
+        engine.shell.source = cell_text(task)
+        filename = engine.shell.compile.filename = f"<nbparallel cell {task.number}>"
+        return filename
+    return ""
+
+
+def cell_text(task: CellTask) -> str:
+    """Return the cell with as many lines above it as in the notebook, so that line numbers agree."""
+    if task.source.lstrip().startswith("%%"):
+        return task.source  # a cell magic has to stand in the first line
+    return "# %%parallel\n" * task.line_offset + task.source
+
+
+def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
+    if isinstance(task, CellTask):
+        return _run_cell(engine, task)
+    store = sharing.current_store()
+    if isinstance(task, CallTask):
+        function, args = pickling.loads(task.call, store, broker=engine.broker, home=engine.shell.user_ns)
+        return function(*args), None
+    if isinstance(task, PullTask):
+        if task.name not in engine.shell.user_ns:
+            raise NameError(f"name {task.name!r} is not defined on rank {engine.rank}")
+        return engine.shell.user_ns[task.name], None
+    if isinstance(task, PushTask):
+        values = pickling.loads(task.values, store, broker=engine.broker, home=engine.shell.user_ns)
+        engine.shell.user_ns.update(values)
+        return _NOTHING, None
+    if isinstance(task, NamesTask):
+        return engine.defaults.user_names(), None
+    raise InternalError(f"unknown task {type(task).__name__}")
+
+
+def _run_cell(engine: Engine, task: CellTask) -> tuple[Any, BaseException | None]:
+    shell = engine.shell
+    result = shell.run_cell(shell.source, store_history=False, silent=False)
+    error = result.error_before_exec or result.error_in_exec
+    return result.result, error
+
+
+def _with_value(
+    engine: Engine,
+    task: Task,
+    failure: BaseException | None,
+    value: Any,
+    started: int,
+    notes: tuple[str, ...],
+    wait_ns: int,
+) -> tuple[Outcome, Any]:
+    pickled, problem = None, ""
+    has_value = failure is None and value is not _NOTHING
+    if has_value and task.want_value:
+        try:
+            pickled = pickling.dumps(
+                _snapshot(value), sharing.current_store(), broker=engine.broker, home=engine.shell.user_ns
+            )
+        except UnpicklableError as error:
+            problem = str(error)
+    return _outcome(
+        engine,
+        task,
+        failure,
+        value,
+        started,
+        notes,
+        pickled=None if pickled is None else pickled.data,
+        problem=problem,
+        wait_ns=wait_ns,
+    ), pickled
+
+
+def _snapshot(value: Any) -> Any:
+    """Copy an array that lies in shared memory: the value is that of the cell's end, not a window."""
+    if isinstance(value, np.ndarray) and sharing.is_shared(value):
+        return value.copy()
+    return value
+
+
+def _outcome(
+    engine: Engine,
+    task: Task,
+    failure: BaseException | None,
+    value: Any,
+    started: int,
+    notes: tuple[str, ...],
+    *,
+    pickled: Any = None,
+    problem: str = "",
+    wait_ns: int = 0,
+) -> Outcome:
+    return Outcome(
+        number=task.number,
+        rank=engine.rank,
+        ok=failure is None,
+        has_value=failure is None and value is not _NOTHING,
+        value=pickled,
+        value_error=problem,
+        text=engine.shell.value_text,
+        failure=failures.describe(failure, engine) if failure is not None else None,
+        interrupted=isinstance(failure, KeyboardInterrupt),
+        wall_ns=time.monotonic_ns() - started,
+        wait_ns=wait_ns,
+        notes=notes,
+    )

@@ -1,0 +1,93 @@
+"""The template: one process with every import done and the shell made, from which ranks are forked.
+
+A rank is forked twice (through a short-lived intermediate), so that it becomes a child of the supervisor,
+which is a subreaper.  The rank waits on the intermediate's pidfd: when that fires it *has* been adopted,
+and only then does it arm its parent-death signal.  The template has one thread and lets BLAS have one
+(``OPENBLAS_NUM_THREADS=1`` at import), because a fork copies no other thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import sys
+from typing import NoReturn
+
+from nbparallel.channel import Channel
+from nbparallel.errors import ChannelClosedError
+from nbparallel.supervisor.parentage import die_with_parent
+from nbparallel.wire.frames import Frame, Kind
+
+ADOPTION_SECONDS = 30.0
+"""A generous bound for an intermediate that only has to exit."""
+
+
+def main(fd: int, supervisor: int) -> NoReturn:
+    """Serve FORK frames until the supervisor is gone."""
+    channel = Channel.from_fd(fd)
+    os.set_inheritable(fd, False)
+    from nbparallel.engine import main as engine  # numpy, IPython, cloudpickle: what every rank needs
+
+    engine.prepare()
+    gc.collect()
+    gc.freeze()  # a collection in a rank would touch, and so copy, every page of these objects
+    channel.send(Kind.TEMPLATE_READY)
+    try:
+        while True:
+            select.select([channel], [], [])  # no time-out: our end comes with the supervisor's
+            frame = channel.receive_nowait()
+            if frame is not None:
+                _fork_rank(channel, frame, supervisor)
+    except ChannelClosedError:
+        pass
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _fork_rank(channel: Channel, frame: Frame, supervisor: int) -> None:
+    said = json.loads(frame.payload)
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        intermediate = os.fork()
+        if not intermediate:
+            _intermediate(channel, frame, said["client"], supervisor, read_end, write_end)
+        os.close(write_end)
+        write_end = -1
+        pid = int(os.read(read_end, 32) or b"0")  # ends when the intermediate has
+        os.waitpid(intermediate, 0)
+        if pid:
+            said["pid"] = pid
+            channel.send(Kind.FORKED, json.dumps(said).encode())
+    finally:
+        frame.close()
+        os.close(read_end)
+        if write_end >= 0:
+            os.close(write_end)
+
+
+def _intermediate(
+    channel: Channel, frame: Frame, client: int, supervisor: int, read_end: int, write_end: int
+) -> NoReturn:
+    try:
+        me = os.pidfd_open(os.getpid())
+        pid = os.fork()
+        if pid:
+            os.write(write_end, str(pid).encode())
+            os._exit(0)
+        os.close(read_end)
+        os.close(write_end)
+        channel.close()
+        poll = select.poll()
+        poll.register(me, select.POLLIN)
+        if not poll.poll(ADOPTION_SECONDS * 1000):
+            os._exit(1)
+        os.close(me)
+        die_with_parent(supervisor)
+        os.setsid()
+        from nbparallel.engine import main as engine
+
+        engine.serve(*frame.fds, client=client)
+    finally:
+        os._exit(1)

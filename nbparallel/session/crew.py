@@ -1,0 +1,287 @@
+"""Crew: the ranks of a session, from their start to their end.
+
+::
+
+    session's thread                    pump's thread                      processes
+    ----------------                    -------------                      ---------
+    start, revive, resize   --SPAWN-->                                     supervisor -> ranks
+    next_event              <--inbox--  READY, RANK_READY, outcomes, DIED  <--
+    new_epoch               --control segment-->                           supervisor and every rank
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from nbparallel import sharing
+from nbparallel.errors import InternalError, NbParallelError, StartError, SupervisorDiedError, rank_list
+from nbparallel.session.interrupt import Presses
+from nbparallel.session.limits import usable_cpus
+from nbparallel.session.pump import Pump
+from nbparallel.session.rank_handle import Death, RankHandle
+from nbparallel.session.supervisor_process import SupervisorProcess
+from nbparallel.session.task_output import TaskOutput
+from nbparallel.wire import control
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.messages import Configure, Join
+
+START_SECONDS = 60.0
+"""A generous bound for ranks to come up; a death or a failure is seen at once."""
+SLICE_SECONDS = 1.0
+"""No wait is longer without a look whether the supervisor lives."""
+
+
+class Crew:
+    """Owns the pump, the supervisor, the handles of all ranks and the control segment of the epoch."""
+
+    def __init__(
+        self,
+        session: str,
+        start_method: str,
+        seed: int,
+        output_of: Callable[[int], TaskOutput | None],
+    ) -> None:
+        self._session = session
+        self._start_method = start_method
+        self._seed = seed
+        self._output_of = output_of
+        self._events: deque[tuple[RankHandle | None, Any]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._next_client = 1
+        self._error: NbParallelError | None = None
+        self.handles: list[RankHandle] = []
+        self.epoch = 0
+        self.control: ControlView | None = None
+        self._void = True
+        self._pump = Pump(f"nbparallel-{session}", lambda error: self._fail(_internal(error)))
+        self._pump.start()
+        try:
+            self.supervisor = SupervisorProcess(
+                session,
+                start_method,
+                seed & 0xFFFF_FFFF,
+                self._pump,
+                on_start_failed=lambda text: self._fail(StartError(text)),
+                on_death=lambda: self._fail(SupervisorDiedError("the supervisor process died")),
+            )
+        except BaseException:
+            self._pump.stop()
+            os.close(self._wake)
+            raise
+        sharing.current_store().connect(self.supervisor.broker)
+
+    # events -------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Make `next_event` return; safe in a signal handler."""
+        os.eventfd_write(self._wake, 1)
+
+    def _post(self, handle: RankHandle | None, message: Any) -> None:
+        self._events.append((handle, message))
+        self.wake()
+
+    def _fail(self, error: NbParallelError) -> None:
+        self._error = self._error or error
+        self._post(None, None)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the supervisor is gone or the session's thread failed: only a new crew helps."""
+        return self._error is not None or self.supervisor.dead
+
+    def next_event(self, timeout: float | None) -> tuple[RankHandle, Any] | None:
+        """Return the next (handle, message); None after `timeout` seconds or a `wake`.
+
+        Raises
+        ------
+        SupervisorDiedError, InternalError, StartError
+            Once all events before it were taken.
+        """
+        if not self._events:
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
+            poll.poll(1000 * (SLICE_SECONDS if timeout is None else min(timeout, SLICE_SECONDS)))
+            try:
+                os.eventfd_read(self._wake)
+            except BlockingIOError:
+                pass
+        while self._events:
+            handle, message = self._events.popleft()
+            if handle is not None:
+                return handle, message
+        self.check()
+        return None
+
+    def check(self) -> None:
+        """Raise what ended the crew, if something has."""
+        if self._error is not None:
+            raise self._error
+
+    # ranks --------------------------------------------------------------------------------------------
+
+    def start(self, ranks: list[int], world_size: int) -> None:
+        """Start processes for `ranks` and wait until they are ready.
+
+        Raises
+        ------
+        StartError
+            One of them ended before it was; the message holds the end of what it printed.
+        KeyboardInterrupt
+            The user interrupted; nothing of the new ones is left.
+        """
+        new = [self._spawn(rank, world_size) for rank in ranks]
+        for handle in new:
+            if handle.rank < len(self.handles):
+                self.handles[handle.rank].close_later()
+                self.handles[handle.rank] = handle
+            else:
+                self.handles.append(handle)
+        self._void = True
+        deadline = time.monotonic() + START_SECONDS
+        with Presses(self.wake) as presses:
+            while not all(handle.ready for handle in new):
+                try:
+                    self.next_event(deadline - time.monotonic())
+                except StartError as error:
+                    raise StartError(f"{error}\n{self.supervisor.log()}") from None
+                for handle in new:
+                    if handle.death is not None:
+                        raise StartError(self._why(handle, handle.death))
+                if presses.count:
+                    raise KeyboardInterrupt
+                if time.monotonic() >= deadline:
+                    late = rank_list(handle.rank for handle in new if not handle.ready)
+                    raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
+
+    def _spawn(self, rank: int, world_size: int) -> RankHandle:
+        client, self._next_client = self._next_client, self._next_client + 1
+        handle = RankHandle(rank, client, self._pump, post=self._post, output_of=self._output_of)
+        handle.send(Kind.CONFIGURE, self._configure(rank, client, world_size))
+        self.supervisor.spawn(handle)
+        return handle
+
+    def _configure(self, rank: int, client: int, world_size: int) -> Configure:
+        cpus = usable_cpus()
+        return Configure(
+            session=self._session,
+            rank=rank,
+            world_size=world_size,
+            client=client,
+            cwd=_directory(),
+            sys_path=tuple(sys.path),
+            environment=tuple(os.environ.items()),
+            blas_threads=max(1, cpus // world_size),
+            usable_cpus=cpus,
+            strategy=sharing.get_sharing_strategy(),
+            seed=self._seed,
+            colors=_colors(),
+        )
+
+    def _why(self, handle: RankHandle, death: Death) -> str:
+        how = f"exit code {death.exit_code}" if death.signal_name is None else death.signal_name
+        said = handle.stderr_tail.strip() or self.supervisor.log()
+        return f"rank {handle.rank} ended while it started ({how})" + (f":\n{said}" if said else "")
+
+    def dead(self) -> list[RankHandle]:
+        """Return the ranks whose process has ended."""
+        return [handle for handle in self.handles if handle.death is not None]
+
+    def shrink(self, world_size: int) -> None:
+        """End the ranks from `world_size` on."""
+        leaving = self.handles[world_size:]
+        for handle in leaving:
+            handle.leave()
+        deadline = time.monotonic() + 1.0
+        while any(handle.alive for handle in leaving):
+            self.next_event(0.05)
+            if time.monotonic() > deadline:
+                for handle in leaving:
+                    self.supervisor.kill(handle)
+                deadline = time.monotonic() + START_SECONDS
+        for handle in leaving:
+            handle.close_later()
+        del self.handles[world_size:]
+        self._void = True
+
+    def end(self, handle: RankHandle) -> None:
+        """Kill one rank and wait until it is gone."""
+        self.supervisor.kill(handle)
+        while handle.alive:
+            self.next_event(0.25)
+
+    # epochs -------------------------------------------------------------------------------------------
+
+    def void(self) -> None:
+        """Give up the current epoch: something failed in it, rings and slots may hold anything."""
+        self._void = True
+
+    def ensure_epoch(self) -> ControlView:
+        """Give all ranks fresh rings if the last epoch is void."""
+        if self._void or self.control is None:
+            self.epoch += 1
+            fd = control.create(len(self.handles), self.epoch)
+            try:
+                if self.control is not None:
+                    self.control.close()
+                self.control = ControlView(fd)
+                self.supervisor.epoch(fd, self.epoch)
+                for handle in self.handles:
+                    handle.send(Kind.COMMUNICATOR, Join(self.epoch, len(self.handles)), (fd,))
+            finally:
+                os.close(fd)
+            self._void = False
+        return self.control
+
+    # the end ------------------------------------------------------------------------------------------
+
+    def interrupt_all(self) -> None:
+        """Signal every rank; it takes effect only where a task was named to be interrupted."""
+        for handle in self.handles:
+            handle.signal(signal.SIGINT)
+
+    def stop(self) -> None:
+        """End every process and close everything; again is fine."""
+        if self._wake < 0:
+            return
+        for handle in self.handles:
+            handle.leave()
+        try:
+            sharing.current_store().disconnect(self.supervisor.broker)
+        finally:
+            self.supervisor.stop()
+            self._pump.stop()
+            for handle in self.handles:
+                handle.close()
+            self.supervisor.close()
+            if self.control is not None:
+                self.control.close()
+            os.close(self._wake)
+            self._wake = -1
+
+
+def _internal(error: Exception) -> InternalError:
+    internal = InternalError(f"the session's thread met {type(error).__name__}: {error}; please file a bug")
+    internal.__cause__ = error
+    return internal
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # the notebook's directory was removed
+        return "/"
+
+
+def _colors() -> str:
+    """Return the notebook's colour scheme, so that tracebacks look alike."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return str(getattr(shell, "colors", "nocolor"))

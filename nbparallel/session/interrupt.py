@@ -1,0 +1,81 @@
+"""Interrupts in the kernel: counting presses, and the ladder.
+
+While ranks run a task the kernel's own SIGINT handler only counts and wakes the waiting thread: nothing is
+torn down half-way by an exception at an arbitrary place.  The first press interrupts every running rank;
+the second names those that do not answer; the third, or five seconds, ends only those.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from nbparallel.session.rank_handle import RankHandle
+from nbparallel.wire.control import ControlView
+
+REPEAT_SECONDS = 0.5
+"""An interrupt that raised but was swallowed by the code it hit is sent again after this."""
+KILL_SECONDS = 5.0
+"""Ranks that have not stopped so long after the first press are ended."""
+
+
+class Presses:
+    """Counts SIGINT in the main thread while it is entered; elsewhere it does nothing."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._previous: Any = None
+        self._installed = False
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+            self._installed = True
+        return self
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self._wake()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._installed:
+            self._installed = False
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
+
+
+class Ladder:
+    """Interrupts ranks until they stop; one object for one task."""
+
+    def __init__(self, control: ControlView, task: int) -> None:
+        self._control = control
+        self._task = task
+        self._sequence: dict[int, int] = {}
+        self._sent: dict[int, float] = {}
+        self.since: float | None = None
+        """When the first interrupt was sent (`time.monotonic`)."""
+
+    def interrupt(self, handle: RankHandle) -> None:
+        """Interrupt one rank: the word first, then the signal."""
+        now = time.monotonic()
+        if self.since is None:
+            self.since = now
+        sequence = self._sequence.get(handle.rank, 0) + 1
+        self._sequence[handle.rank] = sequence
+        self._sent[handle.rank] = now
+        self._control.write_interrupt(handle.rank, self._task, sequence)
+        handle.signal(signal.SIGINT)
+
+    def repeat(self, handles: Iterable[RankHandle]) -> None:
+        """Interrupt again who was interrupted a while ago and still runs."""
+        now = time.monotonic()
+        for handle in handles:
+            sent = self._sent.get(handle.rank)
+            if sent is not None and now - sent >= REPEAT_SECONDS:
+                self.interrupt(handle)

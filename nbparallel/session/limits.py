@@ -1,0 +1,94 @@
+"""How many ranks this machine can hold, and how many CPUs are ours."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+RANK_BYTES = 24 << 20
+"""Private memory of a rank at rest (9 MB forked, 23 MB as a fresh interpreter), rounded up."""
+RANK_FILES = 6
+"""Descriptors that the kernel holds for one rank: socket, two pipes, pidfd, and room for segments."""
+MOST_RANKS = 512
+"""The control segment holds a ring for every ordered pair of ranks; beyond this it grows too large."""
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use: affinity and cgroup quota, at least 1."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, cpus if quota is None else min(cpus, int(quota)))
+
+
+def _cgroup_quota() -> float | None:
+    try:  # version 2
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else max(1.0, int(quota) / int(period))
+    except (OSError, ValueError):
+        pass
+    try:  # version 1
+        base = Path("/sys/fs/cgroup/cpu")
+        limit = int((base / "cpu.cfs_quota_us").read_text())
+        return None if limit <= 0 else max(1.0, limit / int((base / "cpu.cfs_period_us").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def check_world_size(world_size: int, running: int = 0) -> None:
+    """Refuse a number of ranks that this machine cannot hold.
+
+    Parameters
+    ----------
+    world_size : int
+        How many ranks there shall be.
+    running : int
+        How many of them exist already.
+
+    Raises
+    ------
+    TypeError
+        It is no integer.
+    ValueError
+        It is below 1, or more than the machine can hold; the message says which limit and what fits.
+    """
+    if isinstance(world_size, bool) or not hasattr(world_size, "__index__"):
+        raise TypeError(f"the number of ranks must be an integer, not {type(world_size).__name__}")
+    world_size = world_size.__index__()
+    if world_size < 1:
+        raise ValueError(f"there must be at least 1 rank, not {world_size}")
+    new = world_size - running
+    for most, reason in _limits(running):
+        if new > 0 and world_size > most:
+            raise ValueError(
+                f"{world_size} ranks do not fit this machine: {reason}; at most {max(most, 1)} do. "
+                f"More ranks than CPUs ({usable_cpus()} here) seldom help."
+            )
+
+
+def _limits(running: int) -> list[tuple[int, str]]:
+    limits = [(MOST_RANKS, f"a session has at most {MOST_RANKS}")]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 64
+    if files != resource.RLIM_INFINITY:
+        room = (files - used) // RANK_FILES
+        limits.append((running + room, f"the limit of open files is {files} (ulimit -n)"))
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if processes != resource.RLIM_INFINITY:
+        limits.append((processes // 2, f"the limit of processes is {processes} (ulimit -u)"))
+    free = _free_bytes()
+    if free is not None:
+        text = f"each needs about {RANK_BYTES >> 20} MB and {free >> 20} MB of memory are free"
+        limits.append((running + free // RANK_BYTES, text))
+    return limits
+
+
+def _free_bytes() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return None

@@ -1,0 +1,177 @@
+"""From what ranks reported to a `CellResult`, or to the error that the cell raises."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbparallel.errors import CellTimeoutError, RankDiedError
+from nbparallel.session import failures
+from nbparallel.session.rank_handle import Death, RankHandle
+from nbparallel.session.result import CellResult, RankResult
+from nbparallel.session.task_output import TaskOutput
+from nbparallel.session.task_run import TaskRun
+from nbparallel.session.values import RankValues, RemoteValue
+from nbparallel.wire.control import ControlView, State
+from nbparallel.wire.failures import Cause, RankFailure
+from nbparallel.wire.messages import Outcome
+
+
+def result_of(
+    run: TaskRun,
+    output: TaskOutput,
+    *,
+    seconds: float,
+    notes: tuple[str, ...],
+    loads: Callable[[Any], Any],
+    copied: Mapping[str, int],
+    shared: Mapping[str, int],
+) -> CellResult:
+    """Return what there is, failed or not; values are rebuilt here, once."""
+    ranks: dict[int, RankResult] = {}
+    values: dict[int, Any] = {}
+    for rank in sorted({*run.outcomes, *run.deaths}):
+        outcome = run.outcomes.get(rank)
+        value = None
+        if outcome is not None and outcome.has_value:
+            value = values[rank] = _value(outcome, loads)
+        ranks[rank] = RankResult(
+            rank=rank,
+            value=value,
+            text=outcome.text if outcome is not None else "",
+            stdout=output.text(rank, "stdout"),
+            stderr=output.text(rank, "stderr"),
+            displays=output.displays(rank),
+            seconds=outcome.wall_ns / 1e9 if outcome is not None else seconds,
+            wait_seconds=outcome.wait_ns / 1e9 if outcome is not None else 0.0,
+            error=None,
+        )
+    return CellResult(RankValues(values), ranks, seconds, notes, copied, shared)
+
+
+def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
+    if outcome.value is None:
+        return RemoteValue(outcome.text, outcome.value_error or "its value was not asked for")
+    try:
+        return loads(outcome.value)
+    except Exception as error:  # noqa: BLE001  rebuilding runs code of the user's classes
+        return RemoteValue(outcome.text, f"it cannot be rebuilt here: {type(error).__name__}: {error}")
+
+
+def raise_if_failed(
+    run: TaskRun, result: CellResult, handles: Mapping[int, RankHandle], control: ControlView
+) -> None:
+    """Raise what the cell has to raise, with `result` attached.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        The user interrupted; it carries ``.result``.
+    CellTimeoutError
+        The time-out ran out.
+    ParallelError
+        Ranks failed; one key for every rank that raised, the root cause first.
+    """
+    failed: dict[int, RankFailure] = {}
+    freed: dict[int, str] = {}
+    for rank, outcome in run.outcomes.items():
+        if outcome.ok:
+            continue
+        if outcome.interrupted and (rank in run.freed or run.interrupted or run.timed_out):
+            freed[rank] = "computed"
+        elif isinstance(outcome.failure, RankFailure):
+            failed[rank] = outcome.failure
+    for rank, death in run.deaths.items():
+        failed[rank] = death_failure(handles[rank], death, control)
+    if run.interrupted:
+        interrupt = KeyboardInterrupt("the cell was interrupted")
+        interrupt.result = result  # type: ignore[attr-defined]
+        raise interrupt
+    if run.timed_out:
+        raise CellTimeoutError("the cell's time-out ran out; its ranks were interrupted", result=result)
+    if not failed and freed:  # cannot be: somebody must have failed for others to be freed
+        failed = {rank: run.outcomes[rank].failure for rank in freed}
+    if failed:
+        raise failures.build(failed, freed, result)
+
+
+def death_failure(handle: RankHandle, death: Death, control: ControlView) -> RankFailure:
+    """Return the failure of a rank whose process ended."""
+    line = None
+    phase = ""
+    if handle.rank < control.world_size:
+        slot = control.read_slot(handle.rank)
+        if slot.readable and slot.state is State.WAITING:
+            line = slot.line or None
+            phase = f" in {slot.operation.name.lower()}" + (f" on line {line}" if line else "")
+    tail, crash_line = last_words(handle.stderr_tail)
+    if line is None and crash_line is not None:
+        line, phase = crash_line, f" on line {crash_line}"
+    message = f"rank {handle.rank} (process {death.pid}) {describe_death(death)}{phase}"
+    if tail:
+        message += f"; its last words on stderr:\n{tail}"
+    error = RankDiedError(
+        message,
+        rank=handle.rank,
+        pid=death.pid,
+        exit_code=death.exit_code,
+        signal_name=death.signal_name,
+        line=line,
+        stderr=tail,
+    )
+    return RankFailure(
+        rank=handle.rank,
+        time_ns=int(death.seen * 1e9),
+        ename="RankDiedError",
+        evalue=message,
+        exception=pickle.dumps(error),
+        traceback=(),
+        frames=(),
+        cause=Cause.DIED,
+    )
+
+
+_CELL_FRAME = re.compile(r'File "<nbparallel cell \d+>", line (\d+)')
+
+
+def last_words(stderr: str) -> tuple[str, int | None]:
+    """Return what is worth showing of a dead rank's stderr, and the cell's line if faulthandler names it.
+
+    Of faulthandler's report that is the user's part of the stack: what called the cell is ours.
+    """
+    lines = stderr.strip().splitlines()
+    begin = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    if begin is None:
+        return "\n".join(lines[-10:]), None
+    shown, cell_line = lines[max(0, begin - 5) : begin], None
+    for line in lines[begin:]:
+        found = _CELL_FRAME.search(line)
+        if found:
+            cell_line = cell_line or int(found[1])
+            line = line.replace(line[line.index('"') : line.rindex('"') + 1], "of the cell")
+        shown.append(line)
+        if found:
+            break
+    return "\n".join(shown[:20]), cell_line
+
+
+_LIKELY = {
+    "SIGKILL": "killed by SIGKILL: by hand, or by the system because memory ran out",
+    "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own",
+    "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone",
+    "SIGABRT": "aborted (SIGABRT): C code gave up",
+    "SIGFPE": "crashed (SIGFPE): C code divided by zero",
+    "SIGTERM": "was ended by SIGTERM",
+}
+
+
+def describe_death(death: Death) -> str:
+    """Return a sentence's end: ``was killed by SIGKILL …``."""
+    name = death.signal_name
+    if name is not None:
+        return "was " + _LIKELY[name] if name == "SIGKILL" else _LIKELY.get(name, f"was ended by {name}")
+    if death.exit_code is None:
+        return "ended; nobody saw how"
+    return f"ended itself with exit code {death.exit_code} (os._exit, or C code that calls exit)"

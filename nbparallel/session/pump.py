@@ -1,0 +1,109 @@
+"""Pump: the session's one thread, which reads everything that ranks and supervisor send."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+
+class Pump:
+    """A poll loop in a daemon thread.
+
+    Notes
+    -----
+    `watch`, `unwatch` and `call` may be called from any thread; callbacks run in the pump's.  It sleeps
+    without a time-out while nothing is due: an idle session costs no CPU.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
+        self._on_error = on_error
+        self._poll = select.poll()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._due: float | None = None
+        self._on_due: Callable[[], None] = lambda: None
+        self._stopping = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._wake, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever `fd` is readable or at its end."""
+        self.call(lambda: self._register(fd, callback))
+
+    def _register(self, fd: int, callback: Callable[[], None]) -> None:
+        self._callbacks[fd] = callback
+        self._poll.register(fd, select.POLLIN)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching `fd`; only from a callback."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` in the pump's thread, soon."""
+        self._calls.append(function)
+        os.eventfd_write(self._wake, 1)
+
+    def later(self, due: float, function: Callable[[], None]) -> None:
+        """Run `function` at `due` (`time.monotonic`) if nothing earlier is set; only from a callback."""
+        if self._due is None or due < self._due:
+            self._due, self._on_due = due, function
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in the pump's thread."""
+        return threading.current_thread() is self._thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            timeout = None
+            if self._due is not None:
+                timeout = max(0.0, (self._due - time.monotonic()) * 1000)
+            for fd, _ in self._poll.poll(timeout):
+                if fd == self._wake:
+                    self._drain_wake()
+                else:
+                    callback = self._callbacks.get(fd)
+                    if callback is not None:
+                        self._guard(callback)
+            while self._calls:
+                self._guard(self._calls.popleft())
+            if self._due is not None and time.monotonic() >= self._due:
+                self._due = None
+                self._guard(self._on_due)
+
+    def _guard(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001  one bad callback must not end the thread: all would hang
+            self._on_error(error)
+
+    def _drain_wake(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+
+    def stop(self) -> None:
+        """End the thread and wait for it; again is fine."""
+        if self._stopping:
+            return
+
+        def end() -> None:
+            self._stopping = True
+
+        if self._thread.is_alive():
+            self.call(end)
+            if not self.is_current:
+                self._thread.join()
+        self._stopping = True
+        os.close(self._wake)

@@ -1,0 +1,252 @@
+"""RankHandle: the kernel's end of one rank."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbparallel.channel import Channel
+from nbparallel.errors import ChannelClosedError
+from nbparallel.session.pump import Pump
+from nbparallel.session.task_output import Decoder, TaskOutput
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.messages import Display, Outcome, Stream
+
+COALESCE_SECONDS = 0.05
+"""Text is passed on at most this often, so that a print loop does not flood the front end."""
+READ_BYTES = 1 << 16
+"""A pipe holds as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a rank's process ended."""
+
+    pid: int
+    """Its process id, 0 if it never had one."""
+    exit_code: int | None
+    """What it passed to exit; None if a signal ended it."""
+    signal_number: int | None
+    """The signal; None if it exited."""
+    announced: bool
+    """Whether it had come so far as to announce itself."""
+    seen: float
+    """`time.monotonic` when the kernel heard of it."""
+
+    @property
+    def signal_name(self) -> str | None:
+        """``"SIGKILL"`` and so on."""
+        if self.signal_number is None:
+            return None
+        try:
+            return signal.Signals(self.signal_number).name
+        except ValueError:
+            return f"signal {self.signal_number}"
+
+
+class RankHandle:
+    """Owns the socket, both pipes and the pidfd of one process of a rank.
+
+    Its callbacks run in the pump's thread; `send`, `signal` and the plain attributes are for any thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        client: int,
+        pump: Pump,
+        *,
+        post: Callable[[RankHandle, Any], None],
+        output_of: Callable[[int], TaskOutput | None],
+    ) -> None:
+        self.rank = rank
+        self.client = client
+        self.pid = 0
+        self.pidfd = -1
+        self.ready = False
+        self.death: Death | None = None
+        self.task = 0
+        """Number of the task that it runs, or ran last."""
+        self.busy = False
+        self._pump = pump
+        self._post = post
+        self._output_of = output_of
+        mine, theirs = Channel.pair()
+        self.channel = Channel(mine)
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        self.stderr_tail = ""
+        self._pipes = {"stdout": out_read, "stderr": err_read}
+        self._decoders = {"stdout": Decoder(), "stderr": Decoder()}
+        self._pending: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._flushed = 0.0
+        self._theirs: list[int] = [theirs.detach(), out_write, err_write]
+        for name, fd in self._pipes.items():
+            os.set_blocking(fd, False)
+            pump.watch(fd, lambda name=name: self._on_pipe(name))  # type: ignore[misc]
+        pump.watch(self.channel.fileno(), self._on_socket)
+
+    def give_away(self) -> list[int]:
+        """Return the rank's ends (socket, stdout, stderr); call `close_theirs` once they are sent."""
+        return self._theirs
+
+    def close_theirs(self) -> None:
+        """Close the rank's ends here."""
+        while self._theirs:
+            os.close(self._theirs.pop())
+
+    # the pump's thread --------------------------------------------------------------------------------
+
+    def _on_pipe(self, name: str) -> None:
+        self._on_socket()  # a frame that is there was sent before these bytes were written (engine/output.py)
+        fd = self._pipes.get(name)
+        if fd is None:
+            return
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        text = self._decoders[name].feed(data, final=not data)
+        if text:
+            self._take(name, text)
+        if not data:
+            self._close_pipe(name)
+
+    def _take(self, name: str, text: str) -> None:
+        if name == "stderr":
+            self.stderr_tail = (self.stderr_tail + text)[-4000:]
+        other = "stderr" if name == "stdout" else "stdout"
+        if self._pending[other]:
+            self.flush()  # keeps the order of both streams
+        self._pending[name].append(text)
+        now = time.monotonic()
+        if now - self._flushed >= COALESCE_SECONDS:
+            self.flush()
+        else:
+            self._pump.later(self._flushed + COALESCE_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Pass on the text that waits; only in the pump's thread."""
+        output = self._output_of(self.task)
+        for name, pending in self._pending.items():
+            if pending:
+                text = "".join(pending)
+                pending.clear()
+                self._flushed = time.monotonic()
+                if output is not None:
+                    output.stream(self.rank, name, text)
+
+    def _on_socket(self) -> None:
+        while True:
+            try:
+                frame = self.channel.receive_nowait()
+            except ChannelClosedError:
+                self._pump.forget(self.channel.fileno())
+                return
+            if frame is None:
+                return
+            try:
+                self._handle(frame)
+            finally:
+                frame.close()
+
+    def _handle(self, frame: Frame) -> None:
+        self.flush()
+        if frame.kind is Kind.RANK_READY:
+            self.ready = True
+            self._post(self, "ready")
+            return
+        message = pickle.loads(frame.payload)
+        if isinstance(message, Outcome):
+            self._drain_pipes()
+            self.busy = False
+            self._post(self, message)
+        elif isinstance(message, Display):
+            output = self._output_of(message.number)
+            if output is not None:
+                output.display(self.rank, message)
+        elif isinstance(message, Stream):
+            output = self._output_of(message.number)
+            if output is not None:
+                output.stream(self.rank, message.name, message.text)
+
+    def _drain_pipes(self) -> None:
+        """Read what both pipes hold: after an outcome or a death nothing of that task is left behind."""
+        for name, fd in list(self._pipes.items()):
+            while True:
+                try:
+                    data = os.read(fd, READ_BYTES)
+                except BlockingIOError:
+                    break
+                if not data:
+                    self._close_pipe(name)
+                    break
+                text = self._decoders[name].feed(data)
+                if text:
+                    self._take(name, text)
+        self.flush()
+
+    def _close_pipe(self, name: str) -> None:
+        fd = self._pipes.pop(name, None)
+        if fd is not None:
+            self._pump.forget(fd)
+            os.close(fd)
+
+    def died(self, death: Death) -> None:
+        """Take note of the end of the process; only in the pump's thread."""
+        self._on_socket()  # what it sent before it died counts
+        self._drain_pipes()
+        self.death = death
+        self.busy = False
+        self._post(self, death)
+
+    # any thread ---------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs, as far as the kernel has heard."""
+        return self.death is None
+
+    def send(self, kind: Kind, message: Any, fds: tuple[int, ...] = (), *, epoch: int = 0) -> None:
+        """Send a message; one to a rank that died meanwhile is dropped: its death is under way."""
+        try:
+            self.channel.send(
+                kind, pickle.dumps(message, 5), fds=fds, epoch=epoch, abandon=lambda: not self.alive
+            )
+        except ChannelClosedError:
+            pass
+
+    def leave(self) -> None:
+        """Ask an idle rank to go."""
+        try:
+            self.channel.send(Kind.LEAVE, abandon=lambda: True)
+        except ChannelClosedError:
+            pass
+
+    def signal(self, number: int) -> None:
+        """Signal exactly this process, never another one that got its pid (pidfd_send_signal(2))."""
+        if self.pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                pass  # dead already
+
+    def close_later(self) -> None:
+        """Close everything, from the pump's thread."""
+        self._pump.call(self.close)
+
+    def close(self) -> None:
+        """Close everything; the pump no longer runs, or this is its thread."""
+        self.close_theirs()
+        for name in list(self._pipes):
+            self._close_pipe(name)
+        self._pump.forget(self.channel.fileno())
+        self.channel.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1

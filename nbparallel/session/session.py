@@ -1,0 +1,472 @@
+"""Session: ranks in the hands of a notebook, a script or a test.
+
+::
+
+    In this process                                   |  Other processes
+    --------------------------------------------------+-----------------------------------------
+    Session ── TaskRun (waits)                        |
+       │                                              |
+      Crew ─── SupervisorProcess ──────control────────+── supervisor ── template
+       │  └─── Pump (one thread) ◄──pipes, sockets────+── rank 0 … rank n-1
+       └────── RankHandle 0 … n-1 ──cells─────────────+──►   (children of the supervisor)
+
+A task (a cell, a call, a pull) goes to every rank that takes part; the pump takes what they print, show and
+report; the waiting thread sleeps until all have reported, died, or were ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from nbparallel import sharing
+from nbparallel.errors import ForkedRankError, NbParallelError, rank_list
+from nbparallel.session import outcomes, source, statistics
+from nbparallel.session.crew import Crew
+from nbparallel.session.interrupt import Presses
+from nbparallel.session.limits import check_world_size, usable_cpus
+from nbparallel.session.names import Names
+from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.result import CellResult
+from nbparallel.session.sink import OutputSink
+from nbparallel.session.task_output import TaskOutput
+from nbparallel.session.task_run import TaskRun
+from nbparallel.session.values import RankValues
+from nbparallel.transfer import pickling
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.messages import CallTask, CellTask, NamesTask, PullTask, PushTask, Task
+
+KEPT_OUTPUTS = 200
+"""Tasks whose late output still finds its cell."""
+START_METHODS = ("forkserver", "spawn")
+
+
+class Session:
+    """Ranks that run cells and functions and share this process's arrays.
+
+    Parameters
+    ----------
+    world_size : int, optional
+        How many ranks; by default one for each CPU that this process may use.
+    start_method : {"forkserver", "spawn"}
+        Fork ranks from a process that has everything imported (fast), or start fresh interpreters.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `world_size` is no positive integer, or more than this machine can hold.
+
+    Notes
+    -----
+    One thread at a time may run something; another one gets a `RuntimeError`.  In a forked child every
+    method raises `ForkedRankError`.  The ranks start with the first use, or with ``with``; `stop` ends every
+    process.  A script needs no ``if __name__ == "__main__"``.
+
+    Examples
+    --------
+    >>> with Session(2) as session:  # doctest: +SKIP
+    ...     session.run("x = all_reduce(rank)")
+    ...     session.pull("x")
+    [1, 1]
+    """
+
+    def __init__(self, world_size: int | None = None, *, start_method: str = "forkserver") -> None:
+        size = usable_cpus() if world_size is None else world_size
+        check_world_size(size)
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
+        self._size = int(size)
+        self._start_method = start_method
+        self._pid = os.getpid()
+        self._id = secrets.token_hex(7)
+        self._seed = secrets.randbits(64)
+        self._crew: Crew | None = None
+        self._names = Names(sharing.current_store())
+        self._outputs: dict[int, TaskOutput] = {}
+        self._number = 0
+        self._busy = threading.Lock()
+        self._closed = False
+
+    # life ---------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `stop` was called."""
+        return self._closed
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._size
+
+    @property
+    def started(self) -> bool:
+        """Whether ranks have been started."""
+        return self._crew is not None
+
+    def start(self) -> None:
+        """Start the ranks now rather than with the first use; again is fine.
+
+        Raises
+        ------
+        StartError
+            A rank ended before it was ready; nothing is left running.
+        """
+        with self._exclusively():
+            self._ensure()
+
+    def stop(self) -> None:
+        """End every process of the session; again is fine.  Arrays in this process stay as they are."""
+        if os.getpid() != self._pid:
+            return  # a forked child owns nothing
+        self._closed = True
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._closed else "running" if self.started else "not started yet"
+        return f"<Session of {rank_list(range(self._size))}, {state}>"
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        if os.getpid() != self._pid:
+            raise ForkedRankError(
+                f"this process ({os.getpid()}) was forked from {self._pid}, which alone may use the session"
+            )
+        if self._closed:
+            raise RuntimeError("this session was stopped; make a new one")
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("the ranks are busy with another cell; wait for it or interrupt it")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _ensure(self) -> tuple[Crew, list[str]]:
+        """Return a crew whose ranks all live, and what had to be done for it."""
+        notes: list[str] = []
+        if self._crew is not None and self._crew.lost:
+            crew, self._crew = self._crew, None
+            crew.stop()
+            self._names.forget_all()
+            notes.append(
+                "the supervisor process had died and the ranks with it; new ones are running, "
+                "their variables are gone"
+            )
+        if self._crew is None:
+            crew = Crew(self._id, self._start_method, self._seed, self._outputs.get)
+            try:
+                crew.start(list(range(self._size)), self._size)
+            except BaseException:
+                crew.stop()
+                raise
+            self._crew = crew
+            return crew, notes
+        notes += self._revive(self._crew)
+        return self._crew, notes
+
+    def _revive(self, crew: Crew) -> list[str]:
+        dead = [(handle.rank, handle.death) for handle in crew.dead()]
+        if not dead:
+            return []
+        for rank, _ in dead:
+            self._names.forget(rank)
+        crew.start([rank for rank, _ in dead], self._size)
+        return [
+            f"rank {rank} {outcomes.describe_death(death)}; it is back with its number, "
+            "its variables are gone"
+            for rank, death in dead
+            if death is not None
+        ]
+
+    # running ------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        cell: str,
+        *,
+        ranks: Sequence[int] | None = None,
+        namespace: MutableMapping[str, Any] | None = None,
+        share: Sequence[str] = (),
+        timeout: float | None = None,
+        sink: OutputSink | None = None,
+        execution_count: int | None = None,
+        line_offset: int = 0,
+        want_values: bool = True,
+        seed: int | None = None,
+    ) -> CellResult:
+        """Run a cell's source on the ranks and wait for all of them.
+
+        Parameters
+        ----------
+        cell : str
+            Source as in a notebook's cell: magics, ``!cmd`` and top-level ``await`` work.
+        ranks : sequence of int, optional
+            Who runs it; by default all.  The others are not disturbed.
+        namespace : mutable mapping, optional
+            Where the cell's free names are looked up, as DESIGN's "How names reach the ranks" says; arrays
+            found there are moved into shared memory and re-bound.  By default nothing is looked up.
+        share : sequence of str
+            Names of arrays in `namespace` that ranks may write from now on.
+        timeout : float, optional
+            Seconds after which the ranks are interrupted.
+        sink : OutputSink, optional
+            Takes output while the cell runs; the result holds it in any case.
+        execution_count, line_offset : int
+            The notebook's ``In[n]`` and the lines above `cell` in it, for tracebacks.
+        want_values : bool
+            Whether the last expression's values travel back.
+        seed : int, optional
+            Reseed every rank's random streams first.
+
+        Returns
+        -------
+        CellResult
+
+        Raises
+        ------
+        SyntaxError
+            The cell does not compile; nothing was sent.
+        ParallelError
+            Ranks failed; ``.errors`` maps rank to exception, the root cause first, ``.result`` is what
+            there was.
+        KeyboardInterrupt
+            It was interrupted; ``.result`` too.
+        CellTimeoutError
+            The time-out ran out.
+        """
+        source.check(cell, line_offset=line_offset, execution_count=execution_count)
+        with self._exclusively():
+            started = time.monotonic()
+            crew, notes = self._ensure()
+            who = self._who(ranks)
+            preparation = None
+            if namespace is not None:
+                preparation = self._names.prepare(cell, namespace, who, share)
+                notes += preparation.notes
+            number = self._next_number()
+
+            def make(rank: int) -> Task:
+                updates = preparation.updates.get(rank, ()) if preparation is not None else ()
+                count = number if execution_count is None else execution_count
+                return CellTask(number, who, tuple(updates), want_values, seed, cell, line_offset, count)
+
+            result = self._perform(
+                crew,
+                number,
+                who,
+                make,
+                notes=notes,
+                sink=sink,
+                timeout=timeout,
+                started=started,
+                copied=preparation.copied_nbytes if preparation is not None else {},
+                shared=preparation.shared_nbytes if preparation is not None else {},
+            )
+            del preparation  # what it kept alive has arrived
+            return result
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call ``function(*args)`` on every rank; return the results in rank order.
+
+        Functions of ``__main__`` travel by value with their globals; shared arrays arrive as the same
+        memory.  Raises as `run` does.
+        """
+        with self._exclusively():
+            crew, notes = self._ensure()
+            pickled = pickling.dumps((function, args), sharing.current_store(), broker=crew.supervisor.broker)
+            who, number = self._who(None), self._next_number()
+            result = self._perform(
+                crew, number, who, lambda _: CallTask(number, who, (), True, None, pickled.data), notes=notes
+            )
+            return [result.ranks[rank].value for rank in who]
+
+    def pull(self, name: str) -> RankValues:
+        """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{name!r} is no variable's name")
+        with self._exclusively():
+            crew, notes = self._ensure()
+            who, number = self._who(None), self._next_number()
+            task = PullTask(number, who, (), True, None, name)
+            return self._perform(crew, number, who, lambda _: task, notes=notes).values
+
+    def push(self, **values: Any) -> None:
+        """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
+        with self._exclusively():
+            crew, notes = self._ensure()
+            pickled = pickling.dumps(values, sharing.current_store(), broker=crew.supervisor.broker)
+            who, number = self._who(None), self._next_number()
+            task = PushTask(number, who, (), False, None, pickled.data)
+            self._perform(crew, number, who, lambda _: task, notes=notes)
+
+    def _who(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
+        if ranks is None:
+            return tuple(range(self._size))
+        wrong = [rank for rank in ranks if not 0 <= rank < self._size]
+        if wrong or not ranks:
+            raise ValueError(f"there are {rank_list(range(self._size))}, not {list(ranks)}")
+        return tuple(sorted(set(ranks)))
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _perform(
+        self,
+        crew: Crew,
+        number: int,
+        who: tuple[int, ...],
+        make: Callable[[int], Task],
+        *,
+        notes: list[str],
+        sink: OutputSink | None = None,
+        timeout: float | None = None,
+        started: float | None = None,
+        copied: Mapping[str, int] | None = None,
+        shared: Mapping[str, int] | None = None,
+    ) -> CellResult:
+        begin = time.monotonic() if started is None else started
+        output = self._outputs[number] = TaskOutput(number, sink)
+        while len(self._outputs) > KEPT_OUTPUTS:
+            del self._outputs[next(iter(self._outputs))]
+        for note in notes:
+            output.note(note)
+        control = crew.ensure_epoch()
+        handles: dict[int, RankHandle] = {rank: crew.handles[rank] for rank in who}
+        run = TaskRun(
+            number,
+            handles,
+            output,
+            control,
+            next_event=crew.next_event,
+            kill=crew.supervisor.kill,
+            timeout=timeout,
+        )
+        with Presses(crew.wake) as presses:
+            for rank, handle in handles.items():
+                handle.task, handle.busy = number, True
+                handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
+            try:
+                run.wait(presses)
+                crew.check()
+            except NbParallelError:
+                crew.void()
+                raise
+        for outcome in run.outcomes.values():
+            self._names.delivered(outcome.rank)
+            for note in outcome.notes:
+                if note not in notes:
+                    notes.append(note)
+                    output.note(note)
+        output.finish()
+        store = sharing.current_store()
+        broker = crew.supervisor.broker
+        result = outcomes.result_of(
+            run,
+            output,
+            seconds=time.monotonic() - begin,
+            notes=tuple(notes),
+            loads=lambda value: pickling.loads(value, store, broker=broker),
+            copied=copied or {},
+            shared=shared or {},
+        )
+        if not all(outcome.ok for outcome in run.outcomes.values()) or run.deaths:
+            crew.void()
+        store.drain()
+        outcomes.raise_if_failed(run, result, handles, control)
+        return result
+
+    # ranks --------------------------------------------------------------------------------------------
+
+    def restart(self, rank: int | None = None) -> None:
+        """Give one rank, or all, a fresh process under the same number; the others keep their variables."""
+        with self._exclusively():
+            if self._crew is None:
+                return
+            if rank is None:
+                crew, self._crew = self._crew, None
+                crew.stop()
+                self._names.forget_all()
+            else:
+                (rank,) = self._who([rank])
+                if not self._crew.lost:
+                    self._crew.end(self._crew.handles[rank])
+            self._ensure()
+
+    def resize(self, world_size: int) -> None:
+        """Grow to `world_size` ranks, or shrink from the top.
+
+        Raises
+        ------
+        ValueError
+            Ranks that would have to go hold variables of the user's, or the machine cannot hold so many.
+        """
+        check_world_size(world_size, self._size)
+        with self._exclusively():
+            if self._crew is None:
+                self._size = int(world_size)
+                return
+            crew, _ = self._ensure()
+            if world_size > self._size:
+                crew.start(list(range(self._size, world_size)), world_size)
+            elif world_size < self._size:
+                self._shrink(crew, world_size)
+            self._size = int(world_size)
+
+    def _shrink(self, crew: Crew, world_size: int) -> None:
+        who, number = tuple(range(world_size, self._size)), self._next_number()
+        task = NamesTask(number, who, (), True, None)
+        result = self._perform(crew, number, who, lambda _: task, notes=[])
+        holding = {rank: names for rank, names in result.values.items() if names}
+        if holding:
+            rank, names = next(iter(holding.items()))
+            raise ValueError(
+                f"{rank_list(holding)} would have to go but hold variables (rank {rank}: "
+                f"{', '.join(names[:5])}{' …' if len(names) > 5 else ''}); use -r to run on fewer ranks, "
+                "or %parallel_stop first"
+            )
+        for rank in who:
+            self._names.forget(rank)
+        crew.shrink(world_size)
+
+    def interrupt(self) -> None:
+        """Interrupt the running task from another thread, as the notebook's stop button does."""
+        import _thread
+
+        if self._busy.locked():
+            _thread.interrupt_main()
+
+    def share_names(self, names: Sequence[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
+        """Move arrays of `namespace` into shared memory, writable by ranks; return notes."""
+        with self._exclusively():
+            return tuple(self._names.share(names, namespace))
+
+    def statistics(self) -> statistics.SessionStatistics:
+        """Return a frozen picture of the session; waits for nobody, works while a cell runs.
+
+        Raises
+        ------
+        RuntimeError
+            The ranks were not started, or were stopped.
+        """
+        crew = self._crew
+        if crew is None:
+            raise RuntimeError("no ranks are running; the first cell starts them")
+        return statistics.take(self._id, self._start_method, crew)

@@ -1,0 +1,109 @@
+"""SessionStatistics: a frozen picture of a session, for people, widgets and tests."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from nbparallel import sharing
+from nbparallel.session.crew import Crew
+from nbparallel.session.rank_handle import RankHandle
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatistics:
+    """One rank at one moment."""
+
+    rank: int
+    """Its number."""
+    pid: int
+    """Its process."""
+    state: str
+    """``idle``, ``computing``, ``waiting``, ``dead`` …"""
+    rss_nbytes: int
+    """Memory that it has in RAM, shared pages included."""
+    private_nbytes: int
+    """Of it, memory that is its alone."""
+    threads: int
+    """Threads of the process."""
+    operation: str
+    """The operation that it waits in, or an empty string."""
+    line: int
+    """The line of the cell of that operation; 0 unknown."""
+    task: int
+    """Number of the task that it runs or ran last."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    """A session at one moment."""
+
+    session: str
+    """Its id."""
+    start_method: str
+    """``forkserver`` or ``spawn``."""
+    world_size: int
+    """How many ranks it has."""
+    epoch: int
+    """Counts communicators: a failure starts a new one."""
+    strategy: str
+    """Sharing strategy for new arrays."""
+    supervisor_pid: int
+    """Process that starts and watches the ranks."""
+    template_pid: int
+    """Process that ranks are forked from; 0 without one."""
+    ranks: tuple[RankStatistics, ...]
+    """All ranks, in order."""
+    segments: tuple[Any, ...]
+    """Shared memory that this process maps (`sharing.SegmentStatistics`)."""
+    shared_nbytes: int
+    """Its bytes."""
+    descriptors: int
+    """Open files of this process."""
+    descriptor_limit: int
+    """How many it may have (``ulimit -n``)."""
+
+
+def take(session: str, start_method: str, crew: Crew) -> SessionStatistics:
+    """Return a picture of the session now; waits for nobody."""
+    import resource
+
+    segments = tuple(sharing.current_store().segments())
+    return SessionStatistics(
+        session=session,
+        start_method=start_method,
+        world_size=len(crew.handles),
+        epoch=crew.epoch,
+        strategy=sharing.get_sharing_strategy(),
+        supervisor_pid=crew.supervisor.pid,
+        template_pid=crew.supervisor.template_pid,
+        ranks=tuple(_rank(handle, crew) for handle in crew.handles),
+        segments=segments,
+        shared_nbytes=sum(segment.nbytes for segment in segments),
+        descriptors=len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
+        descriptor_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+
+
+def _rank(handle: RankHandle, crew: Crew) -> RankStatistics:
+    import psutil
+
+    state, operation, line = ("idle" if not handle.busy else "computing"), "", 0
+    if handle.busy and crew.control is not None and handle.rank < crew.control.world_size:
+        slot = crew.control.read_slot(handle.rank)
+        if slot.readable and slot.state.name == "WAITING":
+            state, operation, line = "waiting", slot.operation.name.lower(), slot.line
+    rss = private = threads = 0
+    if handle.death is not None:
+        state = "dead"
+    else:
+        try:
+            process = psutil.Process(handle.pid)
+            memory = process.memory_info()
+            rss, private, threads = memory.rss, memory.rss - memory.shared, process.num_threads()
+            if process.status() == psutil.STATUS_STOPPED:
+                state = "stopped"
+        except psutil.Error:
+            state = "dead"
+    return RankStatistics(handle.rank, handle.pid, state, rss, private, threads, operation, line, handle.task)

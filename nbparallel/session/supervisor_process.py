@@ -1,0 +1,191 @@
+"""SupervisorProcess: the kernel's end of the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nbparallel.channel import Channel
+from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.errors import ChannelClosedError
+from nbparallel.session import boot
+from nbparallel.session.leftovers import end_marked
+from nbparallel.session.pump import Pump
+from nbparallel.session.rank_handle import Death, RankHandle
+from nbparallel.wire.frames import Frame, Kind
+
+STOP_SECONDS = 2.0
+"""How long an orderly stop may take before the supervisor itself is killed (its ranks die with it)."""
+
+
+class SupervisorProcess:
+    """Owns the process, the control channel and the kernel's segment channel.
+
+    Parameters
+    ----------
+    on_start_failed : callable
+        Called in the pump's thread with a sentence when the template could not start.
+    on_death : callable
+        Called in the pump's thread when the supervisor ended without being asked to.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        start_method: str,
+        hash_seed: int,
+        pump: Pump,
+        *,
+        on_start_failed: Callable[[str], None],
+        on_death: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._pump = pump
+        self._on_start_failed, self._on_death = on_start_failed, on_death
+        self._ranks: dict[int, RankHandle] = {}
+        self.template_pid = 0
+        self.stopping = False
+        self.dead = False
+        control, control_theirs = Channel.pair()
+        segments, segments_theirs = Channel.pair()
+        self.control = Channel(control)
+        self.broker = SegmentClient(Channel(segments), client=0)
+        # what supervisor and template say before they can say it properly; read when a start fails
+        self._log = os.memfd_create("nbp-log", os.MFD_CLOEXEC)
+        kernel = os.pidfd_open(os.getpid())
+        try:
+            given = [control_theirs.fileno(), segments_theirs.fileno(), kernel, self._log]
+            self._popen = subprocess.Popen(
+                [*boot.supervisor_argv(), *map(str, given)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=given,
+                start_new_session=True,  # Jupyter signals the kernel's process group; this is none of it
+                cwd="/",
+                env=boot.environment(session, hash_seed),
+            )
+        except BaseException:
+            self.control.close()
+            self.broker.close()
+            os.close(self._log)
+            raise
+        finally:
+            os.close(kernel)
+            control_theirs.close()
+            segments_theirs.close()
+        self.pid = self._popen.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        pump.watch(self._pidfd, self._on_pidfd)
+        pump.watch(self.control.fileno(), self._on_control)
+        hello = {
+            "session": session,
+            "start_method": start_method,
+            "template": boot.template_argv(),
+            "engine": boot.engine_argv(),
+        }
+        self._send(Kind.HELLO, hello)
+
+    # requests -----------------------------------------------------------------------------------------
+
+    def spawn(self, handle: RankHandle) -> None:
+        """Start a rank's process; READY or DIED will tell how it went."""
+        self._ranks[handle.client] = handle
+        fds = handle.give_away()
+        self._send(Kind.SPAWN, {"rank": handle.rank, "client": handle.client}, fds)
+        handle.close_theirs()
+
+    def epoch(self, control_segment: int, epoch: int) -> None:
+        """Hand over the control segment in which the supervisor records deaths."""
+        self.control.send(Kind.EPOCH, fds=[control_segment], epoch=epoch, abandon=lambda: self.dead)
+
+    def kill(self, handle: RankHandle) -> None:
+        """End a rank at once."""
+        self._send(Kind.KILL, {"client": handle.client})
+
+    def _send(self, kind: Kind, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        try:
+            payload = json.dumps(message).encode()
+            self.control.send(kind, payload, fds=fds or (), abandon=lambda: self.dead)
+        except ChannelClosedError:
+            pass  # its death is under way, and told by its pidfd
+
+    def log(self) -> str:
+        """Return the end of what supervisor and template wrote."""
+        size = os.fstat(self._log).st_size
+        return os.pread(self._log, 4000, max(0, size - 4000)).decode("utf-8", "backslashreplace").strip()
+
+    # the pump's thread --------------------------------------------------------------------------------
+
+    def _on_control(self) -> None:
+        while True:
+            try:
+                frame = self.control.receive_nowait()
+            except ChannelClosedError:
+                self._pump.forget(self.control.fileno())
+                return
+            if frame is None:
+                return
+            try:
+                self._handle(frame)
+            finally:
+                frame.close()
+
+    def _handle(self, frame: Frame) -> None:
+        said = json.loads(frame.payload) if frame.payload else {}
+        if frame.kind is Kind.READY:
+            handle = self._ranks.get(said["client"])
+            if handle is not None:
+                handle.pid = said["pid"]
+                handle.pidfd = frame.fds.pop(0)
+                self.template_pid = said["template"]
+        elif frame.kind is Kind.DIED:
+            handle = self._ranks.pop(said["client"], None)
+            if handle is not None:
+                pid, code, number = said["pid"], said["exit_code"], said["signal"]
+                handle.died(Death(pid, code, number, said["announced"], time.monotonic()))
+        elif frame.kind is Kind.START_FAILED:
+            how = f"exit code {said['exit_code']}" if said["signal"] is None else f"signal {said['signal']}"
+            self._on_start_failed(f"the template process ended with {how}")
+
+    def _on_pidfd(self) -> None:
+        self._on_control()  # deaths that it told before its own
+        self._pump.forget(self._pidfd)
+        self.dead = True
+        if not self.stopping:
+            self._on_death()
+        for handle in list(self._ranks.values()):
+            # they have died with it (parent-death signal), but nobody saw how
+            handle.died(Death(handle.pid, None, 9, handle.ready, time.monotonic()))
+        self._ranks.clear()
+
+    # the end ------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End ranks, template and supervisor; returns when none of them is left (≤ 2 s, as a rule less)."""
+        self.stopping = True
+        if not self.dead:
+            try:
+                self.control.send(Kind.STOP, abandon=lambda: True)
+            except ChannelClosedError:
+                pass
+        try:
+            self._popen.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        except ChildProcessError:
+            pass  # the notebook's own code has reaped it
+        self.dead = True
+        end_marked(self._session)
+
+    def close(self) -> None:
+        """Close every descriptor; the pump no longer runs."""
+        self.control.close()
+        self.broker.close()
+        os.close(self._pidfd)
+        os.close(self._log)

@@ -1,0 +1,146 @@
+"""TaskRun: waiting for one task on its ranks; first failure, interrupts, deaths, time-out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbparallel.errors import rank_list
+from nbparallel.session.interrupt import KILL_SECONDS, Ladder, Presses
+from nbparallel.session.rank_handle import Death, RankHandle
+from nbparallel.session.task_output import TaskOutput
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.messages import Outcome
+
+GRACE_SECONDS = 1.0
+"""After the first failure ranks that still compute are left alone for so long."""
+SLICE_SECONDS = 0.25
+"""The waiting thread looks around at least this often while something may be due."""
+
+
+class TaskRun:
+    """One task on its way.
+
+    Parameters
+    ----------
+    handles : Mapping[int, RankHandle]
+        The ranks that take part.
+    next_event : callable
+        ``next_event(timeout)`` returns (handle, message) or None.
+    kill : callable
+        Ends a rank at once.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        handles: Mapping[int, RankHandle],
+        output: TaskOutput,
+        control: ControlView,
+        *,
+        next_event: Callable[[float | None], tuple[RankHandle, Any] | None],
+        kill: Callable[[RankHandle], None],
+        timeout: float | None,
+    ) -> None:
+        self.number = number
+        self._handles = handles
+        self._output = output
+        self._next_event = next_event
+        self._kill = kill
+        self._ladder = Ladder(control, number)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.outcomes: dict[int, Outcome] = {}
+        self.deaths: dict[int, Death] = {}
+        self.freed: set[int] = set()
+        """Ranks that were interrupted because another one had failed."""
+        self.interrupted = False
+        """Whether the user interrupted."""
+        self.timed_out = False
+        self._failed_at: float | None = None
+        self._answered_presses = 0
+        self._killed: set[int] = set()
+
+    @property
+    def running(self) -> list[RankHandle]:
+        """Ranks that have not ended the task."""
+        return [
+            handle
+            for rank, handle in self._handles.items()
+            if rank not in self.outcomes and rank not in self.deaths
+        ]
+
+    def wait(self, presses: Presses) -> None:
+        """Wait until every rank has ended the task, died, or been ended."""
+        for rank, handle in self._handles.items():
+            if handle.death is not None:  # it died before the task reached it
+                self._take(handle, handle.death)
+                del rank
+        while self.running:
+            event = self._next_event(self._slice())
+            if event is not None:
+                self._take(*event)
+            if presses.count > self._answered_presses:
+                self._press(presses.count)
+            self._look_at_the_clock()
+
+    def _slice(self) -> float | None:
+        if self._failed_at is not None or self._ladder.since is not None or self._deadline is not None:
+            return SLICE_SECONDS
+        return None  # a press wakes us as well
+
+    def _take(self, handle: RankHandle, message: Any) -> None:
+        if self._handles.get(handle.rank) is not handle:
+            return
+        if isinstance(message, Outcome) and message.number == self.number:
+            self.outcomes[handle.rank] = message
+            if not message.ok:
+                self._note_failure()
+        elif isinstance(message, Death):
+            self.deaths.setdefault(handle.rank, message)
+            self._note_failure()
+
+    def _note_failure(self) -> None:
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+
+    def _press(self, count: int) -> None:
+        self._answered_presses = count
+        running = self.running
+        if not running:
+            return
+        self.interrupted = True
+        if count >= 3:
+            self._end(running)
+            return
+        if count == 2:
+            stuck = rank_list(handle.rank for handle in running)
+            self._output.note(f"{stuck} not stopped yet (in C code?); interrupt once more to end them")
+        for handle in running:
+            self._ladder.interrupt(handle)
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        running = self.running
+        if self._deadline is not None and now >= self._deadline and not self.timed_out and running:
+            self.timed_out = True
+            for handle in running:
+                self._ladder.interrupt(handle)
+        if self._failed_at is not None and now - self._failed_at >= GRACE_SECONDS:
+            for handle in running:
+                if handle.rank not in self.freed and not self.interrupted and not self.timed_out:
+                    self.freed.add(handle.rank)
+                    self._ladder.interrupt(handle)
+        self._ladder.repeat(running)
+        wanted = self.interrupted or self.timed_out
+        since = self._ladder.since
+        if wanted and since is not None and now - since >= KILL_SECONDS:
+            self._end(running)
+
+    def _end(self, running: list[RankHandle]) -> None:
+        """End ranks that do not answer; their deaths come as events."""
+        for handle in running:
+            if handle.rank not in self._killed:
+                self._killed.add(handle.rank)
+                self._output.note(f"rank {handle.rank} did not answer the interrupt and was ended")
+                self._kill(handle)

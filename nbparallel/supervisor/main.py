@@ -1,0 +1,417 @@
+"""The supervisor's loop.
+
+Started by the kernel as ``python -I -S -E``: standard library only, one thread, a session of its own, a
+subreaper.  It starts the template and the ranks, watches the kernel and all of them, reaps them, says who
+died of what, keeps the ledger of segments and hands out descriptors.  It never unpickles and never waits
+for anybody but in `poll`.
+
+::
+
+    kernel ──control──┐                        control   HELLO SPAWN EPOCH STOP -> <- READY DIED START_FAILED
+           ──segments─┤                        segments  REGISTER FETCH RELEASE … (the kernel is client 0)
+                      supervisor ──template──  FORK -> <- TEMPLATE_READY FORKED
+    rank r ──segments─┘                        ANNOUNCE -> , then as the kernel's
+
+Who dies takes the others along as DESIGN says: the kernel's end (seen by pidfd, not by end-of-file, which a
+forked child of the kernel could hide) ends everything here; ranks end with us by their parent-death signal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbparallel.errors import ProtocolError
+from nbparallel.supervisor import processes
+from nbparallel.supervisor.desk import SegmentDesk
+from nbparallel.supervisor.outbox import Outbox
+from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
+from nbparallel.wire import frames
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.frames import Frame, Kind
+
+LEAVE_SECONDS = 0.5
+"""How long ranks that were told to leave may take before they are killed."""
+UNKNOWN_DEATHS = 1000
+"""Exit statuses kept for pids that the template has not named yet."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank's process, from SPAWN to its death."""
+
+    rank: int
+    client: int
+    socket: socket.socket
+    outbox: Outbox
+    pid: int = 0
+    announced: bool = False
+    kernel_fds: list[int] = field(default_factory=list)
+
+
+class Supervisor:
+    """Owns every child, the ledger and the sockets to all of them."""
+
+    def __init__(self, control: socket.socket, segments: socket.socket, kernel: int, log: int) -> None:
+        self._kernel = kernel
+        self._log = log
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self._outboxes: dict[int, Outbox] = {}
+        self._ranks: dict[int, Rank] = {}
+        self._unknown: dict[int, processes.Death] = {}
+        self._template_pid = 0
+        self._template: socket.socket | None = None
+        self._template_ready = False
+        self._control_view: ControlView | None = None
+        self._options: dict[str, Any] = {}
+        self._grace: float | None = None
+        self._desk = SegmentDesk()
+        self._control = control
+        self._control_box = self._watch_socket(control, self._on_control)
+        self._segment_boxes = {0: self._watch_socket(segments, lambda _: self._on_segments(0))}
+        self._segment_sockets = {0: segments}
+        self._desk.client_joined(0)
+        self._watch(kernel, lambda _: self._leave(0.0))
+        self._children_changed, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._watch(self._children_changed, self._on_children)
+
+    # the loop ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the kernel stops us or is gone; leave no child behind."""
+        try:
+            while self._grace is None:
+                for fd, events in self._poll.poll():
+                    handler = self._handlers.get(fd)
+                    box = self._outboxes.get(fd)
+                    if box is not None and events & select.POLLOUT:
+                        box.flush()
+                    if handler is not None and events & ~select.POLLOUT:
+                        handler(events)
+                self._answer_unknown()
+                self._update_interest()
+        finally:
+            processes.end_all(self._grace or 0.0)
+            self._desk.close()
+
+    def _leave(self, grace: float) -> None:
+        self._grace = grace
+        if self._template is not None:  # the end of its socket is the template's sign to go
+            self._forget(self._template)
+            self._template = None
+
+    def _watch(self, fd: int, handler: Callable[[int], None]) -> None:
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.POLLIN)
+
+    def _watch_socket(self, sock: socket.socket, handler: Callable[[int], None]) -> Outbox:
+        sock.setblocking(False)
+        self._watch(sock.fileno(), handler)
+        self._sockets[sock.fileno()] = sock
+        box = self._outboxes[sock.fileno()] = Outbox(sock)
+        return box
+
+    def _forget(self, sock: socket.socket) -> None:
+        fd = sock.fileno()
+        if fd < 0:
+            return
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+        self._sockets.pop(fd, None)
+        box = self._outboxes.pop(fd, None)
+        if box is not None:
+            box.close()
+        sock.close()
+
+    def _update_interest(self) -> None:
+        for fd, box in self._outboxes.items():
+            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if box.waiting else 0))
+
+    @staticmethod
+    def _take(sock: socket.socket) -> Frame | bool | None:
+        """Return a frame, None at the end of the stream, False when nothing is there."""
+        try:
+            return frames.receive(sock)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+
+    # the kernel -------------------------------------------------------------------------------------
+
+    def _on_control(self, _events: int) -> None:
+        frame = self._take(self._control)
+        if frame is False:
+            return
+        if frame is None:  # the kernel closed its end; its pidfd may be a moment late
+            self._leave(0.0)
+            return
+        assert isinstance(frame, Frame)
+        try:
+            if frame.kind is Kind.HELLO:
+                self._options = json.loads(frame.payload)
+                if self._options["start_method"] == "forkserver":
+                    self._start_template()
+                self._control_box.send(Kind.HELLO, json.dumps({"pid": os.getpid()}).encode())
+            elif frame.kind is Kind.SPAWN:
+                self._spawn(frame)
+            elif frame.kind is Kind.EPOCH:
+                if self._control_view is not None:
+                    self._control_view.close()
+                self._control_view = ControlView(frame.fds[0])
+            elif frame.kind is Kind.KILL:
+                rank = self._ranks.get(json.loads(frame.payload)["client"])
+                if rank is not None and rank.pid:
+                    os.kill(rank.pid, signal.SIGKILL)
+            elif frame.kind is Kind.STOP:
+                self._leave(LEAVE_SECONDS)
+        finally:
+            frame.close()
+
+    # the template -----------------------------------------------------------------------------------
+
+    def _start_template(self) -> None:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [*self._options["template"], str(theirs.fileno()), str(os.getpid())]
+        self._template_pid = processes.start(
+            argv, [theirs.fileno()], stdout=self._log, stderr=self._log, new_session=True
+        )
+        theirs.close()
+        self._template, self._template_ready = mine, False
+        self._watch_socket(mine, self._on_template)
+
+    def _on_template(self, _events: int) -> None:
+        assert self._template is not None
+        frame = self._take(self._template)
+        if frame is False:
+            return
+        if frame is None:
+            self._forget(self._template)
+            self._template = None
+            return
+        assert isinstance(frame, Frame)
+        with_fds = frame
+        try:
+            if frame.kind is Kind.TEMPLATE_READY:
+                self._template_ready = True
+            elif frame.kind is Kind.FORKED:
+                said = json.loads(frame.payload)
+                self._set_pid(said["client"], said["pid"])
+        finally:
+            with_fds.close()
+
+    # ranks ------------------------------------------------------------------------------------------
+
+    def _spawn(self, frame: Frame) -> None:
+        said = json.loads(frame.payload)
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client = said["client"]
+        rank = Rank(said["rank"], client, mine, self._watch_socket(mine, lambda _: self._on_segments(client)))
+        self._ranks[client] = rank
+        self._segment_sockets[client], self._segment_boxes[client] = mine, rank.outbox
+        self._desk.client_joined(client)
+        channel, stdout, stderr = frame.fds
+        with theirs:
+            if self._options["start_method"] == "spawn":
+                argv = [*self._options["engine"], *map(str, (channel, theirs.fileno(), client, os.getpid()))]
+                pid = processes.start(
+                    argv, [channel, theirs.fileno()], stdout=stdout, stderr=stderr, new_session=True
+                )
+                self._set_pid(client, pid)
+                return
+            if self._template is None:
+                self._start_template()
+            assert self._template is not None
+            self._outboxes[self._template.fileno()].send(
+                Kind.FORK,
+                json.dumps({"rank": said["rank"], "client": client}).encode(),
+                [channel, stdout, stderr, theirs.fileno()],
+            )
+
+    def _set_pid(self, client: int, pid: int) -> None:
+        rank = self._ranks.get(client)
+        if rank is None:
+            return
+        rank.pid = pid
+        death = self._unknown.pop(pid, None)
+        if death is not None:
+            self._bury(rank, death)
+
+    def _on_segments(self, client: int) -> None:
+        sock = self._segment_sockets.get(client)
+        if sock is None or sock.fileno() < 0:
+            return
+        try:
+            frame = self._take(sock)
+            if frame is False:
+                return
+            if frame is None:
+                self._lost_socket(client)
+                return
+            assert isinstance(frame, Frame)
+            try:
+                if frame.kind is Kind.ANNOUNCE:
+                    self._on_announce(client, frame)
+                else:
+                    self._deliver(self._desk.receive(client, frame))
+            finally:
+                frame.close()
+        except (ProtocolError, ValueError, KeyError) as error:
+            # a rank that talks nonsense is ended; the others go on (FAULTS F83)
+            os.write(self._log, f"client {client} broke the protocol: {error}\n".encode())
+            rank = self._ranks.get(client)
+            if rank is not None and rank.pid:
+                os.kill(rank.pid, signal.SIGKILL)
+
+    def _deliver(self, outgoing: Any) -> None:
+        for item in outgoing:
+            box = self._segment_boxes.get(item.client)
+            try:
+                if box is not None:
+                    box.send(item.kind, item.payload, item.fds)
+            finally:
+                for fd in item.fds:
+                    os.close(fd)
+
+    def _answer_unknown(self) -> None:
+        """Answer for segments that nobody registered, after everybody had a chance to be heard.
+
+        Who learnt of a segment did so after its REGISTER was sent, so that one pass over all sockets
+        settles it.
+        """
+        if not self._desk.has_unknown:
+            return
+        for client in list(self._segment_sockets):
+            for _ in range(1000):
+                sock = self._segment_sockets.get(client)
+                if sock is None or not _readable(sock):
+                    break
+                self._on_segments(client)
+        self._deliver(self._desk.flush_unknown())
+
+    def _on_announce(self, client: int, frame: Frame) -> None:
+        rank = self._ranks[client]
+        pid = json.loads(frame.payload)["pid"]
+        pidfd = os.pidfd_open(pid)
+        try:
+            # only a child of ours: waitid says ECHILD for any other
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            rank.pid, rank.announced = pid, True
+            said = {"rank": rank.rank, "client": client, "pid": pid, "template": self._template_pid}
+            self._control_box.send(Kind.READY, json.dumps(said).encode(), [pidfd])
+        except ChildProcessError:
+            raise ProtocolError(f"process {pid} is no child of the supervisor") from None
+        finally:
+            os.close(pidfd)
+
+    def _lost_socket(self, client: int) -> None:
+        """End of file from a rank: only a hint; the death itself comes by waitid.
+
+        Unless the template died before it could name the process: then nothing else will come.
+        """
+        rank = self._ranks.get(client)
+        if rank is None:  # client 0
+            self._segment_sockets.pop(client, None)
+            self._segment_boxes.pop(client, None)
+            return
+        self._forget(rank.socket)
+        self._segment_sockets.pop(client, None)
+        self._segment_boxes.pop(client, None)
+        if not rank.pid and self._template is None:
+            self._bury(rank, None)
+
+    # deaths -----------------------------------------------------------------------------------------
+
+    def _on_children(self, _events: int) -> None:
+        try:
+            os.read(self._children_changed, 4096)
+        except BlockingIOError:
+            pass
+        sessions = {rank.pid for rank in self._ranks.values() if rank.pid}
+        for death in processes.reap(sessions):
+            if death.pid == self._template_pid:
+                self._template_died(death)
+                continue
+            for rank in list(self._ranks.values()):
+                if rank.pid == death.pid:
+                    self._bury(rank, death)
+                    break
+            else:  # a rank that the template has not named yet, or an adopted stranger
+                self._unknown[death.pid] = death
+                while len(self._unknown) > UNKNOWN_DEATHS:
+                    del self._unknown[next(iter(self._unknown))]
+
+    def _template_died(self, death: processes.Death) -> None:
+        self._template_pid = 0
+        if self._template is not None:
+            while isinstance(frame := self._take(self._template), Frame):
+                if frame.kind is Kind.FORKED:
+                    said = json.loads(frame.payload)
+                    self._set_pid(said["client"], said["pid"])
+                elif frame.kind is Kind.TEMPLATE_READY:
+                    self._template_ready = True
+                frame.close()
+            self._forget(self._template)
+            self._template = None
+        if not self._template_ready:
+            said = {"exit_code": death.exit_code, "signal": death.signal_number}
+            self._control_box.send(Kind.START_FAILED, json.dumps(said).encode())
+        for rank in list(self._ranks.values()):
+            if not rank.pid and rank.socket.fileno() < 0:
+                self._bury(rank, None)
+
+    def _bury(self, rank: Rank, death: processes.Death | None) -> None:
+        del self._ranks[rank.client]
+        if self._control_view is not None and rank.rank < self._control_view.world_size:
+            self._control_view.write_death(
+                rank.rank,
+                exit_code=death.exit_code if death else None,
+                signal=death.signal_number if death else None,
+            )
+        self._deliver(self._desk.client_gone(rank.client))
+        self._forget(rank.socket)
+        self._segment_sockets.pop(rank.client, None)
+        self._segment_boxes.pop(rank.client, None)
+        said = {
+            "rank": rank.rank,
+            "client": rank.client,
+            "pid": rank.pid,
+            "announced": rank.announced,
+            "exit_code": death.exit_code if death else None,
+            "signal": death.signal_number if death else None,
+        }
+        self._control_box.send(Kind.DIED, json.dumps(said).encode())
+
+
+def _readable(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def main(control: int, segments: int, kernel: int, log: int) -> None:
+    """Run a supervisor over inherited descriptors."""
+    reset_signals()
+    adopt_orphans()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(kernel, False)
+    os.set_inheritable(log, False)
+    for fd in (control, segments):
+        os.set_inheritable(fd, False)
+    Supervisor(socket.socket(fileno=control), socket.socket(fileno=segments), kernel, log).run()
+
+
+if __name__ == "__main__":  # pragma: no cover  (the kernel starts it by `-c`)
+    main(*(int(word) for word in sys.argv[1:5]))

@@ -1,0 +1,128 @@
+"""Starting, reaping and ending the supervisor's children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nbparallel.supervisor.parentage import die_with_parent, reset_signals
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a child ended."""
+
+    pid: int
+    """Its process id, free for reuse since."""
+    exit_code: int | None
+    """What it passed to exit; None if a signal ended it."""
+    signal_number: int | None
+    """The signal that ended it; None if it exited."""
+    when_ns: int
+    """`time.monotonic_ns` at which it was reaped."""
+
+
+def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int, new_session: bool) -> int:
+    """Fork and execute `argv`, which dies with us; return its pid.
+
+    The caller must have one thread.  `keep` lists the descriptors that the child inherits under the same
+    number; standard input is empty.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        die_with_parent(parent)
+        reset_signals()
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        if new_session:
+            os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        for fd in keep:
+            os.set_inheritable(fd, True)
+        os.execv(argv[0], list(argv))
+    except BaseException as error:  # noqa: BLE001  (a forked child must not return into the caller's code)
+        os.write(2, f"nbparallel could not start {argv[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def reap(sessions: set[int]) -> Iterator[Death]:
+    """Yield every child that has ended, without waiting.
+
+    A child in `sessions` leads a session of its own: what it started is ended with it, *before* it is
+    reaped, because its pid (and so the number of its process group) cannot be reused until then.
+    """
+    while True:
+        try:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if info is None:
+            return
+        pid = info.si_pid
+        if pid in sessions:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it left nobody behind
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        yield Death(
+            pid=pid,
+            exit_code=code if code >= 0 else None,
+            signal_number=-code if code < 0 else None,
+            when_ns=time.monotonic_ns(),
+        )
+
+
+def children() -> list[int]:
+    """Return the pids of all children, adopted ones included; they stay reserved until reaped."""
+    pid = os.getpid()
+    try:
+        with open(f"/proc/self/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [child for child in _all_pids() if _parent_of(child) == pid]
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def end_all(grace_seconds: float, limit_seconds: float = 10.0) -> None:
+    """Wait `grace_seconds` for all children to leave, then kill and reap until there are none.
+
+    Killing one makes its children ours (we are a subreaper), hence again and again.  The limit is for
+    processes that the system itself cannot end (uninterruptible sleep).
+    """
+    now = time.monotonic()
+    kill_from, give_up = now + grace_seconds, now + limit_seconds
+    while time.monotonic() < give_up:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        if time.monotonic() >= kill_from:
+            for pid in children():
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)  # a bounded poll: the loop ends by reaping or by its limit

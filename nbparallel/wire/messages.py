@@ -1,0 +1,164 @@
+"""Messages between the kernel and a rank; they travel pickled inside frames.
+
+The kernel unpickles only what ranks that it started itself send; a rank trusts its kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """What a rank learns before its first cell."""
+
+    session: str
+    """The session's id, also in the environment as ``NBP_SESSION``."""
+    rank: int
+    """Number of the rank, ``0 … world_size - 1``."""
+    world_size: int
+    """How many ranks there are."""
+    client: int
+    """The rank's number in the ledger of segments; never used twice in a session."""
+    cwd: str
+    """The notebook's working directory."""
+    sys_path: tuple[str, ...]
+    """The notebook's ``sys.path``."""
+    environment: tuple[tuple[str, str], ...]
+    """The notebook's environment variables."""
+    blas_threads: int
+    """How many threads BLAS may use on a rank."""
+    usable_cpus: int
+    """CPUs that this session may use (affinity and cgroup)."""
+    strategy: str
+    """The sharing strategy in force."""
+    seed: int
+    """Entropy of the session; every rank derives its own random streams from it."""
+    colors: str
+    """IPython's colour scheme of the notebook."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A new epoch: its control segment is the frame's descriptor."""
+
+    epoch: int
+    """Number of the epoch, counted from 1."""
+    world_size: int
+    """Ranks in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a rank shall run: a cell, a function, or take or give variables."""
+
+    number: int
+    """Counts the tasks of a session; displays and late output carry it."""
+    ranks: tuple[int, ...]
+    """Who takes part."""
+    updates: tuple[Any, ...]
+    """`NameUpdate` records to apply first."""
+    want_value: bool
+    """Whether the value shall travel back."""
+    seed: int | None
+    """Reseed the rank's random streams from this first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellTask(Task):
+    """A cell's source."""
+
+    source: str
+    """The cell without its ``%%parallel`` line."""
+    line_offset: int
+    """How many lines of the cell stand above `source`."""
+    execution_count: int
+    """The notebook's ``In[n]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTask(Task):
+    """A function with its arguments, pickled together."""
+
+    call: bytes
+    """`transfer.pickling` bytes of ``(function, args)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullTask(Task):
+    """Give the value of a variable."""
+
+    name: str
+    """Name of the variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushTask(Task):
+    """Assign variables."""
+
+    values: bytes
+    """`transfer.pickling` bytes of a dict."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamesTask(Task):
+    """Give the names of the user's variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ended on a rank."""
+
+    number: int
+    """The task's number."""
+    rank: int
+    """Who reports."""
+    ok: bool
+    """Whether it ran to its end."""
+    has_value: bool
+    """Whether there was a value: the last expression's, or what the function returned."""
+    value: bytes | None
+    """`transfer.pickling` bytes."""
+    value_error: str
+    """Why the value could not travel; empty if it could."""
+    text: str
+    """The value as text."""
+    failure: Any
+    """`RankFailure`, or None."""
+    interrupted: bool
+    """Whether an interrupt ended it."""
+    wall_ns: int
+    """Time from start to end in nanoseconds."""
+    wait_ns: int
+    """Of it, time spent waiting in operations."""
+    notes: tuple[str, ...]
+    """Lines of ours for the cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """A rich output of a rank."""
+
+    number: int
+    """The task that caused it."""
+    kind: str
+    """``display``, ``update``, ``result`` or ``clear``."""
+    data: dict[str, Any]
+    """Mime bundle; for ``clear`` empty."""
+    metadata: dict[str, Any]
+    """Its metadata; for ``clear`` holds ``wait``."""
+    transient: dict[str, Any]
+    """``display_id`` and the like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Text that a thread of an earlier task printed."""
+
+    number: int
+    """The task that started the thread."""
+    name: str
+    """``stdout`` or ``stderr``."""
+    text: str
+    """What was printed."""

@@ -1,0 +1,329 @@
+"""A session in a script: cells, calls, values, life."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.errors import ParallelError, RankExitError
+from nbparallel.session import Session
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Session]:
+    """Give four ranks to all tests of this module."""
+    with Session(4) as session:
+        session.run("pass")  # the first epoch's control segment is there before the first leak check
+        yield session
+
+
+def test_a_cell_runs_on_every_rank_and_keeps_its_variables(four: Session) -> None:
+    """What a cell assigns is there in the next one, on each rank its own."""
+    four.run("kept = rank * 10")
+    result = four.run("kept + world_size")
+    assert result.values == [4, 14, 24, 34]
+    assert four.pull("kept") == [0, 10, 20, 30]
+
+
+def test_text_and_streams_are_complete_and_in_order(four: Session) -> None:
+    """What was printed before the cell ended is in the result, also by C code and child processes."""
+    result = four.run(
+        "import os, sys, ctypes\n"
+        "print('python', rank)\n"
+        "os.system('echo child')\n"
+        "ctypes.CDLL(None).puts(b'from C')\n"
+        "print('err', file=sys.stderr)\n"
+        "os.write(1, b'raw \\xff\\n')\n"
+    )
+    for rank in range(4):
+        assert result.ranks[rank].stdout == f"python {rank}\nchild\nfrom C\nraw \\xff\n"
+        assert result.ranks[rank].stderr == "err\n"
+
+
+def test_both_streams_and_displays_arrive_in_the_order_in_which_they_were_made(four: Session) -> None:
+    """A sink sees stdout, stderr and displays as the rank made them."""
+    seen: list[tuple[str, str]] = []
+
+    class Sink:
+        def stream(self, rank: int, name: str, text: str) -> None:
+            if rank == 0:
+                seen.append((name, text))
+
+        def display(self, rank: int, data: dict, metadata: dict, transient: dict, update: bool) -> None:  # type: ignore[type-arg]
+            if rank == 0:
+                seen.append(("display", data["text/plain"]))
+
+        def result(self, rank: int, data: dict, metadata: dict) -> None:  # type: ignore[type-arg]
+            if rank == 0:
+                seen.append(("result", data["text/plain"]))
+
+        def clear(self, rank: int, wait: bool) -> None:
+            pass
+
+        def note(self, text: str) -> None:
+            pass
+
+        def finish(self) -> None:
+            pass
+
+    four.run(
+        "import sys\n"
+        "for i in range(20):\n"
+        "    print('out', i)\n"
+        "    display({'text/plain': f'rich {i}'}, raw=True)\n"
+        "    print('err', i, file=sys.stderr)\n"
+        "'value'",
+        sink=Sink(),
+    )
+    wanted = [
+        part
+        for i in range(20)
+        for part in [("stdout", f"out {i}\n"), ("display", f"rich {i}"), ("stderr", f"err {i}\n")]
+    ]
+    assert seen == [*wanted, ("result", "'value'")]
+
+
+def test_a_thread_of_an_earlier_cell_prints_into_that_cell(four: Session) -> None:
+    """Late output is the earlier cell's, whatever runs meanwhile."""
+    texts: dict[str, list[str]] = {"early": [], "late": []}
+
+    class Sink:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def stream(self, rank: int, name: str, text: str) -> None:
+            texts[self.name].append(text)
+
+        def note(self, text: str) -> None:
+            pass
+
+        def finish(self) -> None:
+            pass
+
+        display = result = clear = None  # type: ignore[assignment]
+
+    four.run(
+        "import threading\n"
+        "go = threading.Event(); done = threading.Event()\n"
+        "def later():\n"
+        "    go.wait(10); print('from the thread'); done.set()\n"
+        "thread = threading.Thread(target=later); thread.start()",
+        sink=Sink("early"),  # type: ignore[arg-type]
+        ranks=[1],
+    )
+    four.run("print('now'); go.set(); _ = done.wait(10); thread.join()", sink=Sink("late"), ranks=[1])  # type: ignore[arg-type]
+    assert "".join(texts["early"]) == "from the thread\n"
+    assert "".join(texts["late"]) == "now\n"
+
+
+def test_call_sends_functions_of_main_and_returns_results_in_rank_order(four: Session) -> None:
+    """`call` takes a lambda with a closure and gives a list."""
+    offset = 7
+    assert four.call(lambda a, b: (a + b, offset), 1, 2) == [(3, 7)] * 4
+    assert four.call(os.getpid) == [rank.pid for rank in four.statistics().ranks]
+
+
+def test_push_and_pull_carry_arrays(four: Session) -> None:
+    """A pushed array is a copy on every rank; a pulled one a snapshot."""
+    x = np.arange(100_000.0)
+    four.push(pushed=x, small=[1, 2])
+    four.run("pushed += rank")
+    for rank, got in enumerate(four.pull("pushed")):
+        np.testing.assert_array_equal(got, x + rank)
+    assert four.pull("small")[3] == [1, 2]
+    with pytest.raises(ParallelError, match="'missing' is not defined"):
+        four.pull("missing")
+
+
+def test_a_shared_array_in_a_call_is_the_same_memory(four: Session) -> None:
+    """Ranks write into a shared array of this process, and this process sees it."""
+    shared = nbp.zeros(4, dtype=np.int64)
+
+    def fill(x: np.ndarray) -> None:
+        import nbparallel.distributed as dist
+
+        x[dist.get_rank()] = dist.get_rank() + 1
+
+    four.call(fill, shared)
+    assert shared.tolist() == [1, 2, 3, 4]
+
+
+def test_some_ranks_may_run_a_cell(four: Session) -> None:
+    """`ranks` chooses who runs it; wrong ones are refused with the valid ones."""
+    assert four.run("rank", ranks=[1, 3]).values.ranks == (1, 3)
+    with pytest.raises(KeyError, match="rank 0 has no value"):
+        four.run("rank", ranks=[1, 3]).values[0]
+    with pytest.raises(ValueError, match="ranks 0-3"):
+        four.run("rank", ranks=[4])
+
+
+def test_a_failure_carries_errors_and_result(four: Session) -> None:
+    """`ParallelError` maps rank to exception and holds what there was."""
+    with pytest.raises(ParallelError) as caught:
+        four.run("print('before')\nif rank == 2:\n    1 / 0\nrank", execution_count=5)
+    error = caught.value
+    assert list(error.errors) == [2]
+    assert isinstance(error.errors[2], ZeroDivisionError)
+    assert "ZeroDivisionError on rank 2, line 3: division by zero" in str(error)
+    assert error.result.ranks[2].stdout == "before\n"
+    assert error.result.values.ranks == (0, 1, 3)
+    assert four.run("rank").values == [0, 1, 2, 3]
+
+
+def test_sys_exit_is_an_error_and_the_rank_lives(four: Session) -> None:
+    """F7: SystemExit becomes RankExitError with its code; the process stays."""
+    pids = [rank.pid for rank in four.statistics().ranks]
+    with pytest.raises(ParallelError) as caught:
+        four.run("import sys\nif rank == 1: sys.exit(3)")
+    assert isinstance(caught.value.errors[1], RankExitError)
+    assert caught.value.errors[1].code == 3
+    assert four.call(os.getpid) == pids
+
+
+def test_a_cell_that_does_not_compile_is_sent_to_nobody(four: Session) -> None:
+    """One SyntaxError, with the line as the notebook counts it."""
+    before = four.run("1").values
+    assert before == [1, 1, 1, 1]
+    task = four.statistics().ranks[0].task
+    with pytest.raises(SyntaxError) as caught:
+        four.run("x = 1\nx = = 2", line_offset=1, execution_count=9)
+    assert caught.value.lineno == 3
+    assert four.statistics().ranks[0].task == task
+
+
+def test_unpicklable_results_stay_where_they_are(four: Session) -> None:
+    """A value that cannot travel is shown as text and says why."""
+    value = four.run("import threading; threading.Lock()").values[0]
+    assert "lock" in repr(value)
+    assert value.reason
+
+
+def test_random_streams_differ_and_repeat(four: Session) -> None:
+    """Ranks draw independently; the same seed gives the same again."""
+    source = "import random, numpy as np; (random.random(), float(np.random.rand()), float(rng.random()))"
+    first = list(four.run(source, seed=1).values)
+    assert len(set(first)) == 4
+    assert list(four.run(source, seed=1).values) == first
+    assert list(four.run(source, seed=2).values) != first
+
+
+def test_the_environment_of_torchrun_is_there(four: Session) -> None:
+    """RANK, WORLD_SIZE and the others are set."""
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    got = four.run(f"import os; [os.environ[name] for name in {names.split()!r}][:2]").values
+    assert got == [[str(rank), "4"] for rank in range(4)]
+
+
+def test_a_default_name_is_never_forced_on_the_user(four: Session) -> None:
+    """A user's own `rank` wins; deleted, the default comes back."""
+    four.run("rank = 'mine'")
+    assert four.run("rank").values == ["mine"] * 4
+    four.run("del rank")
+    assert four.run("rank").values == [0, 1, 2, 3]
+
+
+def test_a_second_task_on_busy_ranks_is_refused(four: Session) -> None:
+    """Another thread gets a RuntimeError instead of a mixed-up cell."""
+    errors: list[BaseException] = []
+    running = threading.Event()
+
+    class Sink:
+        def stream(self, *_: object) -> None:
+            running.set()
+
+        def note(self, text: str) -> None:
+            pass
+
+        def finish(self) -> None:
+            pass
+
+        display = result = clear = None
+
+    def second() -> None:
+        assert running.wait(10)
+        try:
+            four.run("2")
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    four.run("import time; print('running'); time.sleep(0.5)", sink=Sink())  # type: ignore[arg-type]
+    thread.join()
+    assert "busy" in str(errors[0])
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_both_start_methods_work_and_leave_nothing(method: str) -> None:
+    """Start, run, stop: no process, descriptor or thread stays (the autouse check looks)."""
+    with Session(2, start_method=method) as session:
+        assert session.run("rank").values == [0, 1]
+        assert session.statistics().start_method == method
+    assert session.closed
+    with pytest.raises(RuntimeError, match="was stopped"):
+        session.run("1")
+
+
+def test_growing_and_shrinking() -> None:
+    """New ranks join; ranks that hold variables are not taken away."""
+    with Session(2) as session:
+        session.run("mine = rank")
+        session.resize(4)
+        assert session.run("world_size").values == [4] * 4
+        session.run("mine = rank")
+        with pytest.raises(ValueError, match=r"ranks 2-3 would have to go but hold variables .*mine"):
+            session.resize(2)
+        session.run("del mine", ranks=[2, 3])
+        session.resize(2)
+        assert session.run("mine + world_size").values == [2, 3]
+
+
+def test_restart_of_one_rank_keeps_the_others() -> None:
+    """Same number, fresh process; the others are the same processes with their variables."""
+    with Session(3) as session:
+        session.run("x = rank")
+        before = [rank.pid for rank in session.statistics().ranks]
+        session.restart(1)
+        after = [rank.pid for rank in session.statistics().ranks]
+        assert after[0] == before[0]
+        assert after[2] == before[2]
+        assert after[1] != before[1]
+        assert session.run("'x' in globals()").values == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "text"),
+    [
+        (0, ValueError, "at least 1"),
+        (-3, ValueError, "at least 1"),
+        (10_000, ValueError, "do not fit this machine"),
+        (1.5, TypeError, "integer"),
+        (True, TypeError, "integer"),
+    ],
+)
+def test_impossible_numbers_of_ranks_are_refused_with_the_reason(
+    size: object, kind: type[Exception], text: str
+) -> None:
+    """Nothing is started for a number that cannot be."""
+    with pytest.raises(kind, match=text):
+        Session(size)  # type: ignore[arg-type]
+
+
+def test_an_idle_session_uses_no_cpu() -> None:
+    """No process of a session wakes up while nothing runs."""
+    import psutil
+
+    with Session(2) as session:
+        session.run("1")
+        statistics = session.statistics()
+        pids = [statistics.supervisor_pid, statistics.template_pid, *(rank.pid for rank in statistics.ranks)]
+        processes = [psutil.Process(pid) for pid in pids]
+        before = [(p.cpu_times()[:2], p.num_ctx_switches().voluntary) for p in processes]
+        time.sleep(1.0)  # the subject: a second in which nothing may happen
+        assert [(p.cpu_times()[:2], p.num_ctx_switches().voluntary) for p in processes] == before
