@@ -238,6 +238,7 @@ def drain_pools() -> None:
     store = sys.modules.get("nbparallel.sharing.store")
     if store is not None:
         store.current_store().drain()
+        store.current_store().trim()
 
 
 def suspicious_words(text: str) -> list[str]:

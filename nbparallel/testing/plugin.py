@@ -17,14 +17,21 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing import processes
+from nbparallel.testing import processes, stress
 from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.leaks import LeakCheck, suspicious_words
+from nbparallel.testing.stress import BUSY_LIMIT_FACTOR, BusyCore
 from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
 
 _watchdog = pytest.StashKey[Watchdog]()
 _failed = pytest.StashKey[bool]()
 _hung = pytest.StashKey[str]()
+_busy_core = pytest.StashKey[BusyCore]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that make tests harder."""
+    stress.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # a run below a run (a test of this plugin) gets a mark of its own
     os.environ[processes.MARK] = f"{os.getpid()}-{started.started if started else 0}"
     config.stash[_watchdog] = Watchdog(_fail, original_stderr())
+    if config.getoption("--busy-core"):
+        config.stash[_busy_core] = BusyCore()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test ``--repeat`` times."""
+    count = metafunc.config.getoption("--repeat")
+    if count > 1:
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(count))
 
 
 def _fail(text: str) -> None:
@@ -46,7 +63,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Set up, call and tear down under one limit."""
     watchdog = item.config.stash[_watchdog]
     marker = item.get_closest_marker("time_limit")
-    watchdog.arm(item.nodeid, float(marker.args[0]) if marker else LIMIT_SECONDS)
+    limit = float(marker.args[0]) if marker else LIMIT_SECONDS
+    watchdog.arm(item.nodeid, limit * (BUSY_LIMIT_FACTOR if _busy_core in item.config.stash else 1.0))
     try:
         return (yield)
     finally:
@@ -107,6 +125,8 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run if a process of it is still there when all fixtures are gone."""
+    if _busy_core in session.config.stash:
+        session.config.stash[_busy_core].close()
     left = list(processes.family(os.getpid(), os.environ[processes.MARK]))
     if left:
         processes.kill(left)
@@ -124,6 +144,12 @@ def old_ipykernel() -> Path:
     ``pip install --target FOLDER --no-deps ipykernel==6.31.0`` makes it; the Makefile does.
     """
     return Path(os.environ.get("NBP_OLD_IPYKERNEL", Path(sys.prefix) / "ipykernel-6.31"))
+
+
+@pytest.fixture
+def repetition() -> int:
+    """Return which of the ``--repeat`` runs of a test this is."""
+    return 0
 
 
 @pytest.fixture

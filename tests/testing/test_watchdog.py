@@ -70,3 +70,20 @@ def test_stuck_in_c_ends_the_run(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=15)
     assert result.ret != 0
     assert "test_c_code_that_never_returns" in result.stderr.str()
+
+
+REPEATED = """
+import os
+
+def test_where_am_i():
+    assert len(os.sched_getaffinity(0)) == 1
+"""
+
+
+def test_tests_can_be_made_harder(pytester: pytest.Pytester) -> None:
+    """`--repeat` runs a test many times, `--busy-core` on one core; the spinning process goes at the end."""
+    pytester.makepyfile(REPEATED)
+    options = ("-p", "nbparallel.testing.plugin", "--repeat", "5", "--busy-core")
+    result = pytester.runpytest_subprocess(*options, timeout=15)
+    result.assert_outcomes(passed=5)
+    assert "still there" not in result.stdout.str()

@@ -1,0 +1,75 @@
+# Everything a person types here.  `make demo` and `make test` need nothing but python3 (3.11 or newer) and make.
+
+PYTHON ?= python3
+VENV   := $(CURDIR)/.venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
+REPEAT ?= 50
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lab lint bench sweep docs lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/ready  ## run the first notebook in a real kernel and print what it shows
+	@$(BIN)/python notebooks/run.py notebooks/01-hello-ranks.ipynb
+
+test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long repetitions
+	@$(PYTEST) -m "not stress" $(ARGS)
+
+lint: $(VENV)/ready  ## style, format, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+lab: $(VENV)/lab  ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter lab notebooks/01-hello-ranks.ipynb
+
+bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## fault tests REPEAT times, then again on one busy core
+	@$(PYTEST) -m "fault or stress" --repeat $(REPEAT) $(ARGS)
+	@$(PYTEST) -m "fault or stress" --repeat $(REPEAT) --busy-core $(ARGS)
+
+docs: $(VENV)/ready  ## run every example of the documentation
+	@$(PYTEST) tests/docs $(ARGS)
+
+lock:  ## renew the exact versions of the test environment
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	@build/lock/bin/pip install --quiet --disable-pip-version-check -r requirements/test.in
+	@{ sed -n '/^#/p' requirements/test.txt; build/lock/bin/pip freeze --exclude pip; } > build/test.txt
+	@mv build/test.txt requirements/test.txt
+
+clean:  ## remove the environment and what tools left
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(VENV)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "nbparallel needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12 …"; exit 1; }
+	@echo "making $(VENV) (once; about a minute)"
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/ready: $(VENV)/python requirements/test.txt pyproject.toml
+	@$(PIP) install -r requirements/test.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/ipykernel-6.31/ready: requirements/ipykernel-6.txt $(VENV)/ready
+	@rm -rf $(@D)
+	@$(PIP) install --target $(@D) --no-deps -r requirements/ipykernel-6.txt
+	@touch $@
+
+$(VENV)/lab: requirements/lab.txt $(VENV)/ready
+	@$(PIP) install -c requirements/test.txt -r requirements/lab.txt
+	@touch $@
+
+$(VENV)/bench: requirements/bench.txt $(VENV)/ready
+	@$(PIP) install -c requirements/test.txt -r requirements/bench.txt
+	@touch $@
