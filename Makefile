@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   := $(CURDIR)/.venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PYTEST := $(BIN)/python -m pytest
 REPEAT ?= 50
 ARGS   ?=

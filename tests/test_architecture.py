@@ -72,23 +72,6 @@ def test_public_names_exist_and_are_documented(path: Path) -> None:
             assert inspect.getdoc(thing), f"{module.__name__}.{name} has no docstring"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_public_methods_are_documented(path: Path) -> None:
-    """A public method says what it does, or `# docstring inherited` where it overrides another's."""
-    source = path.read_text()
-    missing = [
-        f"line {method.lineno}: {kind.name}.{method.name}"
-        for kind in ast.walk(ast.parse(source))
-        if isinstance(kind, ast.ClassDef) and not kind.name.startswith("_")
-        for method in kind.body
-        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and not method.name.startswith("_")
-        if not ast.get_docstring(method)
-        and "# docstring inherited" not in (ast.get_source_segment(source, method) or "")
-        and not any("setter" in ast.unparse(decorator) for decorator in method.decorator_list)
-    ]
-    assert not missing
-
-
 def test_import_is_cheap() -> None:
     """`import nbparallel` loads neither numpy nor a notebook library: attributes load on demand."""
     code = "import sys, nbparallel; print(*{'numpy', 'IPython', 'zmq', 'traitlets'} & set(sys.modules))"
