@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -92,7 +93,7 @@ class SegmentClient:
             deadline = time.monotonic() + self._patience
             self._send(Kind.FETCH, Fetch(segment, writable).pack(), sequence=sequence)
             while time.monotonic() < deadline:
-                frame = self._channel.receive(SLICE_SECONDS)
+                frame = self._receive(segment)
                 if frame is None:
                     continue
                 if frame.kind in (Kind.FETCHED, Kind.LOST) and frame.sequence == sequence:
@@ -114,6 +115,19 @@ class SegmentClient:
     def close(self) -> None:
         """Close the channel: all holds of this process end."""
         self._channel.close()
+
+    def _receive(self, segment: int) -> Frame | None:
+        try:
+            return self._channel.receive(SLICE_SECONDS)
+        except ProtocolError as error:
+            if _has_descriptors():
+                raise
+            # The descriptor was lost on arrival; the hold was granted all the same.
+            self._notices.append(Notice(NoticeKind.STRAY, segment))
+            raise FileDescriptorLimitError(
+                "this process has no file descriptor left to receive a shared array: delete shared arrays, "
+                "put small ones into one large array, or raise the limit (`ulimit -n`)"
+            ) from error
 
     def _send(self, kind: Kind, payload: bytes, *, fd: int | None = None, sequence: int = 0) -> None:
         deadline = time.monotonic() + self._patience
@@ -151,6 +165,14 @@ class SegmentClient:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
         finally:
             frame.close()
+
+
+def _has_descriptors() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _lost_error(lost: Lost, segment: int) -> NbParallelError:

@@ -78,24 +78,28 @@ class Holdings:
         if known_as is not None:
             return known_as
         if segment.block is not None:
-            known_as, fd = segment.id, os.dup(segment.block.source.fd)
-        else:
-            # From one session into another: the same memory under an id of ours.
-            known_as = segment_id(self.client, next(self._serial))
-            source, source_id = self._reach(segment)
-            fd = source.fetch(source_id, writable=segment.writable)
+            self._announce(segment, broker, segment.id, segment.block.source.fd)
+            return segment.id
+        # From one session into another: the same memory under an id of ours.
+        known_as = segment_id(self.client, next(self._serial))
+        source, source_id = self._reach(segment)
+        fd = source.fetch(source_id, writable=segment.writable)
+        try:
+            self._announce(segment, broker, known_as, fd)
+        finally:
+            os.close(fd)
+        return known_as
+
+    def _announce(self, segment: Segment, broker: SegmentBroker, known_as: int, fd: int) -> None:
         try:
             broker.register(known_as, segment.nbytes, fd, writable=segment.writable)
-            segment.registered[broker] = known_as
             self._own[known_as] = segment
+            segment.registered[broker] = known_as
         except BaseException:
             # Whether an interrupted message went out is not known: take it back, which harms in no case.
             segment.registered.pop(broker, None)
             self._tell(broker, known_as, forget=True)
             raise
-        finally:
-            os.close(fd)
-        return known_as
 
     def allow_write(self, segment: Segment) -> None:
         """Let every process write to an own segment from now on."""

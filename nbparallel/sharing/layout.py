@@ -11,6 +11,7 @@ from numpy.lib import format as npy_format
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError
 from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.segments import is_segment_id
 
 MAX_DIMENSIONS = 64
 """numpy's own limit (32 before numpy 2; it checks again)."""
@@ -225,6 +226,8 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
     numbers = (handle.segment, handle.segment_nbytes, handle.offset)
     if not all(type(number) is int and 0 <= number < _WORD for number in numbers):
         raise InvalidHandleError(f"a handle's segment, size or offset is damaged: {_cut(numbers)}")
+    if not is_segment_id(handle.segment):
+        raise InvalidHandleError(f"no segment has the id {handle.segment:#x}")
     shape, strides = handle.shape, handle.strides
     if type(shape) is not tuple or type(strides) is not tuple or type(handle.writable) is not bool:
         raise InvalidHandleError("a handle's shape, strides or right is of the wrong type")

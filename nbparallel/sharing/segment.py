@@ -105,6 +105,8 @@ class Location:
     """Offset one past the last byte that it touches."""
     writable: bool
     """Whether this process may write there."""
+    for_all: bool
+    """Whether every process of the session may."""
 
 
 @dataclass(frozen=True, slots=True)

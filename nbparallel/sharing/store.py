@@ -187,8 +187,8 @@ class Store:
             place = self._holdings.find(x)
         if place is None:
             return None
-        writable = place.mapping.access is Access.WRITE
-        return Location(place.segment.id, place.start, place.stop, writable)
+        segment, writable = place.segment, place.mapping.access is Access.WRITE
+        return Location(segment.id, place.start, place.stop, writable, segment.writable)
 
     def allow_write(self, x: AnyArray) -> None:
         """Let every process of the session write to the memory of `x` from now on.

@@ -27,6 +27,10 @@ class SegmentSource:
         if fd >= 0 and os.getpid() == self._pid:
             os.close(fd)
 
+    def __del__(self) -> None:
+        # Arrays may outlive their store, and nobody else knows this descriptor then.
+        self.close()
+
 
 class Strategy(ABC):
     """How a segment of memory is made and mapped.

@@ -47,6 +47,14 @@ def creator_of(segment: int) -> int:
     return segment >> CLIENT_SHIFT
 
 
+def is_segment_id(value: int) -> bool:
+    """Return whether some client could have made a segment of this id.
+
+    Who asks the supervisor for another one is taken for broken, and its connection is ended.
+    """
+    return 0 < value < MAX_CLIENT << CLIENT_SHIFT and value & ((1 << CLIENT_SHIFT) - 1) != 0
+
+
 class LostReason(enum.IntEnum):
     """Why a segment was not handed out; the number is part of the protocol."""
 
@@ -183,7 +191,7 @@ def _unpack(layout: struct.Struct, payload: bytes, name: str) -> tuple[int, ...]
 
 
 def _checked(segment: int) -> int:
-    if not 0 < segment < MAX_CLIENT << CLIENT_SHIFT or not segment & ((1 << CLIENT_SHIFT) - 1):
+    if not is_segment_id(segment):
         raise ProtocolError(f"no segment has the id {segment:#x}")
     return segment
 

@@ -1,0 +1,212 @@
+"""SegmentDesk: the supervisor's counter where segments are handed in and out.
+
+It owns one descriptor of every published segment, so that a segment can still be handed out when its
+creator is busy, stopped or dead.  Standard library only: it runs under ``python -I -S -E``.
+
+Some facts about descriptors of memory (memfd_create(2), proc_pid_fd(5)):
+
+* opening /proc/self/fd/N makes a new open file of the same memory, here with O_RDONLY: what is received
+  that way cannot be mapped for writing.  A duplicate would share the rights of the original;
+* a received descriptor is close-on-exec only because `wire.frames` asks for it; the template is started
+  with ``close_fds``, so nobody inherits any.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nbparallel.errors import InternalError, ProtocolError
+from nbparallel.supervisor import ledger
+from nbparallel.supervisor.ledger import Ledger
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.segments import Fetch, Fetched, Lost, LostReason, Register, pack_segment, unpack_segment
+
+SPARE_DESCRIPTORS = 64
+"""Left for sockets, pidfds and descriptors on their way out."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A frame to be sent; whoever takes it closes its descriptors after sending, or instead."""
+
+    client: int
+    """To whom."""
+    kind: Kind
+    """What it says."""
+    payload: bytes
+    """In the layout of `wire.segments`."""
+    fds: list[int] = field(default_factory=list)
+    """Descriptors that travel with it; they belong to this object."""
+    sequence: int = 0
+    """Number of the question that it answers."""
+
+    def close(self) -> None:
+        """Close the descriptors; again is fine."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class SegmentDesk:
+    """Receives the clients' frames and says what to send.
+
+    Parameters
+    ----------
+    max_descriptors : int, optional
+        How many segments may be kept; by default the process's limit less `SPARE_DESCRIPTORS`.
+
+    Notes
+    -----
+    For one thread.  Nothing a client sends makes a method raise anything but `ProtocolError`, which
+    concerns this client alone: the caller ends its connection and calls `client_gone`.
+    """
+
+    def __init__(self, max_descriptors: int | None = None) -> None:
+        self._ledger = Ledger()
+        self._fds: dict[int, int] = {}
+        self._max_descriptors = max_descriptors
+
+    @property
+    def unknown(self) -> bool:
+        """Whether somebody waits for a segment that nobody has registered yet.
+
+        The caller then reads once what every other client has sent, and calls `flush_unknown`.
+        """
+        return bool(self._ledger.waiting)
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Ids of all segments that are kept."""
+        return tuple(self._ledger.entries)
+
+    def nbytes(self) -> int:
+        """Return the size of all segments that are kept, in bytes."""
+        return sum(entry.nbytes for entry in self._ledger.entries.values())
+
+    def holders(self, segment: int) -> frozenset[int]:
+        """Return the clients that hold a segment."""
+        entry = self._ledger.entries.get(segment)
+        return frozenset(() if entry is None else entry.holders)
+
+    def client_joined(self, client: int) -> None:
+        """Let a client take part."""
+        self._ledger.step(ledger.Joined(client))
+
+    def client_gone(self, client: int) -> list[Outgoing]:
+        """End all holds of a client; what only it held is closed."""
+        return self._perform(self._ledger.step(ledger.Gone(client)))
+
+    def flush_unknown(self) -> list[Outgoing]:
+        """Refuse what is still unknown."""
+        return self._perform(self._ledger.step(ledger.Drained()))
+
+    def receive(self, client: int, frame: Frame) -> list[Outgoing]:
+        """Act on a client's frame, and close its descriptors.
+
+        Raises
+        ------
+        ProtocolError
+            The frame is damaged, or says what no client of ours says.
+        """
+        try:
+            expected = 1 if frame.kind is Kind.REGISTER else 0
+            if len(frame.fds) != expected:
+                raise ProtocolError(f"{frame.kind.name} frame with {len(frame.fds)} descriptors")
+            event = _event(client, frame)
+            if isinstance(event, ledger.Registered):
+                _check_memory(frame.fds[0], event.nbytes)
+            return self._perform(self._ledger.step(event), frame)
+        finally:
+            frame.close()
+
+    def close(self) -> None:
+        """Close every descriptor; again is fine."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def _perform(self, actions: Sequence[ledger.Action], frame: Frame | None = None) -> list[Outgoing]:
+        outgoing: list[Outgoing] = []
+        for action in actions:
+            match action:
+                case ledger.Keep(segment):
+                    self._keep(segment, frame)
+                case ledger.Close(segment):
+                    fd = self._fds.pop(segment, None)
+                    if fd is not None:
+                        os.close(fd)
+                case ledger.Grant():
+                    outgoing += self._grant(action)
+                case ledger.Refuse(client, segment, reason, sequence):
+                    outgoing.append(_lost(client, segment, reason, sequence))
+                case ledger.Idle(client, segment):
+                    outgoing.append(Outgoing(client, Kind.IDLE, pack_segment(segment)))
+                case ledger.Drop(client, segment):
+                    outgoing.append(Outgoing(client, Kind.DROP, pack_segment(segment)))
+                case ledger.Offend(_, text):
+                    raise ProtocolError(text)
+        return outgoing
+
+    def _keep(self, segment: int, frame: Frame | None) -> None:
+        if frame is None or not frame.fds:
+            raise InternalError("the ledger wants to keep a descriptor that nobody sent")
+        if len(self._fds) < self._limit():
+            self._fds[segment] = frame.fds.pop()
+        # Otherwise only its number is known, and whoever asks for it is told why it is not to be had.
+
+    def _grant(self, grant: ledger.Grant) -> list[Outgoing]:
+        fd = self._descriptor(grant)
+        if fd is not None:
+            answer = Fetched(grant.segment, grant.nbytes, grant.writable)
+            return [Outgoing(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
+        outgoing = [_lost(grant.client, grant.segment, LostReason.DESCRIPTORS, grant.sequence)]
+        if grant.fresh:
+            outgoing += self._perform(self._ledger.step(ledger.Released(grant.client, grant.segment)))
+        return outgoing
+
+    def _descriptor(self, grant: ledger.Grant) -> int | None:
+        kept = self._fds.get(grant.segment)
+        if kept is None:
+            return None
+        try:
+            if grant.writable:
+                return os.dup(kept)
+            return os.open(f"/proc/self/fd/{kept}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
+    def _limit(self) -> int:
+        if self._max_descriptors is not None:
+            return self._max_descriptors
+        import resource
+
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return soft - SPARE_DESCRIPTORS if soft > 0 else 1 << 20
+
+
+def _event(client: int, frame: Frame) -> ledger.Event:
+    kind, payload = frame.kind, frame.payload
+    if kind is Kind.REGISTER:
+        register = Register.unpack(payload)
+        return ledger.Registered(client, register.segment, register.nbytes, register.writable)
+    if kind is Kind.FETCH:
+        fetch = Fetch.unpack(payload)
+        return ledger.Asked(client, fetch.segment, fetch.writable, frame.sequence)
+    if kind is Kind.RELEASE:
+        return ledger.Released(client, unpack_segment(payload, kind))
+    if kind is Kind.ALLOW_WRITE:
+        return ledger.WriteAllowed(client, unpack_segment(payload, kind))
+    if kind is Kind.FORGET:
+        return ledger.Forgotten(client, unpack_segment(payload, kind))
+    raise ProtocolError(f"unexpected {kind.name} frame on a segment socket")
+
+
+def _check_memory(fd: int, nbytes: int) -> None:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != nbytes:
+        raise ProtocolError(f"a segment of {nbytes} bytes was announced, something else came")
+
+
+def _lost(client: int, segment: int, reason: LostReason, sequence: int) -> Outgoing:
+    return Outgoing(client, Kind.LOST, Lost(segment, reason).pack(), sequence=sequence)

@@ -1,0 +1,230 @@
+"""Full memory and full tables of descriptors are exceptions, never signals."""
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
+from nbparallel.sharing import Store
+from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.headroom import MARGIN, Headroom, limits
+
+MIB = 1 << 20
+MEMINFO = f"MemTotal: {1000 * 1024} kB\nMemAvailable: {800 * 1024} kB\nSwapFree: 0 kB\n"
+V2 = {
+    "/proc/meminfo": MEMINFO,
+    "/proc/self/cgroup": "0::/user/app\n",
+    "/proc/self/mountinfo": "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n",
+    "/sys/fs/cgroup/user/app/memory.max": "max\n",
+    "/sys/fs/cgroup/user/app/memory.current": "0\n",
+    "/sys/fs/cgroup/user/memory.max": f"{300 * MIB}\n",
+    "/sys/fs/cgroup/user/memory.current": f"{200 * MIB}\n",
+    "/sys/fs/cgroup/user/memory.stat": f"anon 5\ninactive_file {40 * MIB}\nactive_file {20 * MIB}\n",
+}
+V1 = {
+    "/proc/meminfo": MEMINFO,
+    "/proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n",
+    "/proc/self/mountinfo": (
+        "31 24 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,cpu,memory\n"
+        "32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    ),
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes": f"{256 * MIB}\n",
+    "/sys/fs/cgroup/memory/memory.usage_in_bytes": f"{100 * MIB}\n",
+    "/sys/fs/cgroup/memory/memory.stat": f"cache {90 * MIB}\ntotal_inactive_file {10 * MIB}\n",
+}
+
+
+def reader(files):
+    """Return a reader of imaginary files."""
+
+    def read(path):
+        try:
+            return files[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        (V2, [800, 300 - 200 + 40 + 10]),
+        (V1, [800, 256 - 100 + 10]),
+        ({"/proc/meminfo": MEMINFO}, [800]),
+        ({}, []),
+    ],
+    ids=["cgroup v2", "cgroup v1 in Docker", "no cgroups", "no /proc"],
+)
+def test_limits_are_read_where_the_system_keeps_them(files, free):
+    """The machine's and every ancestor cgroup's limit counts; reclaimable page cache is free memory."""
+    assert [limit.free // MIB for limit in limits(reader(files))] == free
+
+
+@pytest.mark.parametrize(("files", "where"), [(V2, "container"), (V1, "container")])
+def test_what_does_not_fit_is_refused_before_it_is_tried(files, where):
+    """The error says what was needed, what is free, and where."""
+    headroom = Headroom(reader(files))
+    tightest = min(limit.free for limit in limits(reader(files)))
+    headroom.require(tightest - MARGIN)
+    with pytest.raises(SharedMemoryFullError, match=r"118\.0 MiB free|134\.0 MiB free") as caught:
+        headroom.require(tightest - MARGIN + MIB)
+    assert where in str(caught.value)
+    assert isinstance(caught.value, MemoryError)
+
+
+def test_many_small_requests_share_one_reading():
+    """While plenty is free, the limits are not read for every small array."""
+    reads = []
+
+    def read(path):
+        reads.append(path)
+        return f"MemTotal: {1 << 30} kB\nMemAvailable: {1 << 30} kB\n" if "meminfo" in path else ""
+
+    headroom = Headroom(read)
+    for _ in range(1000):
+        headroom.require(4096)
+    assert reads.count("/proc/meminfo") < 20
+
+
+def test_nothing_is_left_after_a_refusal(monkeypatch):
+    """A refused array leaves no descriptor, no mapping and no segment."""
+    files = dict(V2)
+    strategy = FileDescriptorStrategy(Headroom(reader(files)))
+    monkeypatch.setattr("nbparallel.sharing.registry._strategies", {"file_descriptor": strategy})
+    store = Store()
+    fds = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(SharedMemoryFullError):
+        store.zeros(200 * MIB, "u1")
+    assert len(os.listdir("/proc/self/fd")) == fds
+    assert store.segments() == ()
+
+
+def test_the_pool_makes_room(monkeypatch):
+    """Memory that is merely kept for reuse is given back before an array is refused."""
+    files = dict(V2)
+    strategy = FileDescriptorStrategy(Headroom(reader(files)))
+    monkeypatch.setattr("nbparallel.sharing.registry._strategies", {"file_descriptor": strategy})
+    store = Store(pool_nbytes=1 << 30)
+    array = store.empty(MIB, "u1")
+    del array
+    store.drain()
+    monkeypatch.setattr(
+        store._holdings.pool, "trim", lambda keep=0: files.update({"/proc/self/cgroup": ""}) or MIB
+    )
+    assert store.empty(200 * MIB, "u1").nbytes == 200 * MIB
+    monkeypatch.undo()
+    store.drain()
+    store.close()
+
+
+def run(script, prepare):
+    """Run a script in another process, under a limit."""
+    code = textwrap.dedent(script)
+    return subprocess.run(
+        [sys.executable, "-c", f"import resource, os\n{prepare}\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+def test_a_limit_of_address_space():
+    """Where `ulimit -v` stands in the way, that is an exception, and smaller arrays still work."""
+    done = run(
+        """
+        import nbparallel.sharing as nbp
+        from nbparallel.errors import SharedMemoryFullError
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        before = len(os.listdir("/proc/self/fd"))
+        try:
+            nbp.zeros(1 << 30, "u1")
+        except SharedMemoryFullError as error:
+            assert "ulimit -v" in str(error), error
+            assert len(os.listdir("/proc/self/fd")) == before
+            print(nbp.ones(10).sum())
+        """,
+        "",
+    )
+    assert (done.stdout, done.stderr) == ("10.0\n", "")
+
+
+def test_a_limit_of_open_files():
+    """5,000 arrays with 64 descriptors: one clear error, all arrays fine, and room after a `del`."""
+    done = run(
+        """
+        import nbparallel.sharing as nbp
+        from nbparallel.errors import FileDescriptorLimitError
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        arrays = []
+        try:
+            for number in range(5000):
+                arrays.append(nbp.full(10, number))
+        except FileDescriptorLimitError as error:
+            assert "64" in str(error), error
+            assert isinstance(error, OSError)
+        assert 10 < len(arrays) < 64
+        assert all((array == number).all() for number, array in enumerate(arrays))
+        del array, arrays[:5]
+        print(nbp.ones(100_000).sum())
+        """,
+        "",
+    )
+    assert (done.stdout, done.stderr) == ("100000.0\n", "")
+
+
+def test_no_descriptor_to_receive_one(connected, peer):
+    """A process whose table is full gets an exception at the attach, and works again afterwards."""
+    store = connected(0)
+    array = store.zeros(10)
+    array[:] = 4
+    text = peer.run(
+        """
+import os, resource
+from nbparallel.errors import FileDescriptorLimitError
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+used = max(map(int, os.listdir("/proc/self/fd")))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used, limit[1]))
+spare = []
+try:
+    while True:
+        spare.append(os.dup(0))
+except OSError:
+    pass
+try:
+    store.attach(handle)
+except FileDescriptorLimitError as error:
+    result = str(error)
+for fd in spare:
+    os.close(fd)
+resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+store.drain()
+""",
+        handle=store.handle(array),
+    )
+    assert "descriptor" in text
+    assert peer.run("result = store.attach(handle).sum()", handle=store.handle(array)) == 40
+
+
+def test_the_supervisor_has_none_left(exchange):
+    """What the supervisor cannot keep is told to whoever asks for it; nobody is dropped."""
+    exchange.desk._max_descriptors = 1
+    k, r = exchange.store(0), exchange.store(1)
+    one, two = k.zeros(10), k.zeros(10)
+    handles = [k.handle(one), k.handle(two)]
+    r.attach(handles[0])
+    with pytest.raises(FileDescriptorLimitError):
+        r.attach(handles[1])
+    assert exchange.desk.holders(handles[1].segment) == {0}
+
+
+def test_limits_of_this_machine_can_be_read():
+    """On Linux at least one limit is found, and it is positive."""
+    if os.path.exists("/proc/meminfo"):
+        assert min(limit.free for limit in limits()) > 0
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0

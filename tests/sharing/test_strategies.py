@@ -1,0 +1,167 @@
+"""The contract of a strategy, the registry, and what `file_descriptor` adds."""
+
+import fcntl
+import mmap
+import os
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nbparallel.sharing as nbp
+from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
+from nbparallel.sharing import registry
+from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.mapping import Access
+
+
+@pytest.fixture(autouse=True)
+def registry_as_it_was(monkeypatch):
+    """Undo what a test does to the registry."""
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
+    monkeypatch.setattr(registry, "_current", registry._current)
+
+
+@pytest.fixture
+def strategy():
+    """The strategy under test."""
+    return FileDescriptorStrategy()
+
+
+@pytest.fixture
+def source(strategy):
+    """Two pages of it."""
+    source = strategy.create(5000)
+    yield source
+    source.close()
+
+
+def test_names_are_listed():
+    """All strategies iterate as names, and what is missing has a reason."""
+    found = nbp.get_all_sharing_strategies()
+    assert "file_descriptor" in list(found)
+    assert "file_descriptor" in found
+    assert len(found) == len(list(found))
+    assert set(found.missing) >= {"file_system", "file_region", "mmap", "copy"} - set(found)
+    assert "file_system: " in str(found)
+    assert nbp.get_sharing_strategy() == "file_descriptor"
+
+
+def test_unknown_names_are_errors_that_list_the_names():
+    """A typo is a ValueError with the names that work; a name that does not work here says why."""
+    with pytest.raises(ValueError, match=r"'file_descriptr'.*available: file_descriptor"):
+        nbp.set_sharing_strategy("file_descriptr")
+    with pytest.raises(StrategyUnavailableError, match="not part of this version"):
+        nbp.set_sharing_strategy("file_system")
+    with pytest.raises(ValueError, match="unknown"):
+        nbp.zeros(3, strategy="nothing")
+    assert nbp.get_sharing_strategy() == "file_descriptor"
+
+
+def test_a_strategy_of_ones_own():
+    """A registered strategy is found by name, serves new arrays, and existing ones stay where they are."""
+
+    class Own(FileDescriptorStrategy):
+        @property
+        def name(self):
+            return "own"
+
+    old = nbp.ones(10)
+    nbp.register_sharing_strategy("own", Own())
+    nbp.set_sharing_strategy("own")
+    new = nbp.zeros(10)
+    store = nbp.current_store()
+    known = {record.segment: record.strategy for record in store.segments()}
+    assert known[store.location(new).segment] == "own"
+    assert known[store.location(old).segment] == "file_descriptor"
+    assert old.sum() == 10
+    with pytest.raises(ValueError, match="already"):
+        nbp.register_sharing_strategy("own", Own())
+    with pytest.raises(ValueError, match="calls itself"):
+        nbp.register_sharing_strategy("other", Own())
+    with pytest.raises(TypeError):
+        nbp.register_sharing_strategy("thing", object())
+    del new
+    store.drain()
+    store.trim()
+
+
+def test_a_system_without_memfd(monkeypatch):
+    """Elsewhere the strategy says so, and so does the registry."""
+    monkeypatch.delattr(os, "memfd_create")
+    assert "memfd_create" in nbp.get_all_sharing_strategies().missing["file_descriptor"]
+    with pytest.raises(StrategyUnavailableError, match="memfd_create"):
+        nbp.zeros(3)
+
+
+def test_segments_are_zero_reserved_and_sealed(strategy, source):
+    """Whole pages, reserved before use, and no process can change the size afterwards."""
+    assert source.nbytes == 8192
+    assert os.fstat(source.fd).st_blocks * 512 == 8192
+    mapping = strategy.map(source, Access.WRITE)
+    assert not mapping.root(deque()).any()
+    for size in (0, 4096, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(source.fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(source.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    assert not os.get_inheritable(source.fd)
+
+
+def test_the_name_can_be_traced(strategy, source):
+    """The leak check finds segments by their name."""
+    assert os.readlink(f"/proc/self/fd/{source.fd}").startswith("/memfd:nbp-")
+    mapping = strategy.map(source, Access.WRITE)
+    assert "/memfd:nbp-" in Path("/proc/self/maps").read_text()
+    mapping.unmap()
+
+
+def test_segments_stay_out_of_core_files(strategy, source):
+    """A crash of one rank does not write everybody's arrays into its core file."""
+    mapping = strategy.map(source, Access.READ)
+    lines = Path("/proc/self/smaps").read_text().split(f"{mapping.address:x}-", 1)[1]
+    flags = next(line for line in lines.splitlines() if line.startswith("VmFlags"))
+    assert " dd" in flags
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, 4096, 4097, 300_000])
+def test_content_is_written_whole(strategy, nbytes):
+    """What is given at creation is there, followed by zeros up to the end of the page."""
+    content = np.random.default_rng(0).integers(0, 255, nbytes, "u1")
+    source = strategy.create(nbytes, content.data)
+    with mmap.mmap(source.fd, source.nbytes, prot=mmap.PROT_READ) as memory:
+        assert memory[:nbytes] == content.tobytes()
+        assert not any(memory[nbytes:])
+    assert os.fstat(source.fd).st_blocks * 512 == source.nbytes
+    source.close()
+
+
+def test_only_sealed_memory_of_the_right_size_is_adopted(strategy, source, tmp_path):
+    """A descriptor from elsewhere is checked; a refused one is closed."""
+    bad = os.memfd_create("nbp-unsealed", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(bad, 8192)
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(file, 8192)
+    pipe, other = os.pipe()
+    os.close(other)
+    for fd, nbytes in ((bad, 8192), (file, 8192), (pipe, 8192), (os.dup(source.fd), 4096)):
+        with pytest.raises(InvalidHandleError):
+            strategy.adopt(fd, nbytes)
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    adopted = strategy.adopt(os.dup(source.fd), 8192)
+    adopted.close()
+    adopted.close()
+
+
+def test_reading_means_reading(strategy, source):
+    """A descriptor opened for reading is adopted, and cannot be mapped for writing."""
+    fd = os.open(f"/proc/self/fd/{source.fd}", os.O_RDONLY | os.O_CLOEXEC)
+    adopted = strategy.adopt(fd, source.nbytes)
+    strategy.map(adopted, Access.READ).unmap()
+    with pytest.raises(PermissionError):
+        strategy.map(adopted, Access.WRITE)
+    private = strategy.map(adopted, Access.PRIVATE)
+    private.unmap()
+    adopted.close()
