@@ -160,17 +160,12 @@ class Store:
     def _fresh_block(self, strategy: Strategy, nbytes: int, content: Root | None) -> Block:
         data = None if content is None or not content.size else content.data
         try:
-            source = strategy.create(nbytes, data)
+            return _mapped_block(strategy, nbytes, data)
         except (SharedMemoryFullError, FileDescriptorLimitError):
             # What lies in the pool may be all that is missing.
             if not self.trim():
                 raise
-            source = strategy.create(nbytes, data)
-        try:
-            return Block(source, strategy.map(source, Access.WRITE))
-        except BaseException:
-            source.close()
-            raise
+        return _mapped_block(strategy, nbytes, data)
 
     # Looking at arrays
 
@@ -315,6 +310,15 @@ class Store:
                 f"this process ({os.getpid()}) was forked from {self._pid}, which alone may share arrays; "
                 "arrays that exist can be read here, results go back through a pipe or a file"
             )
+
+
+def _mapped_block(strategy: Strategy, nbytes: int, content: memoryview | None) -> Block:
+    source = strategy.create(nbytes, content)
+    try:
+        return Block(source, strategy.map(source, Access.WRITE))
+    except BaseException:
+        source.close()
+        raise
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:

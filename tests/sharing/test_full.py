@@ -170,7 +170,7 @@ def test_a_limit_of_open_files():
             assert isinstance(error, OSError)
         assert 10 < len(arrays) < 64
         assert all((array == number).all() for number, array in enumerate(arrays))
-        del array, arrays[:5]
+        del arrays[:5]
         print(nbp.ones(100_000).sum())
         """,
         "",

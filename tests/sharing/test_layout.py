@@ -40,7 +40,7 @@ def test_every_dtype_survives_description(dtype):
 @pytest.mark.parametrize("dtype", ["O", [("a", "O")], [("a", [("b", "O")])], np.dtypes.StringDType()])
 def test_objects_are_refused(dtype):
     """References to Python objects never go into shared memory, however deep they hide."""
-    with pytest.raises(ObjectArrayError, match="objects|described"):
+    with pytest.raises(ObjectArrayError, match=r"objects|described"):
         describe(np.dtype(dtype))
 
 

@@ -103,7 +103,7 @@ def test_every_layout_in_another_process(connected_once, peer, array):
     """What another process sees of a view has the same bytes."""
     shared = connected_once.share(array)
     seen = peer.run(
-        "v = store.attach(handle); result = (describe(v.dtype), v.tobytes(), v.strides); del v; store.drain()",
+        "v = store.attach(handle); result = describe(v.dtype), v.tobytes(), v.strides; del v; store.drain()",
         handle=connected_once.handle(shared),
     )
     assert seen == (describe(array.dtype), array.tobytes(), shared.strides)

@@ -25,7 +25,7 @@ def registry_as_it_was(monkeypatch):
 
 @pytest.fixture
 def strategy():
-    """The strategy under test."""
+    """Make the strategy under test."""
     return FileDescriptorStrategy()
 
 
