@@ -1,0 +1,143 @@
+"""Run a notebook in a real kernel, without a browser, and print what its cells show.
+
+Usage: ``python notebooks/run.py NOTEBOOK [--pictures FOLDER]``.  Ends with status 1 if a cell raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import time
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from traitlets.config import Config
+
+CELL_SECONDS = 120
+"""A cell that takes longer is interrupted, and the run fails."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal:
+    """Prints a notebook: text as it comes, the final outputs of a cell when it has ended.
+
+    A cell may clear its output and print it again (in rank order).  A terminal then takes back what was
+    shown; in a file or a pipe a cell is printed once, when it has ended.
+    """
+
+    def __init__(self, pictures: Path) -> None:
+        self._pictures = pictures
+        self._live = sys.stdout.isatty()
+        self._shown = ""
+
+    def markdown(self, text: str) -> None:
+        """Print a text cell."""
+        print(f"\n{text}\n")
+
+    def code(self, text: str) -> None:
+        """Print a code cell, before it runs."""
+        bar = self._style("2", "│ ")
+        print("\n".join(bar + line for line in text.splitlines()), flush=True)
+
+    def arrives(self, text: str) -> None:
+        """Show text while the cell runs."""
+        if self._live:
+            self._shown += text
+            print(text, end="", flush=True)
+
+    def ends(self, outputs: list[Any], cell: int) -> None:
+        """Show a cell's final outputs."""
+        final = "".join(self._text(output, cell, number) for number, output in enumerate(outputs))
+        if not final.startswith(self._shown):
+            self._take_back()
+        print(final[len(self._shown) :], end="", flush=True)
+        self._shown = ""
+
+    def _take_back(self) -> None:
+        width = shutil.get_terminal_size().columns
+        rows = sum(len(_COLOUR.sub("", line)) // width for line in self._shown.split("\n"))
+        print(f"\r\x1b[{rows + self._shown.count(chr(10))}A\x1b[J", end="")
+        self._shown = ""
+
+    def _text(self, output: Any, cell: int, number: int) -> str:
+        if output.output_type == "stream":
+            return str(output.text)
+        if output.output_type == "error":
+            return "\n".join(output.traceback) + "\n"
+        for kind, ending in (("image/png", "png"), ("image/svg+xml", "svg")):
+            if kind in output.data:
+                self._pictures.mkdir(parents=True, exist_ok=True)
+                path = self._pictures / f"cell-{cell:02d}-{number}.{ending}"
+                data = output.data[kind]
+                path.write_bytes(b64decode(data) if ending == "png" else data.encode())
+                return self._style("2", f"[picture: {os.path.relpath(path)}]") + "\n"
+        return f"{output.data.get('text/plain', '')}\n"
+
+    def _style(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._live else text
+
+
+class Runner(NotebookClient):
+    """A client that shows text outputs as they arrive."""
+
+    terminal: Terminal
+
+    def output(self, outs: list[Any], message: dict[str, Any], display_id: str, cell_index: int) -> Any:
+        """Keep an output, and show it if it is text."""
+        if message["msg_type"] == "stream":
+            self.terminal.arrives(message["content"]["text"])
+        return super().output(outs, message, display_id, cell_index)
+
+
+def run(notebook: Path, pictures: Path) -> bool:
+    """Run all cells of `notebook`; return whether none raised.  The file stays as it is."""
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not one in the user's folder
+    content = nbformat.read(notebook, as_version=4)
+    folder = {"metadata": {"path": str(notebook.parent)}}
+    # files under the user's runtime folder instead of ports
+    config = Config({"AsyncKernelManager": {"transport": "ipc"}})
+    runner = Runner(content, config=config, timeout=CELL_SECONDS, kernel_name="python3", resources=folder)
+    terminal = runner.terminal = Terminal(pictures)
+    started = time.monotonic()
+    cells = 0
+    try:
+        with runner.setup_kernel():
+            for index, cell in enumerate(content.cells):
+                if cell.cell_type != "code":
+                    terminal.markdown(cell.source)
+                    continue
+                terminal.code(cell.source)
+                try:
+                    runner.execute_cell(cell, index)
+                finally:
+                    terminal.ends(cell.outputs, index)
+                cells += 1
+    except CellExecutionError:
+        failure = "a cell raised, see above"
+    except (CellTimeoutError, DeadKernelError) as error:
+        failure = str(error)
+    else:
+        print(f"\n{notebook.name}: {cells} cells in {time.monotonic() - started:.1f} s, no cell raised")
+        return True
+    print(f"\n{notebook.name}: FAILED after {cells} cells: {failure}", file=sys.stderr)
+    return False
+
+
+def main() -> int:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("--pictures", type=Path, default=Path("build/pictures"), help="where pictures go")
+    options = parser.parse_args()
+    return 0 if run(options.notebook, options.pictures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
