@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from base64 import b64decode
 from pathlib import Path
@@ -23,6 +24,7 @@ from traitlets.config import Config
 CELL_SECONDS = 120
 """A cell that takes longer is interrupted, and the run fails."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequences that colour text."""
 
 
 class Terminal:
@@ -68,9 +70,9 @@ class Terminal:
 
     def _text(self, output: Any, cell: int, number: int) -> str:
         if output.output_type == "stream":
-            return str(output.text)
+            return self._plain(str(output.text))
         if output.output_type == "error":
-            return "\n".join(output.traceback) + "\n"
+            return self._plain("\n".join(output.traceback) + "\n")
         for kind, ending in (("image/png", "png"), ("image/svg+xml", "svg")):
             if kind in output.data:
                 self._pictures.mkdir(parents=True, exist_ok=True)
@@ -79,6 +81,9 @@ class Terminal:
                 path.write_bytes(b64decode(data) if ending == "png" else data.encode())
                 return self._style("2", f"[picture: {os.path.relpath(path)}]") + "\n"
         return f"{output.data.get('text/plain', '')}\n"
+
+    def _plain(self, text: str) -> str:
+        return text if self._live else _COLOUR.sub("", text)
 
     def _style(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._live else text
@@ -96,13 +101,16 @@ class Runner(NotebookClient):
         return super().output(outs, message, display_id, cell_index)
 
 
-def run(notebook: Path, pictures: Path) -> bool:
+def run(notebook: Path, pictures: Path, scratch: Path) -> bool:
     """Run all cells of `notebook`; return whether none raised.  The file stays as it is."""
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not one in the user's folder
+    # this environment's kernel, not one in the user's folder; and none of the user's settings
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+        os.environ[name] = str(scratch / name.lower())
     content = nbformat.read(notebook, as_version=4)
     folder = {"metadata": {"path": str(notebook.parent)}}
-    # files under the user's runtime folder instead of ports
-    config = Config({"AsyncKernelManager": {"transport": "ipc"}})
+    # files in a folder of ours instead of ports
+    config = Config({"AsyncKernelManager": {"transport": "ipc", "ip": str(scratch / "k")}})
     runner = Runner(content, config=config, timeout=CELL_SECONDS, kernel_name="python3", resources=folder)
     terminal = runner.terminal = Terminal(pictures)
     started = time.monotonic()
@@ -136,7 +144,8 @@ def main() -> int:
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--pictures", type=Path, default=Path("build/pictures"), help="where pictures go")
     options = parser.parse_args()
-    return 0 if run(options.notebook, options.pictures) else 1
+    with tempfile.TemporaryDirectory(prefix="nbp-run-") as scratch:
+        return 0 if run(options.notebook, options.pictures, Path(scratch)) else 1
 
 
 if __name__ == "__main__":

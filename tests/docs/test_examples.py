@@ -6,7 +6,6 @@ is there to show: ```` ```python raises="ZeroDivisionError" ````.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +54,6 @@ def test_blocks_that_do_not_run_say_why(page: Path) -> None:
 
 
 @pytest.mark.time_limit(90)
-@pytest.mark.skipif(
-    importlib.util.find_spec("nbparallel.session.session") is None, reason="needs nbparallel.Session"
-)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if examples(page)], ids=lambda page: str(page.relative_to(ROOT))
 )

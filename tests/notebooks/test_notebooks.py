@@ -1,0 +1,77 @@
+"""Every notebook runs from top to bottom in a real kernel, by the script behind `make demo`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def demo(notebook: Path, pictures: Path) -> subprocess.CompletedProcess[str]:
+    """Run the demo script on a notebook."""
+    command = [sys.executable, str(ROOT / "notebooks/run.py"), str(notebook), "--pictures", str(pictures)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def test_there_are_notebooks() -> None:
+    """The test below runs something."""
+    assert NOTEBOOKS
+
+
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_keeps_its_promises(notebook: Path, tmp_path: Path) -> None:
+    """No cell raises: a notebook asserts what it claims."""
+    done = demo(notebook, tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "no cell raised" in done.stdout
+
+
+@pytest.mark.time_limit(120)
+def test_the_first_notebook_shows_what_it_is_about(tmp_path: Path) -> None:
+    """`make demo` shows four ranks, the same accuracy five times, and two pictures."""
+    done = demo(ROOT / "notebooks/01-hello-ranks.ipynb", tmp_path)
+    text = done.stdout
+    for rank in range(4):
+        assert f"hello from rank {rank} of 4" in text
+        assert f"rank {rank}:       94.9%" in text
+    assert text.count("I put in") == 4, "printed once each, after the ranks were put in order"
+    assert "everybody got 60" in text
+    assert "Traceback" not in text
+    assert done.stderr.strip() == ""
+    assert len(list(tmp_path.glob("*.png"))) == 2
+
+
+def _notebook(path: Path, *sources: str) -> Path:
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+@pytest.mark.time_limit(60)
+def test_the_script_fails_loudly(tmp_path: Path) -> None:
+    """A cell that raises ends the run with status 1, its traceback in plain text; later cells do not run."""
+    done = demo(_notebook(tmp_path / "bad.ipynb", "print('first')", "1 / 0", "print('third')"), tmp_path)
+    assert done.returncode == 1
+    assert "first\n" in done.stdout
+    assert "ZeroDivisionError: division by zero" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "third\n" not in done.stdout.replace("print('third')", "")
+    assert "FAILED after 1 cells" in done.stderr
+
+
+@pytest.mark.time_limit(60)
+def test_the_script_prints_what_a_cell_shows_in_the_end(tmp_path: Path) -> None:
+    """Output that a cell cleared and printed again is there once."""
+    source = "from IPython.display import clear_output\nprint('draft')\nclear_output()\nprint('final')"
+    done = demo(_notebook(tmp_path / "clear.ipynb", source), tmp_path)
+    assert done.returncode == 0
+    shown = done.stdout.partition("print('final')")[2]
+    assert "draft" not in shown
+    assert shown.count("final") == 1
