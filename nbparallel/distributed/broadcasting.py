@@ -1,0 +1,168 @@
+"""broadcast: the root leaves its bytes, or where they lie; everybody else copies them out."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed import objects
+from nbparallel.distributed.fingerprint import SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.meeting import Meeting
+from nbparallel.distributed.member import Member
+from nbparallel.distributed.memory import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.scratch import Scratch
+from nbparallel.errors import InternalError
+from nbparallel.wire.control import Operation
+
+_HEAD = struct.Struct("<BxxxI")
+"""What the root left, and the length of the pickled (dtype, shape) before it."""
+_INLINE, _SHARED, _SCRATCH, _OBJECT, _BLOB = range(1, 6)
+MAX_LABELS = 1024
+
+
+def as_plain_array(x: Any) -> AnyArray | None:
+    """Return `x` as the plain array whose bytes can travel, None if it has to be pickled."""
+    if type(x) is np.ndarray:
+        return None if x.dtype.hasobject else x
+    if isinstance(x, np.memmap | np.matrix):
+        return x.view(np.ndarray)
+    return None
+
+
+class Broadcast:
+    """One rank's side of `broadcast`."""
+
+    def __init__(self, member: Member, meeting: Meeting, scratch: Scratch) -> None:
+        self._member, self._meeting, self._scratch = member, meeting, scratch
+        self._labels: dict[tuple[Any, ...], Fingerprint] = {}
+
+    def __call__(self, x: Any, root: int) -> Any:
+        """Return what `root` has; an array of this rank is filled."""
+        member, meeting = self._member, self._meeting
+        mine = member.rank == root
+        array = as_plain_array(x)
+        if array is not None and not mine and not array.flags.writeable:
+            raise ValueError(
+                "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
+            )
+        if member.world_size == 1:
+            return x
+        data, keep = (b"", None) if array is not None or not mine else objects.dumps(x, member.store)
+        place = None if array is None else member.memory.place(array)
+        meeting.begin(Operation.broadcast, self._label(x, array, root, mine=mine), member.line())
+        if mine and array is not None:
+            source = np.ascontiguousarray(array)
+            lasting = self._leave_array(array, source, place is not None)
+        elif mine:
+            lasting, keep = self._leave_object(data, keep)
+            source = None
+        same = meeting.meet(SHARED if place is not None else 0, place)
+        if not same:
+            meeting.compare(root=root)
+        bits = meeting.bits()
+        if any(bits):
+            meeting.check_overlap(bits, root=root)
+        if mine:
+            if source is not None and lasting == _SCRATCH:
+                self._scratch.broadcast(source.reshape(-1).view(np.uint8), root, b"")
+            elif lasting in (_SHARED, _BLOB, _OBJECT):
+                meeting.wait_until_read()  # others look at this rank's memory until then
+            result = x
+        else:
+            result = self._take(x, array, root)
+        meeting.end()
+        return result
+
+    def _label(self, x: Any, array: AnyArray | None, root: int, *, mine: bool) -> Fingerprint:
+        """Return the fingerprint; what is moved is left open by ranks that brought no array."""
+        key = (root, mine, type(x).__name__) if array is None else (root, array.dtype, array.shape)
+        label = self._labels.get(key)
+        if label is None:
+            if len(self._labels) >= MAX_LABELS:
+                self._labels.clear()
+            if array is None:
+                kind = type(x).__name__ if mine else "-"
+                label = fingerprint(
+                    "broadcast", kind, root=root, content="object" if mine else None, free=True
+                )
+            else:
+                content = (array.dtype.str, str(array.dtype), array.shape)
+                label = fingerprint(
+                    "broadcast", str(array.dtype), str(array.shape), root=root, content=content, free=True
+                )
+            self._labels[key] = label
+        return label
+
+    # -- the root's side -------------------------------------------------------------------------------
+
+    def _leave_array(self, array: AnyArray, source: AnyArray, shared: bool) -> int:
+        member, meeting = self._member, self._meeting
+        member.nbytes += array.nbytes
+        meta = pickle.dumps((array.dtype, array.shape), 5)
+        room = meeting.payload_nbytes - _HEAD.size - len(meta)
+        if array.nbytes <= room:
+            kind, body = _INLINE, source.tobytes()
+        elif shared and (handle := member.store.handle(array, writable=False)) is not None:
+            kind, body = _SHARED, encode_handle(handle)
+        else:
+            kind, body = _SCRATCH, self._scratch.offer(source.reshape(-1).view(np.uint8))
+        meeting.put(_HEAD.pack(kind, len(meta)) + meta + body)
+        return kind
+
+    def _leave_object(self, data: bytes, keep: object) -> tuple[int, object]:
+        meeting, store = self._meeting, self._member.store
+        self._member.nbytes += len(data)
+        if len(data) + _HEAD.size <= meeting.payload_nbytes:
+            meeting.put(_HEAD.pack(_OBJECT, 0) + data)
+            return _OBJECT, keep
+        blob = store.empty((len(data),), np.uint8)
+        blob[...] = np.frombuffer(data, np.uint8)
+        handle = store.handle(blob, writable=False)
+        if handle is None:
+            raise InternalError("the store's own array is not shared")
+        meeting.put(_HEAD.pack(_BLOB, 0) + encode_handle(handle))
+        return _BLOB, (blob, keep)
+
+    # -- everybody else's ------------------------------------------------------------------------------
+
+    def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
+        member, meeting = self._member, self._meeting
+        payload = meeting.get(root)
+        kind, length = _HEAD.unpack_from(payload)
+        body = payload[_HEAD.size + length :]
+        if kind == _OBJECT:
+            return objects.loads(bytes(body), member.store)
+        if kind == _BLOB:
+            blob = member.store.attach(decode_handle(bytes(body)), writable=False)
+            return objects.loads(blob.tobytes(), member.store)
+        result = x
+        if array is None:
+            dtype, shape = pickle.loads(payload[_HEAD.size : _HEAD.size + length])
+            array = result = np.empty(shape, dtype)
+        member.nbytes += array.nbytes
+        if kind == _INLINE:
+            array[...] = np.frombuffer(body, array.dtype, array.size).reshape(array.shape)
+        elif kind == _SHARED:
+            self._copy_shared(array, bytes(body))
+        else:
+            target = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+            self._scratch.broadcast(target.reshape(-1).view(np.uint8), root, bytes(body))
+            if target is not array:
+                array[...] = target
+        return result
+
+    def _copy_shared(self, array: AnyArray, packed: bytes) -> None:
+        member = self._member
+        place = member.memory.place(array)
+        theirs = decode_handle(packed)
+        if place is not None and place.segment == theirs.segment:
+            own = member.store.handle(array, writable=False)
+            if own is not None and (own.offset, own.strides) == (theirs.offset, theirs.strides):
+                return  # the very same memory
+        # Attached as it lies: the root's strides need not be ours.
+        np.copyto(array, member.store.attach(theirs, writable=False))
+        # A root that failed meanwhile may be changing it already.
+        member.check_peers()

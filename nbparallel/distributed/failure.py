@@ -1,0 +1,95 @@
+"""From errors to the record that a failed rank leaves, and from records back to errors."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from types import TracebackType
+
+from nbparallel.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeadlockError,
+    NbParallelError,
+    PeerFailedError,
+)
+from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
+
+
+def line_of(error: BaseException, filename: str) -> int:
+    """Return the innermost line of the cell that `error` passed; 0 if it passed none."""
+    line = 0
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == filename:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def describe(
+    error: BaseException, rank: int, filename: str, *, in_operation: bool
+) -> tuple[FailureKind, int, str]:
+    """Return (kind, origin, message) of the record that `rank` leaves for `error`."""
+    if isinstance(error, KeyboardInterrupt):
+        return FailureKind.INTERRUPTED, rank, "interrupted"
+    if isinstance(error, PeerFailedError):
+        return FailureKind.PEER, error.rank, str(error)
+    if isinstance(error, CollectiveMismatchError):
+        return FailureKind.MISMATCH, rank, str(error)
+    if isinstance(error, DeadlockError):
+        return FailureKind.DEADLOCK, rank, str(error)
+    if isinstance(error, CollectiveTimeoutError):
+        return FailureKind.OPERATION, rank, str(error)
+    line = line_of(error, filename)
+    place = f" on line {line}" if line else ""
+    kind = FailureKind.OPERATION if in_operation else FailureKind.EXCEPTION
+    return kind, rank, f"{type(error).__name__}{place}: {_text(error)}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - a user's __str__ may do anything
+        return f"<its text could not be had: {type(second).__name__}>"
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def error_of_failure(record: FailureRecord) -> NbParallelError:
+    """Return what a rank raises that waits while another one has failed."""
+    if record.kind is FailureKind.MISMATCH:
+        return CollectiveMismatchError(record.message)
+    if record.kind is FailureKind.DEADLOCK:
+        return DeadlockError(record.message)
+    if record.kind is FailureKind.PEER:
+        return PeerFailedError(record.message, rank=record.origin)
+    if record.kind is FailureKind.INTERRUPTED:
+        return PeerFailedError(f"rank {record.rank} was interrupted", rank=record.rank)
+    return PeerFailedError(f"rank {record.rank} failed: {record.message}", rank=record.rank)
+
+
+def error_of_death(record: DeathRecord) -> PeerFailedError:
+    """Return what a rank raises that waits while another one's process has ended."""
+    how = f"was killed by {signal_name(record.signal)}" if record.signal is not None else f"ended ({record})"
+    return PeerFailedError(f"rank {record.rank} died: its process {how}", rank=record.rank)
+
+
+def first_failure(view: ControlView, ranks: Iterable[int]) -> NbParallelError | None:
+    """Return the error for what went wrong first on any of `ranks`, None if nothing did."""
+    found: list[tuple[bool, int, NbParallelError]] = []
+    for rank in ranks:
+        record = view.read_failure(rank)
+        if record is not None:
+            found.append((record.kind is FailureKind.PEER, record.ns, error_of_failure(record)))
+        death = view.read_death(rank)
+        if death is not None:
+            found.append((False, death.ns, error_of_death(death)))
+    # What only followed another failure comes last, whatever the clock says.
+    return min(found, key=lambda entry: entry[:2])[2] if found else None

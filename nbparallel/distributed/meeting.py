@@ -1,0 +1,295 @@
+"""Meeting: how all ranks come together in a collective, compare what they called, and give their slots free.
+
+Every rank has `GENERATIONS` slots, used in turn.  One collective::
+
+    wait until everybody's *done* counter has passed this slot's last use      (nearly always true)
+    write payload, fingerprint and line into the slot
+    arrive += 1                                      (the word that announces it; wakes sleepers)
+    wait until everybody's arrive counter is as far
+    compare all fingerprints with mine               (every rank does: nobody leaves before)
+    read the others' slots
+    done = number of this collective
+
+There is no closing barrier: a rank may be writing its slot of the next collective while a slow one still
+reads this one's, and the done counters are what keeps it from going round the ring of slots.
+Further synchronisations of the same collective only count `arrive` up.
+"""
+
+from __future__ import annotations
+
+from nbparallel.distributed import faultpoints
+from nbparallel.distributed.diagnosis import wait_text
+from nbparallel.distributed.fingerprint import BITS, Fingerprint, parse, table
+from nbparallel.distributed.member import Member, Wait
+from nbparallel.distributed.memory import Place, overlapping
+from nbparallel.errors import CollectiveMismatchError, NbParallelError
+from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
+
+# Words of a slot's first line.
+WORD, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT = range(8)
+TEXT_OFFSET = 128
+"""Bytes from the slot's begin to its description."""
+_NO_FINGERPRINT = Fingerprint(0, 0, b"")
+
+
+class Meeting:
+    """One rank's side of all collectives of an epoch.
+
+    Attributes
+    ----------
+    number : int
+        Of the last collective that began.
+    generation : int
+        Index of its slot.
+    """
+
+    def __init__(self, member: Member) -> None:
+        view, layout = member.view, member.view.layout
+        self._member, self._words, self._octets = member, member.words, member.octets
+        self._announce, self._spin = member.waiter.announce, member.waiter.spin
+        self.payload_nbytes = layout.slot_payload
+        self._arrive, self._done = view.word_arrive(member.rank), view.word_done(member.rank)
+        self._slot_words = [
+            [layout.slot_byte(r, g) // 8 for g in range(GENERATIONS)] for r in range(member.world_size)
+        ]
+        self._mine = self._slot_words[member.rank]
+        self._peers = [(r, view.word_arrive(r), self._slot_words[r]) for r in member.others]
+        self.number = self.arrivals = self.generation = 0
+        self._all_done = 0
+        self._written: list[Fingerprint] = [_NO_FINGERPRINT] * GENERATIONS
+        self._fingerprint = _NO_FINGERPRINT
+        self._operation = Operation.none
+        self._line = 0
+        self.deadline_ns: int | None = None
+
+    # -- begin and end ---------------------------------------------------------------------------------
+
+    def begin(self, operation: Operation, fingerprint: Fingerprint, line: int) -> int:
+        """Take this rank's next slot; returns its generation."""
+        number = self.number + 1
+        self._operation, self._fingerprint, self._line = operation, fingerprint, line
+        if number - GENERATIONS > self._all_done:
+            self._wait_for_readers(number)
+        self._member.open = self.number = number
+        self.generation = generation = number % GENERATIONS
+        if faultpoints.ARMED:
+            faultpoints.hit("enter", self._member.rank)
+        return generation
+
+    def meet(self, bits: int = 0, place: Place | None = None) -> bool:
+        """Leave the fingerprint, arrive, wait for everybody; whether all words equal mine, bits included."""
+        words, slot, fingerprint = self._words, self._mine[self.generation], self._fingerprint
+        generation = self.generation
+        mine = fingerprint.word | bits
+        words[slot] = mine
+        words[slot + LINE] = self._line
+        if place is not None:
+            words[slot + SEGMENT] = place.segment
+            words[slot + START] = place.start
+            words[slot + STOP] = place.stop
+        if self._written[generation] is not fingerprint:
+            self._describe(generation, slot, fingerprint)
+        if faultpoints.ARMED:
+            faultpoints.hit("wrote_header", self._member.rank)
+        self.arrivals = arrivals = self.arrivals + 1
+        self._announce(self._arrive, arrivals)
+        if faultpoints.ARMED:
+            faultpoints.hit("wrote_flag", self._member.rank)
+        same = True
+        for rank, arrive, slots in self._peers:
+            if words[arrive] < arrivals and not self._spin(arrive, arrivals):
+                self._wait_for_arrival(rank, arrive, compare=True)
+            if words[slots[generation]] != mine:
+                same = False
+        return same
+
+    def _describe(self, generation: int, slot: int, fingerprint: Fingerprint) -> None:
+        words, text = self._words, fingerprint.text
+        words[slot + CONTENT], words[slot + TEXT] = fingerprint.content, len(text)
+        start = slot * 8 + TEXT_OFFSET
+        self._octets[start : start + len(text)] = text
+        self._written[generation] = fingerprint
+
+    def again(self) -> None:
+        """Synchronise once more inside the same collective."""
+        self.arrivals = arrivals = self.arrivals + 1
+        self._announce(self._arrive, arrivals)
+        words = self._words
+        for rank, arrive, _ in self._peers:
+            if words[arrive] < arrivals and not self._spin(arrive, arrivals):
+                self._wait_for_arrival(rank, arrive, compare=False)
+
+    def end(self) -> None:
+        """Give the others' slots free, and this rank's next operation."""
+        self._words[self._done] = self.number
+        self._member.open = 0
+        if faultpoints.ARMED:
+            faultpoints.hit("leave", self._member.rank)
+
+    # -- comparing ---------------------------------------------------------------------------------------
+
+    def compare(self, *, root: int | None = None) -> None:
+        """Raise on every rank if the calls differ; call it when `meet` said so, or when content is free.
+
+        `root` is whose content counts: others may leave theirs open.
+        """
+        words, generation = self._words, self.generation
+        slots = [slot[generation] for slot in self._slot_words]
+        calls = {words[slot] & ~BITS for slot in slots}
+        contents = {words[slot + CONTENT] for slot in slots}
+        if root is not None:
+            contents = (contents | {words[slots[root] + CONTENT]}) - {0}
+        if len(calls) > 1 or len(contents) > 1:
+            ranks = range(self._member.world_size)
+            raise CollectiveMismatchError(
+                "ranks called different operations, or the same with different arguments:\n"
+                + table({r: self._row(r) for r in ranks})
+            )
+
+    def bits(self) -> list[int]:
+        """Return every rank's low bits."""
+        return [self._words[slots[self.generation]] & BITS for slots in self._slot_words]
+
+    def check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
+        """Raise `ValueError` on every rank if two would write the same shared memory.
+
+        The very memory of `root`, if given, is not written to, so that others may have it too.
+        """
+        words, generation = self._words, self.generation
+        spans = []
+        for rank, slots in enumerate(self._slot_words):
+            first = slots[generation] + SEGMENT
+            spans.append((words[first], words[first + 1], words[first + 2]) if bits[rank] else (0, 0, 0))
+        if root is not None and spans[root][0]:
+            spans = [(0, 0, 0) if s == spans[root] and r != root else s for r, s in enumerate(spans)]
+        found = overlapping(spans)
+        if found is None:
+            return
+        name = self._operation.name
+        self.end()
+        raise ValueError(
+            f"ranks {found[0]} and {found[1]} passed overlapping memory of one shared array to {name}, which "
+            "would write it from both: pass each rank's own part, or x.copy()"
+        )
+
+    def _row(self, rank: int) -> tuple[str, ...]:
+        slot = self._slot_words[rank][self.generation]
+        start = slot * 8 + TEXT_OFFSET
+        text = bytes(self._octets[start : start + min(self._words[slot + TEXT], SLOT_HEADER - TEXT_OFFSET)])
+        return parse(text, self._words[slot + LINE])
+
+    # -- slots' contents -------------------------------------------------------------------------------
+
+    def payload_start(self, rank: int) -> int:
+        """Return the first byte of the payload of a rank's current slot."""
+        return self._slot_words[rank][self.generation] * 8 + SLOT_HEADER
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Write the payload of this rank's slot; it must fit."""
+        nbytes, start = len(data), self.payload_start(self._member.rank)
+        if faultpoints.ARMED:
+            half = nbytes // 2
+            self._octets[start : start + half] = data[:half]
+            faultpoints.hit("half_payload", self._member.rank)
+        self._octets[start : start + nbytes] = data
+        self._words[self._mine[self.generation] + NBYTES] = nbytes
+
+    def get(self, rank: int) -> memoryview:
+        """Return the payload of a rank's slot; valid until `end`."""
+        start = self.payload_start(rank)
+        nbytes = min(self._words[self._slot_words[rank][self.generation] + NBYTES], self.payload_nbytes)
+        return self._octets[start : start + nbytes]
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    def wait_until_read(self) -> None:
+        """Wait until everybody is done with this collective and reads this rank's memory no more."""
+        view, number = self._member.view, self.number
+        for rank in self._member.others:
+            self._wait_for_word(rank, view.word_done(rank), number)
+
+    def _wait_for_readers(self, number: int) -> None:
+        view = self._member.view
+        oldest = number - GENERATIONS
+        for rank in self._member.others:
+            self._wait_for_word(rank, view.word_done(rank), oldest)
+        self._all_done = min((self._words[view.word_done(r)] for r in self._member.others), default=number)
+
+    def _wait_for_word(self, rank: int, word: int, value: int) -> None:
+        words = self._words
+        if words[word] >= value or self._spin(word, value):
+            return
+
+        def satisfied() -> bool:
+            return words[word] >= value
+
+        # Its owner is inside this collective and needs nobody to end it: no edge of the deadlock graph.
+        wait = Wait(
+            self._operation,
+            lambda: [] if satisfied() else [rank],
+            self._explain_vanished,
+            self._line,
+            sequence=self.number,
+            deadline_ns=self.deadline_ns,
+        )
+        self._member.wait(satisfied, rank, wait)
+
+    def _wait_for_arrival(self, rank: int, arrive: int, *, compare: bool) -> None:
+        words, arrivals = self._words, self.arrivals
+
+        def satisfied() -> bool:
+            return words[arrive] >= arrivals
+
+        wait = Wait(
+            self._operation,
+            lambda: [r for r, a, _ in self._peers if words[a] < arrivals],
+            self._explain_finished,
+            self._line,
+            sequence=self.number,
+            target=arrivals,
+            deadline_ns=self.deadline_ns,
+            look=self._compare_arrived if compare else None,
+        )
+        self._member.wait(satisfied, rank, wait)
+
+    def _arrived(self) -> list[int]:
+        words, arrivals = self._words, self.arrivals
+        return sorted([self._member.rank, *(r for r, a, _ in self._peers if words[a] >= arrivals)])
+
+    def _compare_arrived(self) -> None:
+        """Raise early if those who are here differ already."""
+        words, generation = self._words, self.generation
+        arrived = self._arrived()
+        calls = {words[self._slot_words[r][generation]] & ~BITS for r in arrived}
+        if len(calls) > 1:
+            raise self._member.doom(
+                CollectiveMismatchError(
+                    "ranks called different operations, or the same with different arguments:\n"
+                    + table(self._rows(()))
+                )
+            )
+
+    def _rows(self, finished: tuple[int, ...] | list[int]) -> dict[int, tuple[str, ...] | str]:
+        rows: dict[int, tuple[str, ...] | str] = {r: self._row(r) for r in self._arrived()}
+        for rank in self._member.others:
+            if rank in rows:
+                continue
+            if rank in finished or self._member.gone(rank):
+                rows[rank] = f"rank {rank} finished the cell"
+                continue
+            record = self._member.view.read_slot(rank)
+            waiting = record.readable and record.state is State.WAITING
+            rows[rank] = "waits " + wait_text(record, []) if waiting else "has not called it yet"
+        return rows
+
+    def _explain_finished(self, finished: list[int]) -> NbParallelError:
+        names = ", ".join(f"rank {r} finished the cell" for r in finished)
+        return CollectiveMismatchError(
+            f"{names} without calling {self._operation.name}, for which the others wait:\n"
+            + table(self._rows(finished))
+        )
+
+    def _explain_vanished(self, finished: list[int]) -> NbParallelError:
+        return CollectiveMismatchError(
+            f"rank {finished[0]} ended the cell in the middle of {self._operation.name}"
+        )

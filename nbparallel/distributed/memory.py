@@ -1,0 +1,110 @@
+"""What the operations know of shared memory: where an array lies, and other ranks' arrays, attached."""
+
+from __future__ import annotations
+
+import marshal
+import weakref
+from collections import OrderedDict
+from dataclasses import astuple
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from nbparallel.sharing.segment import Location
+from nbparallel.sharing.store import Store
+from nbparallel.wire.handles import ArrayHandle
+
+AnyArray: TypeAlias = npt.NDArray[Any]
+MAX_KNOWN = 64
+"""Arrays whose place is remembered; the next one is looked up again, which costs about a microsecond."""
+MAX_ATTACHED = 64
+"""Other ranks' arrays that stay attached until the cell ends: each attach costs page faults."""
+
+
+def encode_handle(handle: ArrayHandle) -> bytes:
+    """Return a handle as bytes for a slot or a ring."""
+    return marshal.dumps(astuple(handle))
+
+
+def decode_handle(data: bytes) -> ArrayHandle:
+    """Rebuild a handle; the store validates it when it attaches."""
+    return ArrayHandle(*marshal.loads(data))
+
+
+class Place:
+    """Where one array lies; `packed` is its handle once somebody needed it."""
+
+    __slots__ = ("direct", "packed", "reference", "segment", "start", "stop")
+
+    def __init__(self, x: AnyArray, location: Location) -> None:
+        self.reference = weakref.ref(x)
+        self.segment, self.start, self.stop = location.segment, location.start, location.stop
+        self.direct: bool = x.flags.c_contiguous
+        """Whether other ranks can work on its elements in their order."""
+        self.packed: bytes | None = None
+
+
+class Memory:
+    """Places of this rank's arrays, and other ranks' arrays as attached here.
+
+    Notes
+    -----
+    Nothing here keeps a user's array alive, and what was attached is let go when the cell ends: a segment
+    lives only as long as somebody's array.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._places: dict[int, Place] = {}
+        self._attached: OrderedDict[tuple[bytes, bool], AnyArray] = OrderedDict()
+
+    def place(self, x: AnyArray) -> Place | None:
+        """Return where `x` lies, None if its memory is private."""
+        if x.base is None:
+            return None  # it owns its memory, so it is numpy's
+        place = self._places.get(id(x))
+        if place is not None and place.reference() is x:
+            return place
+        location = self.store.location(x)
+        if location is None:
+            return None
+        if len(self._places) >= MAX_KNOWN:
+            self._places.clear()
+        place = self._places[id(x)] = Place(x, location)
+        return place
+
+    def packed(self, x: AnyArray, place: Place) -> bytes:
+        """Return the handle of `x` as bytes."""
+        if place.packed is None:
+            handle = self.store.handle(x, writable=True)
+            assert handle is not None, "a place is only known of shared arrays"
+            place.packed = encode_handle(handle)
+        return place.packed
+
+    def attach(self, packed: bytes, *, writable: bool) -> AnyArray:
+        """Return another rank's array, flat; it stays attached until `forget`."""
+        key = (packed, writable)
+        array = self._attached.get(key)
+        if array is None:
+            array = self.store.attach(decode_handle(packed), writable=writable).reshape(-1)
+            while len(self._attached) >= MAX_ATTACHED:
+                self._attached.popitem(last=False)
+            self._attached[key] = array
+        else:
+            self._attached.move_to_end(key)
+        return array
+
+    def forget(self) -> None:
+        """Let go of what was attached."""
+        self._attached.clear()
+        self._places.clear()
+
+
+def overlapping(spans: list[tuple[int, int, int]]) -> tuple[int, int] | None:
+    """Return two indices whose (segment, start, stop) overlap; segment 0 is private memory."""
+    order = sorted((span, i) for i, span in enumerate(spans) if span[0] and span[1] < span[2])
+    for (left, i), (right, j) in pairwise(order):
+        if left[0] == right[0] and right[1] < left[2]:
+            return min(i, j), max(i, j)
+    return None

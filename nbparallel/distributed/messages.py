@@ -1,0 +1,157 @@
+"""Messages: values as records for a ring, and back.
+
+Small values travel inside the record.  A large array is copied once, by its sender, into shared memory of its
+own, which the receiver adopts (or copies into the buffer it gave); a large pickle likewise.  The sender holds
+that memory until the receiver has acknowledged the message: from then on it is the receiver's alone.
+"""
+
+from __future__ import annotations
+
+import marshal
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed import objects
+from nbparallel.distributed.broadcasting import as_plain_array
+from nbparallel.distributed.memory import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.ring import RECORD, Message
+from nbparallel.errors import InternalError
+from nbparallel.sharing.store import Store
+
+ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB = range(1, 7)
+"""Kinds of records: an array inside, one in shared memory, a handle of the sender's own array, a builtin, a
+pickle inside, a pickle in shared memory."""
+_BUILTINS = (int, float, complex, bool, str, bytes, type(None))
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A value, ready to travel."""
+
+    kind: int
+    meta: bytes
+    body: bytes
+    keep: object = None
+    """What must live until the receiver has acknowledged."""
+    nbytes: int = 0
+
+    def record(self, tag: int, line: int) -> bytes:
+        """Return the bytes for a ring."""
+        length = RECORD.size + len(self.meta) + len(self.body)
+        return RECORD.pack(length, len(self.meta), self.kind, tag, line) + self.meta + self.body
+
+
+class Packer:
+    """Turns values into parcels and back, for one rank.
+
+    Parameters
+    ----------
+    inline : int
+        Bytes that may travel inside a record.
+    """
+
+    def __init__(self, store: Store, inline: int) -> None:
+        self._store, self._inline = store, inline
+        self._metas: dict[Any, bytes] = {}
+        self._forms: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+
+    def pack(self, x: Any, *, view: bool) -> Parcel:
+        """Return `x` as a parcel; changes of `x` after this do not reach the receiver (but for a view)."""
+        array = as_plain_array(x)
+        if view:
+            return self._pack_view(x, array)
+        if array is not None:
+            return self._pack_array(array)
+        if type(x) in _BUILTINS:
+            data = marshal.dumps(x)
+            if len(data) <= self._inline:
+                return Parcel(NUMBER, b"", data, nbytes=len(data))
+        data, keep = objects.dumps(x, self._store)
+        if len(data) <= self._inline:
+            return Parcel(OBJECT, b"", data, keep, len(data))
+        blob = self._store.empty((len(data),), np.uint8)
+        blob[...] = np.frombuffer(data, np.uint8)
+        return Parcel(BLOB, b"", self._handle(blob), (blob, keep), len(data))
+
+    def _pack_view(self, x: Any, array: AnyArray | None) -> Parcel:
+        if array is None:
+            raise TypeError(f"view=True needs a numpy array in shared memory, not {type(x).__name__}")
+        handle = self._store.handle(array, writable=False)
+        if handle is None:
+            raise ValueError(
+                "view=True sends where an array lies, and this one's memory is private: share it first "
+                "(nbp.share(x)), or send without view=True"
+            )
+        return Parcel(VIEW, b"", encode_handle(handle), array, 0)
+
+    def _pack_array(self, array: AnyArray) -> Parcel:
+        nbytes = array.nbytes
+        if nbytes <= self._inline:
+            key = (array.dtype, array.shape)
+            meta = self._metas.get(key)
+            if meta is None:
+                meta = pickle.dumps(key, 5)
+                if len(meta) < self._inline:
+                    self._remember(self._metas, key, meta)
+            if len(meta) <= min(self._inline, 0xFFFF):
+                return Parcel(ARRAY, meta, array.tobytes(), nbytes=nbytes)
+        copy = self._store.empty(array.shape, array.dtype)
+        np.copyto(copy, array)
+        return Parcel(ADOPTED, b"", self._handle(copy, writable=True), copy, nbytes)
+
+    def _handle(self, array: AnyArray, *, writable: bool = False) -> bytes:
+        handle = self._store.handle(array, writable=writable)
+        if handle is None:
+            raise InternalError("the store's own array is not shared")
+        return encode_handle(handle)
+
+    def _remember(self, cache: dict[Any, Any], key: Any, value: Any) -> None:
+        if len(cache) >= 1024:
+            cache.clear()
+        cache[key] = value
+
+    # -- receiving -------------------------------------------------------------------------------------
+
+    def form(self, message: Message) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+        """Return dtype and shape of the array that a message brings, None if it brings none."""
+        if message.kind == ARRAY:
+            form = self._forms.get(message.meta)
+            if form is None:
+                form = pickle.loads(message.meta)
+                self._remember(self._forms, message.meta, form)
+            return form
+        if message.kind in (ADOPTED, VIEW):
+            handle = decode_handle(message.body)
+            return np.lib.format.descr_to_dtype(handle.dtype), handle.shape
+        return None
+
+    def unpack(self, message: Message) -> Any:
+        """Return the value; it is the receiver's own, but for a view, which is read-only."""
+        form = self.form(message)
+        if message.kind == ARRAY and form is not None:
+            dtype, shape = form
+            value = np.empty(shape, dtype)
+            if value.size:
+                value[...] = np.frombuffer(message.body, dtype).reshape(shape)
+            return value
+        if message.kind == ADOPTED:
+            return self._store.attach(decode_handle(message.body), writable=True)
+        if message.kind == VIEW:
+            return self._store.attach(decode_handle(message.body), writable=False)
+        if message.kind == NUMBER:
+            return marshal.loads(message.body)
+        if message.kind == OBJECT:
+            return objects.loads(message.body, self._store)
+        blob = self._store.attach(decode_handle(message.body), writable=False)
+        return objects.loads(blob.tobytes(), self._store)
+
+    def fill(self, buffer: AnyArray, message: Message) -> None:
+        """Copy the array of a message into `buffer`, which has its dtype and shape."""
+        if message.kind == ARRAY:
+            if buffer.size:
+                buffer[...] = np.frombuffer(message.body, buffer.dtype).reshape(buffer.shape)
+        else:
+            np.copyto(buffer, self._store.attach(decode_handle(message.body), writable=False))

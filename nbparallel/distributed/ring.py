@@ -1,0 +1,113 @@
+"""Rings: the bytes from one rank to another, one writer and one reader each.
+
+The tail counts bytes that were put in, the head bytes that were taken out; both only grow, so that their
+difference is what lies between, and nothing has to be reset.  A record becomes visible when the tail is
+written, after all its bytes; its room is free when the head is written, after all of them were copied out.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from nbparallel.distributed.waiting import Waiter
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.control import ControlView
+
+RECORD = struct.Struct("<IHBxqI")
+"""Length of the whole record, of its description; kind; tag; line of the sender's cell."""
+ALIGN = 8
+
+
+@dataclass(slots=True)
+class Message:
+    """One record, copied out of a ring."""
+
+    source: int
+    number: int
+    """Of the messages from this source, from 1."""
+    kind: int
+    tag: int
+    line: int
+    meta: bytes
+    body: bytes
+
+
+class Outgoing:
+    """The writing end of a ring."""
+
+    def __init__(self, view: ControlView, waiter: Waiter, source: int, destination: int) -> None:
+        layout = view.layout
+        self._words, self._octets, self._waiter = view.words, view.octets, waiter
+        self._tail, self._head = layout.tail_word(source, destination), layout.head_word(source, destination)
+        self._start, self.capacity = layout.ring_byte(source, destination), layout.ring_capacity
+        self.position = view.words[self._tail]
+        self.number = 0
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a record of so many bytes fits now."""
+        return self.position + nbytes - self._words[self._head] <= self.capacity
+
+    def taken(self) -> int:
+        """Return the number of the last message up to which the receiver has taken all."""
+        return self._words[self._head + 1]
+
+    def put(self, record: bytes) -> None:
+        """Write a record for which there is room, and announce it."""
+        nbytes = len(record)
+        offset = self.position % self.capacity
+        first = min(nbytes, self.capacity - offset)
+        start = self._start + offset
+        self._octets[start : start + first] = record[:first] if first < nbytes else record
+        if first < nbytes:
+            self._octets[self._start : self._start + nbytes - first] = record[first:]
+        position = self.position + ((nbytes + ALIGN - 1) & -ALIGN)
+        self._waiter.announce(self._tail, position)
+        self.position = position
+        self.number += 1
+
+
+class Incoming:
+    """The reading end of a ring."""
+
+    def __init__(self, view: ControlView, waiter: Waiter, source: int, destination: int) -> None:
+        layout = view.layout
+        self._words, self._octets, self._waiter = view.words, view.octets, waiter
+        self._tail, self._head = layout.tail_word(source, destination), layout.head_word(source, destination)
+        self._start, self._capacity = layout.ring_byte(source, destination), layout.ring_capacity
+        self._source = source
+        self._position = view.words[self._head]
+        self.number = 0
+
+    def has_message(self) -> bool:
+        """Whether a record is there."""
+        return self._words[self._tail] != self._position
+
+    def take(self) -> Message:
+        """Copy the next record out and free its room."""
+        available = self._words[self._tail] - self._position
+        if not self._waiter.strong_order:
+            self._waiter.fence()  # the record's bytes after the word that announced them
+        head = self._copy(self._position, RECORD.size)
+        length, meta_length, kind, tag, line = RECORD.unpack(head)
+        if not RECORD.size + meta_length <= length <= available:
+            raise ProtocolError(f"a damaged record from rank {self._source}: {head.hex()}")
+        data = self._copy(self._position + RECORD.size, length - RECORD.size)
+        self.number += 1
+        position = self._position + ((length + ALIGN - 1) & -ALIGN)
+        self._waiter.announce(self._head, position)
+        self._position = position
+        return Message(self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:])
+
+    def _copy(self, position: int, nbytes: int) -> bytes:
+        offset = position % self._capacity
+        first = min(nbytes, self._capacity - offset)
+        start = self._start + offset
+        data = bytes(self._octets[start : start + first])
+        if first < nbytes:
+            data += bytes(self._octets[self._start : self._start + nbytes - first])
+        return data
+
+    def acknowledge(self, number: int) -> None:
+        """Tell the sender that all messages up to `number` have been taken by their receiver."""
+        self._waiter.announce(self._head + 1, number)

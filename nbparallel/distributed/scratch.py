@@ -1,0 +1,134 @@
+"""Private arrays through scratch memory: every rank has three chunks in one shared array of its own.
+
+The chunks are used in turn, over all operations of an epoch.  One synchronisation a chunk is enough: a rank
+that fills chunk q + 1 has passed the synchronisation of chunk q - 1, before which everybody had read out
+chunk q - 2, and that is the one whose place it takes.  Nobody writes into another rank's scratch, so a
+failure leaves no late writers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nbparallel.distributed import faultpoints
+from nbparallel.distributed.direct import slice_bounds
+from nbparallel.distributed.meeting import Meeting
+from nbparallel.distributed.member import Member
+from nbparallel.distributed.memory import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.reduce import Operator
+from nbparallel.errors import InternalError
+
+CHUNK = 1 << 20
+"""Bytes: stays in a core's second-level cache, and is large against a synchronisation."""
+CHUNKS = 3
+
+
+class Scratch:
+    """One rank's scratch memory and the others' as attached here; all are made on first use."""
+
+    def __init__(self, member: Member, meeting: Meeting) -> None:
+        self._member, self._meeting = member, meeting
+        self._own: AnyArray | None = None
+        self._packed = b""
+        self._attached: dict[bytes, AnyArray] = {}
+        self._position = 0
+
+    def _mine(self) -> AnyArray:
+        if self._own is None:
+            own = self._member.store.empty((CHUNKS * CHUNK,), np.uint8)
+            handle = self._member.store.handle(own, writable=False)
+            if handle is None:
+                raise InternalError("the store's own array is not shared")
+            self._own, self._packed = own, encode_handle(handle)
+        return self._own
+
+    def _chunk(self, memory: AnyArray, position: int, like: AnyArray) -> AnyArray:
+        """Return the chunk at `position` as elements of the dtype of `like`."""
+        start = position % CHUNKS * CHUNK
+        count = CHUNK // like.dtype.itemsize
+        return np.ndarray((count,), like.dtype, memory, start)
+
+    def _attach(self, packed: bytes) -> AnyArray:
+        """Return another rank's scratch; it stays attached for the epoch."""
+        memory = self._attached.get(packed)
+        if memory is None:
+            memory = self._attached[packed] = self._member.store.attach(decode_handle(packed), writable=False)
+        return memory
+
+    def offer(self, x: AnyArray) -> bytes:
+        """Copy the first chunk of a contiguous `x` in; returns the scratch's handle, for the slot."""
+        self._copy_in(self._mine(), x.reshape(-1), 0, self._position)
+        return self._packed
+
+    def _copy_in(self, memory: AnyArray, flat: AnyArray, index: int, position: int) -> None:
+        count = CHUNK // flat.dtype.itemsize
+        part = flat[index * count : (index + 1) * count]
+        self._chunk(memory, position, flat)[: part.size] = part
+        if faultpoints.ARMED:
+            faultpoints.hit("half_payload", self._member.rank)
+
+    def all_reduce(self, x: AnyArray, operator: Operator, *, averaged: bool) -> None:
+        """Combine a contiguous `x` of all ranks in place; everybody has offered the first chunk."""
+        rank, world_size = self._member.rank, self._member.world_size
+        memories = [
+            self._mine() if r == rank else self._attach(bytes(self._meeting.get(r)))
+            for r in range(world_size)
+        ]
+        flat = x.reshape(-1)
+        count = CHUNK // flat.dtype.itemsize
+        chunks = -(-flat.size // count)
+        for index in range(chunks):
+            position = self._position
+            parts = [self._chunk(memory, position, flat) for memory in memories]
+            begin = index * count
+            size = min(count, flat.size - begin)
+            start, stop = slice_bounds(size, rank, world_size)
+            if start < stop:
+                self._combine(parts, start, stop, operator, averaged=averaged)
+            self._position = position + 1
+            if index + 1 < chunks:
+                self._copy_in(memories[rank], flat, index + 1, position + 1)
+            self._meeting.again()
+            for other in range(world_size):
+                start, stop = slice_bounds(size, other, world_size)
+                if start < stop:
+                    flat[begin + start : begin + stop] = parts[other][start:stop]
+
+    def _combine(
+        self, parts: list[AnyArray], start: int, stop: int, operator: Operator, *, averaged: bool
+    ) -> None:
+        """Combine one slice in rank order into this rank's own chunk, which nobody else reads there."""
+        mine = parts[self._member.rank][start:stop]
+        ufunc = operator.ufunc
+        slices = [part[start:stop] for part in parts]
+        # Read all before writing: this rank's own input may come late in the order.
+        result = ufunc(slices[0], slices[1])
+        for other in slices[2:]:
+            ufunc(result, other, result)
+        if averaged:
+            np.true_divide(result, len(parts), result)
+        mine[...] = result
+
+    def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
+        """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
+        rank = self._member.rank
+        flat = x.reshape(-1)
+        count = CHUNK // flat.dtype.itemsize
+        chunks = -(-flat.size // count)
+        memory = self._mine() if rank == root else self._attach(packed)
+        for index in range(chunks):
+            position = self._position
+            self._position = position + 1
+            if rank == root:
+                if index + 1 < chunks:
+                    self._copy_in(memory, flat, index + 1, position + 1)
+            else:
+                part = flat[index * count : (index + 1) * count]
+                part[...] = self._chunk(memory, position, flat)[: part.size]
+            if index + 1 < chunks:
+                self._meeting.again()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._own = None
+        self._attached.clear()

@@ -1,0 +1,229 @@
+"""How a rank waits for another one's word, and how it wakes those who wait for its own.
+
+The ladder: a bounded spin (only if every rank can have a processor of its own) → at most 100 µs of
+``sched_yield`` → asleep in ``futex`` (by ctypes) in slices of at most 50 ms.  After every slice, and at
+every wake, the caller's `check` looks for aborts, deaths, failures and deadlocks; signal handlers run.
+
+Note [no lost wake-ups].  Every rank has a *bell* word, which it alone changes, and a *parked* word, in
+which it alone says whom it sleeps for.  The waiter: parked = peer; fence; b = peer's bell; look at the
+condition; sleep while the bell is b.  The peer: write the condition; fence; if somebody is parked for me,
+bell += 1 and wake.  Between "write mine" and "read yours" stands a full fence on both sides, or both could
+read the old value: x86 too lets a load pass an earlier store to another place (Dekker's problem).  So either
+the peer sees the waiter parked, and the changed bell makes the sleep end or not begin, or the waiter sees
+the condition.  The slice bounds whatever was overlooked.
+
+Note [fence].  An uncontended `threading.Lock` is the fence: acquiring is an atomic read-modify-write and
+releasing another one (``sem_trywait`` and ``sem_post``; a compare-and-swap since 3.13).  On x86 either is
+a full barrier.  On machines with weak order an acquire may be passed by earlier stores and a release by
+later loads, but not the release of one round by the acquire of the next: there it is done twice, and also
+before every word that announces data.  `acquire(False)` never blocks, so that an interrupt between the two
+calls cannot leave a lock that the next fence would wait for.
+
+Some facts about futexes (futex(2)): the key of a shared mapping is the page of the file, so that processes
+with different mappings meet; the word has 32 bits; FUTEX_WAIT compares and sleeps atomically, EAGAIN if it
+differs; a signal ends it with EINTR; ``futex_waitv`` (Linux 5.16) sleeps on up to 128 words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from nbparallel.distributed import faultpoints
+from nbparallel.wire.control import ControlView
+
+SLICE_NS = 50_000_000
+"""Longest sleep without looking whether it still makes sense."""
+YIELD_NS = 100_000
+"""Longest time of giving the processor away before sleeping; a wake-up costs 5 to 40 µs."""
+SPINS = 1500
+"""Looks at a word before the first yield: about 40 µs, what a sleep and its wake would cost."""
+ANYBODY = 0xFFFF_FFFF
+STRONG_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+_WAIT, _WAKE = 0, 1
+_EVERYBODY = 0x7FFF_FFFF
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
+    platform.machine(), -1
+)
+_SYS_FUTEX_WAITV = 449
+_MAX_WAITV = 128
+_ENOSYS = 38
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _WaitV(ctypes.Structure):
+    _fields_ = (
+        ("value", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+def _find_syscall() -> Callable[..., int] | None:
+    if not sys.platform.startswith("linux") or _SYS_FUTEX < 0 or sys.maxsize < 1 << 32:
+        return None
+    function = ctypes.CDLL(None, use_errno=True).syscall
+    function.restype = ctypes.c_long
+    return function
+
+
+class Waiter:
+    """One rank's way to sleep and to wake; used by one thread at a time.
+
+    Parameters
+    ----------
+    spin : bool
+        Whether every rank can have a processor of its own.
+    """
+
+    def __init__(self, view: ControlView, rank: int, *, spin: bool) -> None:
+        self._rank = rank
+        self._words, self._halves = view.words, view.halves
+        self._map = view.map  # keeps the addresses below valid
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(view.map))
+        self._my_bell, self._my_parked = view.half_bell(rank), view.half_parked(rank)
+        self._bells = [view.half_bell(r) for r in range(view.world_size)]
+        self._parked = [view.half_parked(r) for r in range(view.world_size) if r != rank]
+        self._others = [r for r in range(view.world_size) if r != rank]
+        self.spins = SPINS if spin else 1
+        self.strong_order = STRONG_ORDER
+        lock = threading.Lock()
+        self._acquire, self._release = lock.acquire, lock.release
+        self._syscall = _find_syscall()
+        self._has_waitv = self._syscall is not None and view.world_size <= _MAX_WAITV
+        self.wait_ns = 0
+
+    # -- waking ------------------------------------------------------------------------------------
+
+    def fence(self) -> None:
+        """Order everything before it against everything after it; see Note [fence]."""
+        self._acquire(False)
+        self._release()
+        if not STRONG_ORDER:
+            self._acquire(False)
+            self._release()
+
+    def announce(self, word: int, value: int) -> None:
+        """Write one of this rank's words, and wake whoever sleeps for it; no system call if nobody does."""
+        if not STRONG_ORDER:
+            self.fence()
+        self._words[word] = value
+        self._acquire(False)
+        self._release()
+        if not STRONG_ORDER:
+            self._acquire(False)
+            self._release()
+        halves = self._halves
+        for parked in self._parked:
+            if halves[parked]:
+                self._ring()
+                return
+
+    def _ring(self) -> None:
+        mine = (self._rank + 1, ANYBODY)
+        if any(self._halves[parked] in mine for parked in self._parked):
+            self.ring()
+
+    def ring(self) -> None:
+        """Wake whoever sleeps for this rank, whatever for."""
+        self._halves[self._my_bell] = (self._halves[self._my_bell] + 1) & 0xFFFF_FFFF
+        if self._syscall is not None:
+            self._syscall(
+                _SYS_FUTEX,
+                ctypes.c_void_p(self._address + self._my_bell * 4),
+                _WAKE,
+                _EVERYBODY,
+                None,
+                None,
+                0,
+            )
+
+    # -- sleeping ----------------------------------------------------------------------------------
+
+    def spin(self, word: int, target: int) -> bool:
+        """Look at a word for a short while; whether it reached `target`."""
+        words = self._words
+        for _ in range(self.spins):  # noqa: SIM110 - a generator would take twice as long
+            if words[word] >= target:
+                return True
+        return False
+
+    def until(
+        self,
+        satisfied: Callable[[], bool],
+        peer: int,
+        *,
+        prepare: Callable[[], None],
+        check: Callable[[], None],
+        finish: Callable[[], None],
+    ) -> None:
+        """Wait for `satisfied`, which `peer` (-1: anybody) brings about.
+
+        `prepare` runs before the first sleep, `finish` after the last, *before* anything acts on the
+        condition; `check` before every sleep: it raises if the wait makes no sense any more.
+        """
+        begin = time.monotonic_ns()
+        limit = begin + YIELD_NS
+        try:
+            while True:
+                os.sched_yield()
+                if satisfied():
+                    return
+                if time.monotonic_ns() > limit:
+                    break
+            prepare()
+            if faultpoints.ARMED:
+                faultpoints.hit("waiting", self._rank)
+            while not satisfied():
+                check()
+                self._sleep(satisfied, peer)
+            finish()
+        finally:
+            self._halves[self._my_parked] = 0
+            self.wait_ns += time.monotonic_ns() - begin
+
+    def _sleep(self, satisfied: Callable[[], bool], peer: int) -> None:
+        halves = self._halves
+        halves[self._my_parked] = peer + 1 if peer >= 0 else ANYBODY
+        self.fence()
+        bells = self._bells if peer < 0 else self._bells[peer : peer + 1]
+        values = [halves[bell] for bell in bells]
+        if not satisfied():
+            self._futex_wait(bells, values)
+        halves[self._my_parked] = 0
+
+    def _futex_wait(self, bells: Sequence[int], values: Sequence[int]) -> None:
+        if self._syscall is None:
+            time.sleep(0.0005)  # no futex here: short sleeps
+        elif len(bells) == 1:
+            timeout = _Timespec(0, SLICE_NS)
+            address = ctypes.c_void_p(self._address + bells[0] * 4)
+            self._syscall(
+                _SYS_FUTEX, address, _WAIT, ctypes.c_uint32(values[0]), ctypes.byref(timeout), None, 0
+            )
+        elif self._has_waitv:
+            flags_32_bits = 2
+            vector = (_WaitV * len(bells))(
+                *(
+                    _WaitV(value, self._address + bell * 4, flags_32_bits, 0)
+                    for bell, value in zip(bells, values, strict=True)
+                )
+            )
+            end = time.monotonic_ns() + SLICE_NS
+            timeout = _Timespec(end // 1_000_000_000, end % 1_000_000_000)
+            result = self._syscall(
+                _SYS_FUTEX_WAITV, vector, len(bells), 0, ctypes.byref(timeout), time.CLOCK_MONOTONIC
+            )
+            if result < 0 and ctypes.get_errno() == _ENOSYS:
+                self._has_waitv = False
+        else:
+            time.sleep(0.001)  # many words and no futex_waitv: short sleeps

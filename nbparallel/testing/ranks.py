@@ -1,0 +1,273 @@
+"""Ranks without a session: forked processes over one control segment, for tests of the operations.
+
+The caller plays the supervisor: it reaps the processes it forked, writes their death words, and ends what
+is left when the watchdog's time is up (after their stacks were dumped), by the process ids that it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbparallel.distributed import Communicator, faultpoints, set_current
+from nbparallel.errors import SegmentLostError
+from nbparallel.sharing.store import Store
+from nbparallel.wire import control
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.segments import Notice
+
+
+class FolderBroker:
+    """A segment broker without a supervisor: a folder says which process holds which segment's descriptor."""
+
+    def __init__(self, folder: str, client: int) -> None:
+        self.client = client
+        self._folder = Path(folder)
+        self._fds: dict[int, int] = {}
+
+    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool) -> None:
+        """Keep a descriptor for others."""
+        self._fds[segment] = os.dup(fd)
+        draft = self._folder / f"{segment}.{os.getpid()}"
+        draft.write_text(f"/proc/{os.getpid()}/fd/{self._fds[segment]}")
+        draft.rename(self._folder / str(segment))
+
+    def fetch(self, segment: int, *, writable: bool) -> int:
+        """Open another process's descriptor."""
+        try:
+            path = (self._folder / str(segment)).read_text()
+            return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise SegmentLostError(f"segment {segment} is gone") from None
+
+    def release(self, segment: int) -> None:
+        """Nothing is counted here."""
+
+    def allow_write(self, segment: int) -> None:
+        """Everybody may."""
+
+    def forget(self, segment: int) -> None:
+        """Drop a descriptor."""
+        fd = self._fds.pop(segment, None)
+        if fd is not None:
+            os.close(fd)
+
+    def notices(self) -> Sequence[Notice]:
+        """Return nothing: no segment is ever idle here."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one rank ended."""
+
+    rank: int
+    value: Any
+    error: BaseException | None
+    error_ns: int
+    """`time.monotonic_ns` when the error left the rank's function."""
+    signal: int | None
+    """What killed it, None if it lived to the end."""
+    death_ns: int
+    """When its death word was written."""
+
+
+@dataclass(slots=True)
+class Running:
+    """Ranks under way, for a test that interferes."""
+
+    pids: list[int]
+    view: ControlView
+    started_ns: int
+
+
+class RanksHungError(AssertionError):
+    """The watchdog's time was up; the message holds every rank's slot."""
+
+
+def run_ranks(
+    world_size: int,
+    function: Callable[[Communicator], Any],
+    *,
+    seconds: float = 20.0,
+    usable_cpus: int | None = None,
+    faults: str | None = None,
+    participants: Sequence[int] | None = None,
+    meanwhile: Callable[[Running], bool] | None = None,
+    write_deaths: bool = True,
+) -> list[Outcome]:
+    """Run ``function(communicator)`` on forked ranks, in one cell, and return how each ended.
+
+    Parameters
+    ----------
+    seconds : float
+        The watchdog's time.
+    faults : str, optional
+        A fault as in ``NBP_FAULT``.
+    participants : sequence of int, optional
+        The cell's ranks; the others only exist.
+    meanwhile : callable, optional
+        Called again and again while ranks run; True: call no more.
+    """
+    ranks = tuple(participants) if participants is not None else tuple(range(world_size))
+    cpus = usable_cpus if usable_cpus is not None else len(os.sched_getaffinity(0))
+    fd = control.create(world_size, 1, label="test")
+    with (
+        tempfile.TemporaryDirectory(prefix="nbp-ranks-") as folder,
+        ControlView(fd) as view,
+        _children(world_size, ranks, function, fd, folder, cpus, faults) as (pids, pipes),
+    ):
+        running = Running([pids[r] for r in ranks], view, time.monotonic_ns())
+        return _collect(ranks, pids, pipes, view, seconds, meanwhile, running, write_deaths=write_deaths)
+
+
+@contextlib.contextmanager
+def _children(
+    world_size: int,
+    ranks: Sequence[int],
+    function: Callable[[Communicator], Any],
+    fd: int,
+    folder: str,
+    cpus: int,
+    faults: str | None,
+) -> Iterator[tuple[dict[int, int], dict[int, int]]]:
+    pids: dict[int, int] = {}
+    pipes: dict[int, int] = {}
+    stay, go = os.pipe()
+    try:
+        for rank in ranks:
+            reader, writer = os.pipe()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # the test process may have threads
+                pid = os.fork()
+            if pid == 0:
+                os.close(go)
+                os.close(reader)
+                _child(rank, world_size, tuple(ranks), function, fd, folder, cpus, faults, writer, stay)
+            pids[rank], pipes[rank] = pid, reader
+            os.close(writer)
+        yield pids, pipes
+    finally:
+        os.close(fd)
+        os.close(stay)
+        os.close(go)  # ranks that have ended their function leave now
+        _reap(pids)
+        for reader in pipes.values():
+            os.close(reader)
+
+
+def _child(
+    rank: int,
+    world_size: int,
+    ranks: tuple[int, ...],
+    function: Callable[[Communicator], Any],
+    fd: int,
+    folder: str,
+    cpus: int,
+    faults: str | None,
+    writer: int,
+    stay: int,
+) -> None:
+    """Be a rank; never returns."""
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        faultpoints.arm(faults)
+        store = Store(rank + 1)
+        store.connect(FolderBroker(folder, rank + 1))
+        communicator = Communicator(fd, rank, world_size, store, epoch=1, usable_cpus=cpus)
+        set_current(communicator)
+        communicator.begin_cell(1, ranks, function.__code__.co_filename)
+        value, error = None, None
+        try:
+            value = function(communicator)
+        except BaseException as caught:  # noqa: BLE001 - it is what the test wants to see
+            error = caught
+        error_ns = time.monotonic_ns()
+        communicator.end_cell(error)
+        try:
+            data = pickle.dumps((value, error, error_ns))
+        except Exception as caught:  # noqa: BLE001
+            data = pickle.dumps((None, RuntimeError(f"{error!r} {value!r}: {caught!r}"), error_ns))
+        view = memoryview(len(data).to_bytes(8, "little") + data)
+        while view:
+            view = view[os.write(writer, view) :]
+        select.select([stay], [], [], 60)  # the process lives on after its cell, as a rank's does
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the test runner's copy here
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _collect(
+    ranks: Sequence[int],
+    pids: dict[int, int],
+    pipes: dict[int, int],
+    view: ControlView,
+    seconds: float,
+    meanwhile: Callable[[Running], bool] | None,
+    running: Running,
+    *,
+    write_deaths: bool,
+) -> list[Outcome]:
+    limit = time.monotonic() + seconds
+    found: dict[int, Outcome] = {}
+    data: dict[int, bytes] = dict.fromkeys(ranks, b"")
+    open_pipes = {pipes[r]: r for r in ranks}
+    while len(found) < len(ranks):
+        if time.monotonic() > limit:
+            _dump(pids, view, seconds)
+        if meanwhile is not None and meanwhile(running):
+            meanwhile = None
+        ready, _, _ = select.select(list(open_pipes), [], [], 0.002)
+        for reader in ready:
+            rank = open_pipes[reader]
+            part = os.read(reader, 1 << 20)
+            data[rank] += part
+            received = data[rank]
+            if len(received) >= 8 and len(received) - 8 == int.from_bytes(received[:8], "little"):
+                value, error, error_ns = pickle.loads(received[8:])
+                found[rank] = Outcome(rank, value, error, error_ns, None, 0)
+                del open_pipes[reader]
+            elif not part:
+                del open_pipes[reader]
+                _, status = os.waitpid(pids.pop(rank), 0)
+                number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+                if write_deaths:
+                    view.write_death(rank, exit_code=os.waitstatus_to_exitcode(status), signal=number)
+                found[rank] = Outcome(rank, None, None, 0, number or -1, time.monotonic_ns())
+    return [found[rank] for rank in ranks]
+
+
+def _dump(pids: dict[int, int], view: ControlView, seconds: float) -> None:
+    for pid in pids.values():
+        os.kill(pid, signal.SIGUSR1)  # every rank writes its stack to stderr
+    time.sleep(0.3)
+    slots = "\n".join(f"  {slot}" for slot in view.read_slots())
+    raise RanksHungError(f"ranks hung for {seconds} s:\n{slots}")
+
+
+def _reap(pids: dict[int, int]) -> None:
+    limit = time.monotonic() + 2
+    while pids:
+        for rank, pid in list(pids.items()):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                del pids[rank]
+            elif time.monotonic() > limit or sys.exc_info()[0] is not None:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
