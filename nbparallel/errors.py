@@ -125,6 +125,10 @@ class ObjectArrayError(NbParallelError, TypeError):
     """An array of Python objects has no memory that could be shared."""
 
 
+class UnknownNameError(NbParallelError, NameError):
+    """The notebook has no variable of that name."""
+
+
 class UnpicklableError(NbParallelError, TypeError):
     """A value cannot travel between processes; the message names it."""
 

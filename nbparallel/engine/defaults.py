@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import MutableMapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ class Defaults:
         self._namespace = namespace
         self._hidden = hidden
         self._values: dict[str, Any] = {}
+        self.values = MappingProxyType(self._values)
+        """The defaults as they are now."""
 
     def set(self, **values: Any) -> None:
         """Define or renew defaults where the user has not taken the name."""

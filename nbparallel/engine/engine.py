@@ -54,6 +54,8 @@ class Engine:
         self.interrupts = Interrupts(configure.rank)
         self.interrupts.install()
         self.communicator: Communicator | None = None
+        self.applied = -1
+        """The last task whose names were taken."""
         self.defaults = defaults.Defaults(shell.user_ns, shell.user_ns_hidden)
         self.defaults.set(
             rank=configure.rank,

@@ -33,7 +33,10 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
             if communicator is not None:
                 communicator.begin_cell(task.number, task.ranks, _filename(engine, task))
             engine.interrupts.arm(task.number)
-            notes = namespace.apply(task.updates, engine.shell.user_ns, sharing.current_store())
+            notes = namespace.apply(
+                task.updates, engine.shell.user_ns, sharing.current_store(), defaults=engine.defaults.values
+            )
+            engine.applied = task.number
             engine.defaults.restore()
             if task.seed is not None:
                 engine.defaults.set(rng=defaults.random_streams(task.seed, engine.rank))
@@ -160,4 +163,5 @@ def _outcome(
         wall_ns=time.monotonic_ns() - started,
         wait_ns=wait_ns,
         notes=notes,
+        applied=engine.applied == task.number,
     )

@@ -177,6 +177,7 @@ class Session:
                 crew.stop()
                 raise
             self._crew = crew
+            self._names.connect(crew.supervisor.broker)
             return crew, notes
         notes += self._revive(self._crew)
         return self._crew, notes
@@ -370,7 +371,8 @@ class Session:
                 crew.void()
                 raise
         for outcome in run.outcomes.values():
-            self._names.delivered(outcome.rank)
+            if outcome.applied:
+                self._names.delivered(outcome.rank)
             for note in outcome.notes:
                 if note not in notes:
                     notes.append(note)

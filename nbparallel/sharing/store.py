@@ -52,6 +52,8 @@ class Store:
 
     def __init__(self, client: int = 0, *, pool_nbytes: int | None = None) -> None:
         self.client = client
+        self.rights_changes = 0
+        """Counts calls that changed who may write; lets a caller remember what it asked about an array."""
         self._pid = os.getpid()
         # Reentrant: the garbage collector may run a user's __del__, which may share an array, while we
         # hold it.
@@ -202,6 +204,7 @@ class Store:
                 raise ValueError("only an array in shared memory can be made writable for other processes")
             if place.segment.own:
                 self._holdings.allow_write(place.segment)
+                self.rights_changes += 1
             elif place.mapping.access is not Access.WRITE:
                 raise ReadOnlyArrayError(
                     "this array belongs to the notebook and is read-only on ranks: let them write with "

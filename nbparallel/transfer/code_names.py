@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import CodeType
 
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
@@ -14,11 +16,25 @@ _READS = {
     for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
     if name in dis.opmap
 }
-_STORES = {dis.opmap[name] for name in ("STORE_NAME", "DELETE_NAME")}
-_STORES_GLOBAL = {dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+_STORES = {dis.opmap["STORE_NAME"], dis.opmap["DELETE_NAME"]}
+_STORES_GLOBAL = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
 
 
-def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
+@dataclass(slots=True)
+class CodeNames:
+    """The names of one code object and of all that is nested in it."""
+
+    reads: set[str] = field(default_factory=set)
+    """Globals that it reads (or deletes)."""
+    doubtful: set[str] = field(default_factory=set)
+    """Names that a class body reads and also binds: globals only if the binding comes later."""
+    stores: set[str] = field(default_factory=set)
+    """Globals that it binds or deletes."""
+    mentioned: set[str] = field(default_factory=set)
+    """Every name and attribute in it."""
+
+
+def instructions(code: CodeType) -> Iterator[tuple[int, int]]:
     """Yield (opcode, argument); `dis` does the same, an order of magnitude slower."""
     raw = code.co_code  # never specialised; inline caches are zeros
     extended = 0
@@ -31,35 +47,39 @@ def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
         yield opcode, argument
 
 
-def scan(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Return the globals that `code` reads, those that it writes, and all names and attributes in it.
+def scan(code: CodeType) -> CodeNames:
+    """Return the names of a module's or a function's code."""
+    found = CodeNames()
+    _scan(code, found)
+    return found
 
-    `code` is that of a module or a function.  A name read in a class body counts as a global even if the
-    body may have bound it before: when in doubt it is one.
-    """
+
+def _scan(code: CodeType, found: CodeNames) -> None:
+    names = code.co_names
     reads: set[str] = set()
     stores: set[str] = set()
-    mentioned: set[str] = set()
-    _scan(code, reads, stores, mentioned, is_module=code.co_name == "<module>")
-    return frozenset(reads), frozenset(stores), frozenset(mentioned)
-
-
-def _scan(code: CodeType, reads: set[str], stores: set[str], mentioned: set[str], *, is_module: bool) -> None:
-    names = code.co_names
-    mentioned.update(names)
-    for opcode, argument in _instructions(code):
+    found.mentioned.update(names)
+    for opcode, argument in instructions(code):
         if opcode == _LOAD_GLOBAL:
             reads.add(names[argument >> 1])  # the low bit says whether a NULL is pushed (3.11 on)
         elif opcode in _READS:
             reads.add(names[argument])
-        if opcode in _STORES_GLOBAL or (is_module and opcode in _STORES):
+        if opcode in _STORES:
             stores.add(names[argument])
+        elif opcode in _STORES_GLOBAL:
+            found.stores.add(names[argument])
+    if code.co_name == "<module>":
+        found.stores |= stores
+    elif not code.co_flags & inspect.CO_OPTIMIZED:  # a class body: what it binds is its own
+        found.doubtful |= reads & stores
+        reads -= stores
+    found.reads |= reads
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            _scan(constant, reads, stores, mentioned, is_module=False)
+            _scan(constant, found)
 
 
 @functools.lru_cache(maxsize=4096)
-def function_names(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """As `scan`, for a function's code, remembered."""
+def function_names(code: CodeType) -> CodeNames:
+    """As `scan`, for a function's code, remembered: do not change what it returns."""
     return scan(code)

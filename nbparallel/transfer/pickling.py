@@ -66,6 +66,8 @@ class Serialised:
         """Classes of the notebook that the object refers to (only if they travel apart)."""
         self.global_names = frozenset(pickler.global_names)
         """Names of the notebook that the functions inside read."""
+        self.assigned = frozenset(pickler.assigned)
+        """Names of the notebook that they bind (``global``)."""
         self.mentioned = frozenset(pickler.mentioned)
         """Every name and attribute in those functions."""
 
@@ -111,6 +113,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.cells: dict[int, definitions.CellReference] = {}
         self.classes: dict[str, type] = {}
         self.global_names: set[str] = set()
+        self.assigned: set[str] = set()
         self.mentioned: set[str] = set()
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -158,9 +161,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return definitions.reduce_function(function, module, self.cells)
         if not definitions.is_home(function.__globals__, self.home):
             return self._dynamic_function_reduce(function)
-        reads, _, mentioned = function_names(function.__code__)
-        self.global_names |= reads
-        self.mentioned |= mentioned
+        names = function_names(function.__code__)
+        self.global_names |= names.reads | names.doubtful
+        self.assigned |= names.stores
+        self.mentioned |= names.mentioned
         return definitions.reduce_function(function, None, self.cells)
 
     def _reduce_class(self, cls: type) -> Any:

@@ -134,6 +134,8 @@ class Outcome:
     """Of it, time spent waiting in operations."""
     notes: tuple[str, ...]
     """Lines of ours for the cell."""
+    applied: bool = True
+    """Whether the rank has taken the notebook's names, or there were none to take."""
 
 
 @dataclass(frozen=True, slots=True)

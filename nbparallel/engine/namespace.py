@@ -1,0 +1,194 @@
+"""A rank's namespace: what the notebook delivered, and what the rank assigned itself.
+
+A name is the rank's own if it is bound to something else than what was delivered under it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+
+from nbparallel.engine.read_only import explain
+from nbparallel.errors import ReadOnlyArrayError, UnpicklableError
+from nbparallel.sharing import SegmentBroker, Store, current_store
+from nbparallel.transfer.pickling import loads
+from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.names import NameKind, NameUpdate
+
+_MISSING = object()
+
+
+class RankNames:
+    """The names of one rank.
+
+    Parameters
+    ----------
+    namespace : dict
+        The rank's globals.  What is in it now is predefined: the notebook's value of such a name replaces
+        it, and it comes back when the notebook deletes the name.
+    defaults : mapping, optional
+        More predefined names, as they are at any moment.
+    """
+
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        store: Store,
+        broker: SegmentBroker | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._namespace, self._store, self._broker = namespace, store, broker
+        self._defaults: Mapping[str, Any] = ChainMap(
+            cast(dict[str, Any], {} if defaults is None else defaults), dict(namespace)
+        )
+        self._delivered: dict[str, Any] = {}
+        self._handles: dict[str, ArrayHandle] = {}
+        # An instance may come long after the last one died, and the kernel does not send its class again.
+        self._classes: dict[int, type] = {}
+
+    def is_own(self, name: str) -> bool:
+        """Whether this rank assigned a name itself."""
+        value = self._namespace.get(name, _MISSING)
+        return (
+            value is not _MISSING
+            and value is not self._delivered.get(name, _MISSING)
+            and value is not self._defaults.get(name, _MISSING)
+        )
+
+    def apply(self, updates: Iterable[NameUpdate]) -> tuple[str, ...]:
+        """Make the changes, all or none; return lines for the user.
+
+        Raises
+        ------
+        UnpicklableError
+            A value could not be rebuilt, or a module not imported; the cause says why.
+        SegmentLostError, InvalidHandleError
+            An array could not be attached.
+        """
+        values: dict[str, Any] = {}
+        handles: dict[str, ArrayHandle] = {}
+        deleted = []
+        for update in updates:
+            if update.kind is NameKind.DELETE:
+                deleted.append(update.name)
+            elif update.kind is NameKind.DEFINITION:
+                cls = self._load(update)
+                self._classes[id(cls)] = cls
+            elif update.unless_assigned and self.is_own(update.name):
+                continue
+            elif update.kind is NameKind.ARRAY and update.handle is not None:
+                values[update.name] = self._attach(update.handle, values, handles)
+                handles[update.name] = update.handle
+            elif update.kind is NameKind.MODULE:
+                values[update.name] = _import(update)
+            else:
+                values[update.name] = self._load(update)
+        notes = [
+            f"{name} was replaced: the notebook has changed it since this rank assigned it"
+            for name, value in values.items()
+            if self.is_own(name) and self._namespace[name] is not value
+        ]
+        for name in values:
+            self._handles.pop(name, None)
+        self._handles.update(handles)
+        self._delivered.update(values)
+        self._namespace.update(values)
+        for name in deleted:
+            self._delete(name)
+        return tuple(notes)
+
+    def name_of(self, array: np.ndarray[Any, Any]) -> str | None:
+        """Return the notebook's name for the memory of `array`, if it was delivered read-only."""
+        for name, handle in self._handles.items():
+            if not handle.writable and np.may_share_memory(self._delivered[name], array):
+                return name
+        return None
+
+    def _attach(
+        self, handle: ArrayHandle, values: dict[str, Any], handles: dict[str, ArrayHandle]
+    ) -> np.ndarray[Any, Any]:
+        # Two names of the notebook for one array are two names for one array here too.
+        for known, arrays in ((handles, values), (self._handles, self._delivered)):
+            for name, other in known.items():
+                if other == handle:
+                    same: np.ndarray[Any, Any] = arrays[name]
+                    return same
+        array = self._store.attach(handle, writable=handle.writable, broker=self._broker)
+        if not handle.writable:
+            array.flags.writeable = False
+        return array
+
+    def _load(self, update: NameUpdate) -> Any:
+        return loads(update.data, self._store, broker=self._broker, home=self._namespace, name=update.name)
+
+    def _delete(self, name: str) -> None:
+        own = self.is_own(name)
+        self._delivered.pop(name, None)
+        self._handles.pop(name, None)
+        if own:
+            return
+        if name in self._defaults:
+            self._namespace[name] = self._defaults[name]
+        else:
+            self._namespace.pop(name, None)
+
+
+def _import(update: NameUpdate) -> ModuleType:
+    """Import a module by name, and its submodules as far as they can be."""
+    first, *submodules = update.modules
+    try:
+        importlib.import_module(first)
+    except (Exception, SystemExit) as error:
+        raise UnpicklableError(
+            f"{update.name!r} is the module {first!r}, which a rank cannot import "
+            f"({type(error).__name__}: {error}); install it, or put its folder on sys.path, and restart "
+            "the ranks"
+        ) from error
+    for name in submodules:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # its package made it in another way: whoever uses it is told what is missing
+            continue
+    return sys.modules[first]
+
+
+_tables: dict[int, RankNames] = {}
+"""By the id of the namespace, which each keeps alive; a rank has one."""
+
+
+def names_of(
+    namespace: dict[str, Any],
+    store: Store | None = None,
+    broker: SegmentBroker | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> RankNames:
+    """Return the names of a namespace; what it holds at the first call counts as predefined."""
+    table = _tables.get(id(namespace))
+    if table is None:
+        table = _tables[id(namespace)] = RankNames(namespace, store or current_store(), broker, defaults)
+    return table
+
+
+def apply(
+    updates: Iterable[NameUpdate],
+    namespace: dict[str, Any],
+    store: Store,
+    broker: SegmentBroker | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """Make the changes in a rank's namespace, all or none; see `RankNames`."""
+    return names_of(namespace, store, broker, defaults).apply(updates)
+
+
+def explain_read_only(
+    error: BaseException, namespace: dict[str, Any], traceback: Any
+) -> ReadOnlyArrayError | None:
+    """Return the error to show instead if `error` came of writing to an array of the notebook, else None."""
+    table = _tables.get(id(namespace))
+    return None if table is None else explain(error, table.name_of, traceback)

@@ -1,0 +1,149 @@
+"""Encode a notebook's values: what tells that one changed, and how it travels.
+
+The kinds, in the order in which they are tried: plain arrays (the same memory), modules (by name), small
+immutable values, and everything else (cloudpickle).
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from nbparallel.session.modules import find_modules, is_importable
+from nbparallel.sharing import Store
+from nbparallel.transfer.pickling import Pickled, Serialised, serialise
+from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.names import NameKind, NameUpdate
+
+_ATOMS = (int, str, bool, bytes, types.NoneType)
+_LONG = 4096
+"""Characters or bytes; a longer string is compared by its checksum, to hold no second reference to it."""
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """One name's value, looked at."""
+
+    name: str
+    """The notebook's name."""
+    kind: NameKind
+    """How it travels."""
+    key: Hashable
+    """Equal keys: the rank's value is up to date."""
+    handle: ArrayHandle | None = None
+    """Of an array."""
+    array: npt.NDArray[Any] | None = None
+    """It; held until the cell has ended."""
+    modules: tuple[str, ...] = ()
+    """Of a module: what to import."""
+    serialised: Serialised | None = None
+    """Of everything else: pickled, its large buffers not copied yet."""
+    pickled: Pickled | None = field(default=None, repr=False)
+    """The message, once somebody needs it."""
+
+    @property
+    def memory_key(self) -> Hashable:
+        """The part of the key that says which value it is; the rest only says who may write."""
+        return self.key[:-1] if self.kind is NameKind.ARRAY and isinstance(self.key, tuple) else self.key
+
+    def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
+        """Return what a rank has to do; packs the value the first time."""
+        data = b""
+        if self.serialised is not None:
+            if self.pickled is None:
+                self.pickled = self.serialised.pack(store, broker=broker)
+            data = self.pickled.data
+        return NameUpdate(self.name, self.kind, self.handle, data, self.modules, unless_assigned)
+
+
+class SharedArrays:
+    """Remembers where arrays lie, so that looking at an unchanged one costs a microsecond."""
+
+    def __init__(self, store: Store, broker: Any) -> None:
+        self._store, self._broker = store, broker
+        self._seen: dict[str, tuple[weakref.ref[Any], tuple[Any, ...], Hashable, ArrayHandle]] = {}
+
+    def look_at(self, name: str, array: npt.NDArray[Any]) -> Value | None:
+        """Return a shared array's value; None if its memory is private."""
+        flags = array.flags
+        form = (array.shape, array.strides, array.dtype, flags.writeable, self._store.rights_changes)
+        seen = self._seen.get(name)
+        if seen is not None and seen[0]() is array and seen[1] == form:
+            return Value(name, NameKind.ARRAY, seen[2], handle=seen[3], array=array)
+        self._seen.pop(name, None)
+        place = self._store.location(array)
+        if place is None:
+            return None
+        writable = place.for_all and flags.writeable
+        handle = self._store.handle(array, broker=self._broker, writable=writable)
+        if handle is None:
+            return None
+        dtype = handle.dtype if isinstance(handle.dtype, str) else repr(handle.dtype)
+        key = (handle.segment, handle.offset, handle.shape, handle.strides, dtype, writable)
+        self._seen[name] = (weakref.ref(array), form, key, handle)
+        return Value(name, NameKind.ARRAY, key, handle=handle, array=array)
+
+
+def look_at(
+    name: str, value: Any, store: Store, broker: Any, home: Mapping[str, Any], mentioned: frozenset[str]
+) -> Value:
+    """Return the value of anything that is no shared array.
+
+    Parameters
+    ----------
+    mentioned : frozenset of str
+        Names and attributes of the cell: which submodules of a module it may use.
+
+    Raises
+    ------
+    UnpicklableError
+        It cannot travel.
+    """
+    if isinstance(value, types.ModuleType) and is_importable(value):
+        modules = find_modules(value, mentioned)
+        return Value(name, NameKind.MODULE, (modules[0], frozenset(modules)), modules=modules)
+    kind = type(value)
+    key: Hashable = None
+    if kind in _ATOMS and (kind not in (str, bytes) or len(value) <= _LONG):
+        key = (kind, value)
+    elif kind in (float, complex):
+        key = (kind, repr(value))  # nan equals itself here, and -0.0 is not 0.0
+    serialised = None
+    if key is None:
+        serialised = serialise(value, store, broker=broker, home=home, name=name, apart=True)
+        key = serialised.checksum()
+        return Value(name, NameKind.OBJECT, key, serialised=serialised)
+    return _Atom(name, NameKind.OBJECT, key, atom=value)
+
+
+@dataclass(slots=True, eq=False)
+class _Atom(Value):
+    """A small immutable value: pickled only when it has to travel."""
+
+    atom: Any = None
+
+    def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
+        # docstring inherited
+        if self.serialised is None:
+            self.serialised = serialise(self.atom, store, broker=broker)
+        return Value.update(self, store, broker, unless_assigned=unless_assigned)
+
+
+def look_at_class(cls: type, store: Store, broker: Any, home: Mapping[str, Any]) -> Value:
+    """Return a notebook class's definition."""
+    serialised = serialise(cls, store, broker=broker, home=home, name=cls.__qualname__, target=cls)
+    return Value(cls.__qualname__, NameKind.DEFINITION, serialised.checksum(), serialised=serialised)
+
+
+def nbytes_shared(value: Value) -> int:
+    """Return the bytes of a value that ranks see without a copy."""
+    if value.array is not None:
+        return value.array.nbytes
+    if value.serialised is not None:
+        return sum(array.nbytes for array in value.serialised.arrays)
+    return 0

@@ -1,0 +1,185 @@
+"""Free names: what a cell may need from the notebook.
+
+The cell is compiled, after IPython's input transformation if it is not plain Python, and the names are read
+off its code.  Magics hide code in strings: that of ``%time``, ``%%timeit`` and so on is analysed as well,
+in the others (and in shell commands) ``{expression}``, ``$name`` and plain words count as doubtful names.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nbparallel.transfer.code_names import scan
+
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_PYTHON_MAGICS = frozenset(
+    {"time", "timeit", "prun", "capture", "debug", "memit", "mprun", "lprun", "snakeviz"}
+)
+"""Magics whose argument or body is Python that runs in the user's namespace."""
+_OPTIONS = re.compile(r"\s*(?:-\w+(?:[= ]?\d+)?\s+)+")
+"""Leading options of a magic: ``-n 10 -r3 -o``."""
+_BRACES = re.compile(r"\{([^{}]+)\}")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_OWN = re.compile(r"_{1,3}|_\d+|_i+|_i\d+|_(?:dh|ih|oh|sh|exit_code)|__\w+__")
+_IPYTHON = frozenset({"In", "Out", "get_ipython", "exit", "quit", "display"})
+
+
+@dataclass(frozen=True, slots=True)
+class FreeNames:
+    """The names of one cell."""
+
+    needed: frozenset[str]
+    """Read and never bound by the cell."""
+    doubtful: frozenset[str]
+    """Read, perhaps before the cell binds them, or only mentioned in a magic's argument."""
+    assigned: frozenset[str]
+    """Bound or deleted by the cell."""
+    mentioned: frozenset[str]
+    """All names and attributes in it."""
+
+
+@functools.lru_cache(maxsize=4096)
+def is_ipythons(name: str) -> bool:
+    """Whether a name is IPython's own (history, results, ``exit`` …) and never travels."""
+    return name in _IPYTHON or _OWN.fullmatch(name) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def find_free_names(source: str, transform: Callable[[str], str] | None = None) -> FreeNames:
+    """Return the free names of a cell; they need not exist.
+
+    Parameters
+    ----------
+    transform : callable, optional
+        Turns IPython's syntax into Python, as ``InteractiveShell.transform_cell``; by default that of a
+        plain IPython.
+
+    Raises
+    ------
+    SyntaxError
+        The cell does not compile.
+    """
+    tree = _parse(source, transform)
+    total = scan(compile(tree, "<cell>", "exec", flags=_FLAGS, dont_inherit=True))
+    magics = _Magics(transform)
+    if "get_ipython" in total.reads:
+        magics.visit(tree)
+    unbound = _read_before_bound(tree)
+    assigned = total.stores | magics.assigned
+    needed = (unbound - assigned) | (magics.needed - total.stores)
+    doubtful = unbound | total.doubtful | magics.doubtful | magics.needed
+    return FreeNames(
+        needed=frozenset(name for name in needed if not is_ipythons(name)),
+        doubtful=frozenset(name for name in doubtful - needed if not is_ipythons(name)),
+        assigned=frozenset(assigned),
+        mentioned=frozenset(total.mentioned | magics.mentioned),
+    )
+
+
+def _parse(source: str, transform: Callable[[str], str] | None) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        if transform is None:
+            # imported here: most cells are plain Python, and scripts need no IPython for them
+            from IPython.core.inputtransformer2 import TransformerManager
+
+            transform = TransformerManager().transform_cell  # type: ignore[no-untyped-call]  # IPython's
+        return ast.parse(transform(source))
+
+
+def _read_before_bound(tree: ast.Module) -> set[str]:
+    """Return the names that some statement reads although none before it has certainly bound them."""
+    bound: set[str] = set()
+    unbound: set[str] = set()
+    for statement in tree.body:
+        code = compile(ast.Module([statement], []), "<cell>", "exec", flags=_FLAGS, dont_inherit=True)
+        unbound |= scan(code).reads - bound
+        bound.update(_certainly_bound(statement))
+        if isinstance(statement, ast.Delete):
+            bound -= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return unbound
+
+
+def _certainly_bound(statement: ast.stmt) -> Iterator[str]:
+    """Yield the names that are bound once `statement` has run without an error."""
+    match statement:
+        case ast.Assign(targets=targets):
+            for target in targets:
+                yield from _targets(target)
+        case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+            yield name
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            for alias in aliases:
+                yield (alias.asname or alias.name).partition(".")[0]
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    match target:
+        case ast.Name(id=name):
+            yield name
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            for part in parts:
+                yield from _targets(part)
+        case ast.Starred(value=part):
+            yield from _targets(part)
+
+
+class _Magics(ast.NodeVisitor):
+    """Collects names from the calls that IPython's transformation makes of magics and commands."""
+
+    def __init__(self, transform: Callable[[str], str] | None) -> None:
+        self.transform = transform
+        self.needed: set[str] = set()
+        self.doubtful: set[str] = set()
+        self.assigned: set[str] = set()
+        self.mentioned: set[str] = set()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Look at ``get_ipython().something("…")``, and inside every other call."""
+        match node.func:
+            case ast.Attribute(attr=method, value=ast.Call(func=ast.Name(id="get_ipython"))):
+                arguments = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+                self._take(method, [text for text in arguments if isinstance(text, str)])
+        self.generic_visit(node)
+
+    def _take(self, method: str, texts: list[str]) -> None:
+        if method in ("run_line_magic", "run_cell_magic") and texts:
+            name, *texts = texts
+            if name in _PYTHON_MAGICS:
+                for text in texts:
+                    self._take_python(text)
+                return
+            if method == "run_cell_magic":
+                texts = texts[:1]  # the body is another language's, or a file's
+            for text in texts:
+                self.doubtful.update(_WORD.findall(text))
+        if method in ("run_line_magic", "run_cell_magic", "system", "getoutput"):
+            for text in texts:
+                self._take_expansions(text)
+
+    def _take_python(self, text: str) -> None:
+        for part in {text, _OPTIONS.sub("", text, count=1)}:
+            try:
+                found = find_free_names(part, self.transform)
+            except SyntaxError:
+                self._take_expansions(text)
+                continue
+            self.needed |= found.needed
+            self.doubtful |= found.doubtful
+            self.assigned |= found.assigned
+            self.mentioned |= found.mentioned
+
+    def _take_expansions(self, text: str) -> None:
+        self.doubtful.update(re.findall(r"\$\{?([A-Za-z_]\w*)", text))
+        for expression in _BRACES.findall(text):
+            try:
+                self.doubtful |= find_free_names(expression.partition(":")[0].strip()).needed
+            except SyntaxError:
+                continue

@@ -1,0 +1,162 @@
+"""Inventory: the values that one cell uses, found transitively."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+from nbparallel.errors import UnpicklableError
+from nbparallel.session.encoding import SharedArrays, Value, look_at, look_at_class, nbytes_shared
+from nbparallel.session.free_names import FreeNames, is_ipythons
+from nbparallel.session.move_arrays import is_array
+from nbparallel.sharing import Store
+from nbparallel.transfer import definitions
+from nbparallel.transfer.pickling import Serialised
+
+
+class Inventory:
+    """The values that a cell uses, and those that the notebook's functions and classes among them use.
+
+    Attributes
+    ----------
+    values : dict of str to Value
+        By the notebook's name.
+    classes : dict of str to Value
+        Definitions of notebook classes, by the id of the class.
+    assigned : set of str
+        Names that the functions bind (``global``).
+    notes : list of str
+        Lines for the user.
+    sent : list of Value
+        What some rank was given; the caller fills it.
+    copied : dict of str to int
+        Bytes copied to move arrays; the caller fills it.
+    """
+
+    def __init__(
+        self, store: Store, broker: Any, arrays: SharedArrays, namespace: MutableMapping[str, Any]
+    ) -> None:
+        self._store, self._broker, self._namespace = store, broker, namespace
+        self._shared = arrays
+        main = sys.modules.get("__main__")
+        self._main: Mapping[str, Any] = {} if main is None else main.__dict__
+        self._arrays: list[str] = []
+        self._mentioned: set[str] = set()
+        self._queue: list[tuple[str, str | None, bool]] = []
+        self._seen: set[str] = set()
+        self.values: dict[str, Value] = {}
+        self.classes: dict[str, Value] = {}
+        self.assigned: set[str] = set()
+        self.notes: list[str] = []
+        self.sent: list[Value] = []
+        self.copied: dict[str, int] = {}
+
+    def gather(self, free: FreeNames) -> None:
+        """Find and pickle what the cell uses, arrays left out; copies nothing large.
+
+        Raises
+        ------
+        UnpicklableError
+            A value cannot travel; the message names it, and what uses it.
+        """
+        self._mentioned |= free.mentioned
+        self._enqueue(sorted(free.needed), None, doubtful=False)
+        self._enqueue(sorted(free.doubtful), None, doubtful=True)
+        modules: list[str] = []
+        while self._queue:
+            name, user, doubtful = self._queue.pop(0)
+            value = self._find(name)
+            if is_array(value):
+                self._arrays.append(name)
+            elif isinstance(value, types.ModuleType):
+                modules.append(name)  # last: which submodules depends on what the functions mention
+            else:
+                self._look_at(name, user, doubtful=doubtful)
+        for name in modules:
+            self._look_at(name, None, doubtful=False)
+
+    def look_at_arrays(self) -> list[str]:
+        """Take in the arrays that are shared; return the names of the private ones."""
+        private = []
+        for name in self._arrays:
+            found = self._shared.look_at(name, self._find(name))
+            if found is not None:
+                self.values[name] = found
+            elif name in self._namespace:
+                private.append(name)
+            else:
+                self._look_at(name, None, doubtful=False)
+        self._arrays = private
+        return private
+
+    def copy_arrays(self) -> None:
+        """Take in by value the arrays that could not be shared."""
+        for name in self._arrays:
+            self._look_at(name, None, doubtful=False)
+
+    def has(self, name: str) -> bool:
+        """Whether the notebook still has a name."""
+        return name in self._namespace or (name in self.values) or name in self._main
+
+    def accounts(self) -> tuple[dict[str, int], dict[str, int], tuple[object, ...]]:
+        """Return bytes copied and bytes shared, per name, and what to hold until the cell has ended."""
+        copied = dict(self.copied)
+        keep: list[object] = [value.array for value in self.values.values() if value.array is not None]
+        for value in {id(value): value for value in self.sent}.values():
+            if value.pickled is not None:
+                copied[value.name] = copied.get(value.name, 0) + value.pickled.copied_nbytes
+                keep.append(value.pickled.keep)
+        shared = {name: nbytes_shared(value) for name, value in self.values.items()}
+        return copied, {name: nbytes for name, nbytes in shared.items() if nbytes}, tuple(keep)
+
+    def _enqueue(self, names: Iterable[str], user: str | None, *, doubtful: bool) -> None:
+        for name in names:
+            if name not in self._seen and not is_ipythons(name):
+                self._seen.add(name)
+                if name in self._namespace or (user is not None and name in self._main):
+                    self._queue.append((name, user, doubtful))
+
+    def _find(self, name: str) -> Any:
+        # A function of a script's __main__ may be given in another namespace, without the names it uses.
+        return self._namespace[name] if name in self._namespace else self._main[name]
+
+    def key_of(self, name: str) -> Hashable:
+        """Return the key of a value that the cell does not use, or None if it cannot travel."""
+        value = self._find(name)
+        if is_array(value):
+            found = self._shared.look_at(name, value)
+            return None if found is None else found.key
+        try:
+            return look_at(name, value, self._store, self._broker, self._namespace, frozenset()).key
+        except UnpicklableError:
+            return None
+
+    def _look_at(self, name: str, user: str | None, *, doubtful: bool) -> None:
+        mentioned = frozenset(self._mentioned)
+        try:
+            value = look_at(name, self._find(name), self._store, self._broker, self._namespace, mentioned)
+            if value.serialised is not None:
+                self._follow(value.serialised, name)
+        except UnpicklableError as error:
+            if doubtful:
+                self.notes.append(f"{name} is not on the ranks: {error}")
+                return
+            if user is None:
+                raise
+            raise UnpicklableError(f"{error} (the cell uses it through {user})") from error.__cause__
+        self.values[name] = value
+
+    def _follow(self, serialised: Serialised, name: str) -> None:
+        """Queue what the functions inside use; take in the classes that it refers to."""
+        self._mentioned |= serialised.mentioned
+        self.assigned |= serialised.assigned
+        self._enqueue(sorted(serialised.global_names), name, doubtful=False)
+        for cls in serialised.classes:
+            identifier = definitions.tracker(cls)
+            if identifier not in self.classes:
+                definition = look_at_class(cls, self._store, self._broker, self._namespace)
+                self.classes[identifier] = definition
+                if definition.serialised is not None:
+                    self._follow(definition.serialised, cls.__qualname__)

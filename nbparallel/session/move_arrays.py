@@ -1,0 +1,204 @@
+"""Move a notebook's arrays into shared memory, so that every name that saw the old memory sees the new.
+
+Note [same memory]
+------------------
+Names are moved together when their arrays lie in the same memory: the array that owns it, and all views.
+The bytes are copied as they lie, from the first that any of them touches to the last, so every view keeps
+its dtype, shape, strides and its place relative to the others, whatever it is.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+AnyArray: TypeAlias = npt.NDArray[Any]
+
+
+class SharingStore(Protocol):
+    """What is needed of `nbparallel.sharing.Store`."""
+
+    def is_shared(self, x: object) -> bool:
+        """Return whether `x` lies in shared memory."""
+
+    def share(self, x: AnyArray) -> AnyArray:
+        """Return a copy of `x` in shared memory."""
+
+
+@dataclass(slots=True)
+class Moves:
+    """What `move_arrays` did."""
+
+    copied: dict[str, int] = field(default_factory=dict)
+    """Bytes copied, by the name for which it was done."""
+    notes: list[str] = field(default_factory=list)
+    """Lines for the user."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """One block of private memory and what is known to look at it."""
+
+    owner: AnyArray | None
+    """The array that owns it; None if something else than numpy does."""
+    foreign: str
+    """What kind of object owns it then."""
+    arrays: dict[int, AnyArray] = field(default_factory=dict)
+    """The arrays to re-create, by id."""
+    names: list[tuple[MutableMapping[Any, Any], Any]] = field(default_factory=list)
+    """Where each of them is bound: a namespace and a name, or IPython's ``Out`` and a number."""
+
+
+def is_array(value: object) -> bool:
+    """Whether the array rule holds for a value: a plain array without Python objects."""
+    return type(value) is np.ndarray and not value.dtype.hasobject
+
+
+def move_arrays(names: Iterable[str], namespace: MutableMapping[str, Any], store: SharingStore) -> Moves:
+    """Move the arrays of some names, and what shares their memory, into shared memory.
+
+    Every name of `namespace` that is bound to one of these arrays, or to a view of one, is bound to the
+    same part of the shared one.  Arrays that are shared already stay as they are.
+    """
+    moves = Moves()
+    wanted: dict[int, str] = {}
+    for name in names:
+        value = namespace[name]
+        if is_array(value) and not store.is_shared(value):
+            wanted.setdefault(_memory_of(value)[0], name)
+    del value
+    if not wanted:
+        return moves
+    blocks = _collect(wanted, namespace)
+    watched: list[tuple[str, weakref.ref[AnyArray], int]] = []
+    for key, name in wanted.items():
+        block = blocks.pop(key)
+        nbytes = _move(block, store)
+        moves.copied[name] = nbytes
+        if block.owner is None:
+            moves.notes.append(
+                f"{name} lies in the memory of a {block.foreign}: the ranks, and {name} from now on, see a "
+                f"shared copy ({format_nbytes(nbytes)}), not what is written there later"
+            )
+        else:
+            watched.append((name, weakref.ref(block.owner), nbytes))
+        del block
+    moves.notes += _still_held(watched)
+    return moves
+
+
+def _memory_of(array: AnyArray) -> tuple[int, AnyArray | None, str]:
+    """Return what identifies the memory under an array, the owning array, or else the kind of owner."""
+    current: Any = array
+    while True:
+        base = current.base
+        if base is None:
+            return id(current), current, ""
+        if isinstance(base, memoryview):
+            base = base.obj
+        if not isinstance(base, np.ndarray):
+            inner = getattr(base, "base", None)  # numpy's as_strided puts an object of its own between
+            if not isinstance(inner, np.ndarray):
+                return id(base), None, type(base).__name__
+            base = inner
+        current = base
+
+
+def _collect(wanted: dict[int, str], namespace: MutableMapping[str, Any]) -> dict[int, _Memory]:
+    """Find everything in the notebook's names (and in IPython's ``Out``) that looks at the wanted memory."""
+    blocks: dict[int, _Memory] = {}
+    places: list[tuple[MutableMapping[Any, Any], Any, Any]] = [
+        (namespace, name, value) for name, value in list(namespace.items())
+    ]
+    history = namespace.get("Out")
+    if isinstance(history, dict):
+        places += [(history, number, value) for number, value in list(history.items())]
+    for mapping, name, value in places:
+        if not is_array(value):
+            continue
+        key, owner, foreign = _memory_of(value)
+        if key in wanted:
+            block = blocks.setdefault(key, _Memory(owner, foreign))
+            block.arrays[id(value)] = value
+            block.names.append((mapping, name))
+    return blocks
+
+
+def _move(block: _Memory, store: SharingStore) -> int:
+    arrays = list(block.arrays.values())
+    if block.owner is not None:
+        arrays.append(block.owner)
+    bounds = [_bounds(array) for array in arrays if array.size] or [_bounds(arrays[0])]
+    low, high = min(start for start, _ in bounds), max(stop for _, stop in bounds)
+    shared = store.share(np.asarray(_Bytes(low, high - low)))
+    moved: dict[int, AnyArray] = {}
+    for identity, array in block.arrays.items():
+        offset = array.ctypes.data - low if array.size else 0
+        new: AnyArray = np.ndarray(array.shape, array.dtype, shared, offset, array.strides)
+        new.flags.writeable = array.flags.writeable
+        moved[identity] = new
+    changes: dict[int, tuple[MutableMapping[Any, Any], dict[Any, Any]]] = {}
+    for mapping, name in block.names:
+        new_value = moved.get(id(mapping.get(name)))
+        if new_value is not None:  # else another thread has just bound it to something else
+            changes.setdefault(id(mapping), (mapping, {}))[1][name] = new_value
+    for mapping, values in changes.values():
+        mapping.update(values)  # one step: an interrupt leaves all names on the old memory, or none
+    block.arrays.clear()
+    return high - low
+
+
+def _bounds(array: AnyArray) -> tuple[int, int]:
+    """Return the addresses of the first byte and of the one past the last."""
+    low = high = array.ctypes.data
+    if array.size:
+        high += array.itemsize
+        for count, stride in zip(array.shape, array.strides, strict=True):
+            if stride < 0:
+                low += (count - 1) * stride
+            else:
+                high += (count - 1) * stride
+    return low, high
+
+
+class _Bytes:
+    """Some memory of this process as numpy's array interface; who makes it keeps it alive."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _still_held(watched: list[tuple[str, weakref.ref[AnyArray], int]]) -> list[str]:
+    """Return a line for each block of old memory that something but the notebook's names still holds."""
+    if any(owner() is not None for _, owner, _ in watched):
+        gc.collect()  # it may only be garbage that refers to itself
+    return [
+        f"{name} moved into shared memory, but something else (a list, an attribute …) still holds the old "
+        f"array ({format_nbytes(nbytes)}): writes to one are not seen in the other"
+        for name, owner, nbytes in watched
+        if owner() is not None
+    ]
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Write a number of bytes for people.
+
+    >>> format_nbytes(80), format_nbytes(64 * 2**20)
+    ('80 B', '64.0 MB')
+    """
+    for unit in ("B", "KB", "MB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GB"

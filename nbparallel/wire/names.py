@@ -1,0 +1,41 @@
+"""NameUpdate: one change that a rank makes to its namespace before a cell runs."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from nbparallel.wire.handles import ArrayHandle
+
+
+class NameKind(enum.StrEnum):
+    """How a value travels."""
+
+    ARRAY = "array"
+    """A numpy array: the same memory."""
+    OBJECT = "object"
+    """Anything else: a pickled message."""
+    DEFINITION = "definition"
+    """A class of the notebook; `NameUpdate.name` is its name, but nothing is bound to it."""
+    MODULE = "module"
+    """Imported by name."""
+    DELETE = "delete"
+    """The notebook deleted the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameUpdate:
+    """One name's new value.  Updates are applied in the order given, all or none."""
+
+    name: str
+    """As the notebook calls it."""
+    kind: NameKind
+    """Which of the fields below is set."""
+    handle: ArrayHandle | None = None
+    """`ARRAY`: where it lies and whether ranks may write."""
+    data: bytes = b""
+    """`OBJECT`, `DEFINITION`: a message of `nbparallel.transfer.pickling`."""
+    modules: tuple[str, ...] = ()
+    """`MODULE`: what to import; the first is what the name is bound to, the others are its submodules."""
+    unless_assigned: bool = False
+    """A rank that assigned the name itself keeps its own value."""
