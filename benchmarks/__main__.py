@@ -1,0 +1,40 @@
+"""Run all benchmarks: ``python -m benchmarks [--quick] [--only NAME …] [--output FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from benchmarks.report import PEERS, Section, installed, markdown
+
+MODULES = ("first_cell", "empty_cell", "notebook_array", "all_reduce", "idle")
+"""Each has ``run(*, quick: bool) -> Section``."""
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+
+def main() -> int:
+    """Run the modules one after the other; print and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; figures are rough")
+    parser.add_argument("--only", nargs="+", choices=MODULES, default=MODULES, help="some of the modules")
+    parser.add_argument("--output", type=Path, help=f"by default {PAGE.name} when all modules ran")
+    options = parser.parse_args()
+    for peer in PEERS:
+        if not installed(peer):
+            print(f"{peer} is not installed: its figures are missing", file=sys.stderr)
+    sections: list[Section] = []
+    for name in options.only:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        sections.append(importlib.import_module(f"benchmarks.{name}").run(quick=options.quick))
+    page = markdown(sections, "make bench" + (" ARGS=--quick" if options.quick else ""))
+    print(page)
+    complete = tuple(options.only) == MODULES and not options.quick
+    if options.output or complete:
+        (options.output or PAGE).write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The first ``%%parallel -n 4`` on a fresh kernel, until all four ranks were heard."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.notebook import START_IPYPARALLEL, STOP_IPYPARALLEL
+from benchmarks.notebook import run as run_cell
+from benchmarks.report import Figure, Section, installed, not_installed, spread
+from nbparallel.testing.kernel import Kernel
+
+AIM_SECONDS = 0.4
+AIM_RATIO = 8.0
+
+
+def until_heard(kernel: Kernel, code: str, words: list[str]) -> float:
+    """Seconds from sending a cell until every word was seen in its output."""
+    outcome = kernel.run(code, timeout=90)
+    text = ""
+    for message in outcome.messages:
+        if message.kind == "stream":
+            text += message.content["text"]
+            if all(word in text for word in words):
+                return message.seconds - outcome.started
+    raise RuntimeError(f"{code}\nended with {outcome.status}: {outcome.traceback}{text}")
+
+
+def nbparallel_seconds() -> tuple[float, float]:
+    """Load the extension; then the first cell.  Seconds of both."""
+    words = [f"rank {rank} is here" for rank in range(4)]
+    with Kernel() as kernel:
+        loading = kernel.run("%load_ext nbparallel").seconds
+        first = until_heard(kernel, '%%parallel -n 4\nprint(f"rank {rank} is here")', words)
+        run_cell(kernel, "%parallel_stop")
+    return loading, first
+
+
+def ipyparallel_seconds() -> float:
+    """Start a cluster of four and run the first ``%%px``."""
+    words = [f"engine {engine} is here" for engine in range(4)]
+    with Kernel() as kernel:
+        run_cell(kernel, "import ipyparallel")
+        run_cell(kernel, "%load_ext ipyparallel")
+        scatter = "client[:].scatter('engine', range(4), flatten=True, block=True)"
+        say = """get_ipython().run_cell_magic("px", "", 'print(f"engine {engine} is here")')"""
+        first = until_heard(kernel, f"{START_IPYPARALLEL}\n{scatter}\n{say}", words)
+        run_cell(kernel, STOP_IPYPARALLEL)
+    return first
+
+
+def run(*, quick: bool) -> Section:
+    """Measure on fresh kernels, taking turns."""
+    ours: list[float] = []
+    loading: list[float] = []
+    theirs: list[float] = []
+    peer = installed("ipyparallel")
+    for _ in range(2 if quick else 5):
+        load, first = nbparallel_seconds()
+        loading.append(load)
+        ours.append(first)
+        if peer:
+            theirs.append(ipyparallel_seconds())
+    ratio = statistics.median(theirs) / statistics.median(ours) if theirs else None
+    return Section(
+        "From nothing to four ranks",
+        [
+            Figure("`%load_ext nbparallel`", spread(loading)),
+            Figure(
+                "first `%%parallel -n 4` on a fresh kernel, until its output",
+                spread(ours),
+                f"ipyparallel `Cluster(n=4)`: {spread(theirs)}" if peer else not_installed("ipyparallel"),
+                ratio,
+                f"≤ {AIM_SECONDS} s, ≥ {AIM_RATIO:g} ×",
+                statistics.median(ours) <= AIM_SECONDS and (ratio is None or ratio >= AIM_RATIO),
+            ),
+        ],
+        "A fresh kernel each time; from sending the cell to the message that completed the text of all four. "
+        "Importing ipyparallel is not counted, as loading our extension is not.",
+    )

@@ -1,0 +1,89 @@
+"""A 64 MB array of the notebook on four ranks: the first cell that names it, and all later ones."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.notebook import START_IPYPARALLEL, STOP_IPYPARALLEL, TIMER, answer
+from benchmarks.notebook import run as run_cell
+from benchmarks.report import Figure, Section, human_seconds, installed, not_installed, spread
+from nbparallel.testing.kernel import Kernel
+
+AIM_LATER_SECONDS = 200e-6
+
+PREPARE = """
+import numpy as np
+SIZE = 8_000_000            # float64: 64 MB
+source = np.arange(SIZE, dtype=float)
+
+def fresh():
+    global x
+    x = source + 1          # memory of its own, all pages touched
+
+empty = magic("parallel", "", "pass")
+naming = magic("parallel", "", "n = x.nbytes")
+def one_copy():
+    x.copy()
+def first_time():
+    fresh()
+    started = time.perf_counter()
+    naming()
+    return time.perf_counter() - started
+def push():
+    client[:].push({"x": x}, block=True)
+"""
+CHECK = """
+fresh()
+get_ipython().run_cell_magic("parallel", "-n 4 -o sums", "float(x.sum())")
+assert list(sums) == [x.sum()] * 4, sums
+"""
+CHECK_PEER = """
+client[:].push({"x": x}, block=True)
+assert client[:].apply_sync(lambda: float(x.sum())) == [x.sum()] * 4
+"""
+
+
+def run(*, quick: bool) -> Section:
+    """Measure in one kernel, taking turns with ipyparallel's push and with a plain copy."""
+    rounds = 3 if quick else 9
+    cells = 30 if quick else 200
+    peer = installed("ipyparallel")
+    with Kernel() as kernel:
+        for code in ("%load_ext nbparallel", "%%parallel -n 4\npass", TIMER, PREPARE, CHECK):
+            run_cell(kernel, code)
+        calls = ""
+        if peer:
+            run_cell(kernel, START_IPYPARALLEL, timeout=90)
+            run_cell(kernel, CHECK_PEER)
+            calls = ", theirs=push"
+        times = answer(
+            kernel, f"print(take_turns({rounds}, ours=first_time, copy=one_copy{calls}))", timeout=300
+        )
+        later = answer(kernel, f"naming(); print(take_turns({cells}, empty=empty, naming=naming))")
+        if peer:
+            run_cell(kernel, STOP_IPYPARALLEL)
+        run_cell(kernel, "%parallel_stop")
+    copy = statistics.median(times["copy"])
+    cost = statistics.median(later["naming"]) - statistics.median(later["empty"])
+    pushed = f"ipyparallel `push`: {spread(times['theirs'])}" if peer else not_installed("ipyparallel")
+    return Section(
+        "A 64 MB array of the notebook on four ranks",
+        [
+            Figure(
+                "first cell that names it",
+                spread(times["ours"]),
+                pushed,
+                statistics.median(times["theirs"]) / statistics.median(times["ours"]) if peer else None,
+                f"close to one copy ({human_seconds(copy)})",
+            ),
+            Figure(
+                "every later cell, on top of an empty one",
+                human_seconds(max(0.0, cost)),
+                f"{pushed} (again, each time)" if peer else pushed,
+                statistics.median(times["theirs"]) / max(cost, 1e-6) if peer else None,
+                "≤ 200 µs",
+                cost <= AIM_LATER_SECONDS,
+            ),
+        ],
+        "A new array each time, so that the cell moves it into shared memory; memory of earlier ones is reused.",
+    )

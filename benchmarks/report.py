@@ -1,0 +1,137 @@
+"""What a benchmark gives back, and how it is written down."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PEERS = ("ipyparallel", "torch", "mpi4py")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure, beside a peer's measured in the same run."""
+
+    what: str
+    """What was measured."""
+    value: str
+    """Ours, with its unit."""
+    peer: str = "–"
+    """The peer's name and figure; or that it is not installed."""
+    ratio: float | None = None
+    """How many times the peer's figure is ours; None: nothing to compare with."""
+    aim: str = "–"
+    """What we want of ours."""
+    met: bool | None = None
+    """Whether it is so; None: no aim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The figures of one benchmark module."""
+
+    title: str
+    """Heading."""
+    figures: Sequence[Figure]
+    """Rows of its table."""
+    notes: str = ""
+    """How it was measured, in a sentence or two."""
+
+
+def median_seconds(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Time every contender `rounds` times, taking turns (a machine's speed drifts); return all times.
+
+    A first round of all is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds + 1):
+        for name, call in contenders.items():
+            started = time.perf_counter()
+            call()
+            if turn:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def human_seconds(seconds: float) -> str:
+    """Write a time with a fitting unit.
+
+    >>> human_seconds(0.0123), human_seconds(4.2e-6), human_seconds(2)
+    ('12.3 ms', '4.2 µs', '2.00 s')
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
+
+
+def spread(times: Sequence[float]) -> str:
+    """Write the median of some times, and their range."""
+    low, middle, high = min(times), statistics.median(times), max(times)
+    return f"{human_seconds(middle)} ({human_seconds(low)} … {human_seconds(high)})"
+
+
+def installed(peer: str) -> bool:
+    """Tell whether a peer can be measured."""
+    try:
+        importlib.metadata.version(peer)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def not_installed(peer: str) -> str:
+    """Name a peer that cannot be measured, so that nobody takes silence for a result."""
+    return f"{peer}: not installed"
+
+
+def machine() -> str:
+    """Describe where the figures were measured."""
+    model = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor() or "unknown processor",
+    )
+    memory = next((int(line.split()[1]) // 2**20 for line in _lines("/proc/meminfo")), 0)
+    versions = []
+    for name in ("numpy", "ipython", "ipykernel", *PEERS):
+        versions.append(f"{name} {importlib.metadata.version(name) if installed(name) else 'not installed'}")
+    system = f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    return f"{len(os.sched_getaffinity(0))} cores of {model}, {memory} GiB, {system}; {', '.join(versions)}"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def markdown(sections: Sequence[Section], command: str) -> str:
+    """Return the page of all figures."""
+    parts = [
+        "# Measured figures",
+        f"Written by `{command}` on {time.strftime('%Y-%m-%d')}.\nMachine: {machine()}.",
+        "Times are medians, with minimum and maximum in brackets. Peers ran in the same run, taking turns; "
+        "results were checked before anything was timed. "
+        "A ratio says how many times longer the peer took.",
+    ]
+    for section in sections:
+        parts.append(f"## {section.title}")
+        rows = [
+            "| | nbparallel | peer | ratio | aim | |",
+            "|---|---|---|---|---|---|",
+            *(
+                f"| {f.what} | {f.value} | {f.peer} | {f'{f.ratio:.1f} ×' if f.ratio else '–'} | {f.aim} "
+                f"| {'' if f.met is None else 'met' if f.met else '**missed**'} |"
+                for f in section.figures
+            ),
+        ]
+        parts.append("\n".join(rows))
+        if section.notes:
+            parts.append(section.notes)
+    return "\n\n".join(parts) + "\n"
