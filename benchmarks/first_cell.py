@@ -18,10 +18,13 @@ def until_heard(kernel: Kernel, code: str, words: list[str]) -> float:
     outcome = kernel.run(code, timeout=90)
     text = ""
     for message in outcome.messages:
+        content = message.content
         if message.kind == "stream":
-            text += message.content["text"]
-            if all(word in text for word in words):
-                return message.seconds - outcome.started
+            text += content["text"]
+        elif message.kind == "display_data":
+            text += content["data"].get("text/plain", "")
+        if all(word in text for word in words):
+            return message.seconds - outcome.started
     raise RuntimeError(f"{code}\nended with {outcome.status}: {outcome.traceback}{text}")
 
 
