@@ -85,5 +85,5 @@ def run(*, quick: bool) -> Section:
                 cost <= AIM_LATER_SECONDS,
             ),
         ],
-        "A new array each time, so that the cell moves it into shared memory; that of earlier ones is reused.",
+        "A new array each time, so that the cell moves it into shared memory; earlier memory is reused.",
     )
