@@ -49,6 +49,10 @@ class InternalError(NbParallelError, RuntimeError):
     """A state that should never occur was met: please file a bug."""
 
 
+class ClosedError(NbParallelError, RuntimeError):
+    """Your own code stopped what is used here."""
+
+
 class ForkedRankError(NbParallelError, RuntimeError):
     """An object of nbparallel was used in a forked child of the process that made it."""
 

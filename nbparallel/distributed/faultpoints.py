@@ -24,7 +24,8 @@ def _parse(text: str) -> tuple[str, int, int, str]:
     return point, int(rank), int(nth), action
 
 
-_plan = _parse(os.environ["NBP_FAULT"]) if os.environ.get("NBP_FAULT") else None
+_text = os.environ.get("NBP_FAULT", "")
+_plan = _parse(_text) if _text and not _text.startswith("boot:") else None  # boot: is the engine's
 _seen = 0
 ARMED = _plan is not None
 """Whether any point does anything; callers look before they call `hit`."""

@@ -65,6 +65,7 @@ class Engine:
             dist=distributed,
             **{name: getattr(distributed, name) for name in OPERATIONS},
         )
+        self._view: ControlView | None = None
         self._kept: Any = None
 
     @property
@@ -87,7 +88,9 @@ class Engine:
     def _join(self, join: Join, frame: Frame) -> None:
         if self.communicator is not None:
             self.communicator.close()
-        view = ControlView(frame.fds[0])
+        if self._view is not None:
+            self._view.close()
+        view = self._view = ControlView(frame.fds[0])
         self.interrupts.use(view)
         self.communicator = Communicator(
             view,

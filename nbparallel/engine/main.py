@@ -103,7 +103,8 @@ def _announce(segments: Channel) -> None:
 def _configure(channel: Channel) -> Configure:
     select.select([channel], [], [])
     frame = channel.receive()
-    assert frame is not None and frame.kind is Kind.CONFIGURE
+    assert frame is not None
+    assert frame.kind is Kind.CONFIGURE
     configure = pickle.loads(frame.payload)
     assert isinstance(configure, Configure)
     return configure

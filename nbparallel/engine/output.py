@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import fcntl
 import io
 import os
@@ -29,6 +30,7 @@ DRAIN_SECONDS = 5.0
 """A kernel that reads nothing for so long is stopped: order is given up, nothing else."""
 FLUSH_BYTES = 8192
 """A line longer than this is written in pieces."""
+_libc = ctypes.CDLL(None)
 
 
 def _unread(fd: int) -> int:
@@ -64,13 +66,16 @@ class RankStream(io.TextIOBase):
     encoding = "utf-8"  # type: ignore[assignment]
     errors = "backslashreplace"  # type: ignore[assignment]
 
-    def writable(self) -> bool:  # docstring inherited
+    def writable(self) -> bool:
+        """Do as the base class says."""
         return True
 
-    def fileno(self) -> int:  # docstring inherited
+    def fileno(self) -> int:
+        """Do as the base class says."""
         return self._fd
 
-    def write(self, text: str) -> int:  # docstring inherited
+    def write(self, text: str) -> int:
+        """Do as the base class says."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         task = self._output.foreign_task()
@@ -84,10 +89,12 @@ class RankStream(io.TextIOBase):
             self.flush()
         return len(text)
 
-    def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]  # docstring inherited
+    def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
+        """Do as the base class says."""
         self.write("".join(lines))
 
-    def flush(self) -> None:  # docstring inherited
+    def flush(self) -> None:
+        """Do as the base class says."""
         if self._pending:
             pending, self._pending, self._size = self._pending, [], 0
             self.write_bytes("".join(pending).encode("utf-8", "backslashreplace"))
@@ -106,13 +113,16 @@ class _Buffer(io.RawIOBase):
         super().__init__()
         self._stream, self._fd = stream, fd
 
-    def writable(self) -> bool:  # docstring inherited
+    def writable(self) -> bool:
+        """Do as the base class says."""
         return True
 
-    def fileno(self) -> int:  # docstring inherited
+    def fileno(self) -> int:
+        """Do as the base class says."""
         return self._fd
 
-    def write(self, data: Any) -> int:  # docstring inherited
+    def write(self, data: Any) -> int:
+        """Do as the base class says."""
         self._stream.flush()
         view = memoryview(data).cast("B")
         self._stream.write_bytes(bytes(view))
@@ -188,9 +198,7 @@ class RankOutput:
 
 def _flush_c() -> None:
     """Flush C's stdio: printf of an extension is buffered by the C library, not by us."""
-    import ctypes
-
-    ctypes.CDLL(None).fflush(None)
+    _libc.fflush(None)
 
 
 def mark_threads(output: RankOutput) -> None:

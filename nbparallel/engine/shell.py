@@ -22,7 +22,7 @@ class RankCompiler(CachingCompiler):
     """The name for the code that is compiled next."""
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        # docstring inherited
+        """Do as the base class says."""
         return self.filename
 
 
@@ -37,11 +37,13 @@ class RankDisplayPublisher(DisplayPublisher):
         transient: dict[str, Any] | None = None,
         update: bool = False,
         **_: Any,
-    ) -> None:  # docstring inherited
+    ) -> None:
+        """Do as the base class says."""
         shell: Any = self.shell
         shell.output.display("update" if update else "display", data, metadata, transient)
 
-    def clear_output(self, wait: bool = False) -> None:  # docstring inherited
+    def clear_output(self, wait: bool = False) -> None:
+        """Do as the base class says."""
         shell: Any = self.shell
         shell.output.display("clear", {}, {"wait": wait})
 
@@ -51,19 +53,22 @@ class RankDisplayHook(DisplayHook):
 
     shell: Any  # a RankShell; traitlets would say "or None"
 
-    def quiet(self) -> bool:  # docstring inherited
+    def quiet(self) -> bool:
+        """Do as the base class says."""
         return bool(self.semicolon_at_end_of_expression(self.shell.source))
 
-    def write_output_prompt(self) -> None:  # docstring inherited
-        pass  # the kernel writes the label
+    def write_output_prompt(self) -> None:
+        """Do as the base class says."""
+        # the kernel writes the label
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
-        # docstring inherited
+        """Do as the base class says."""
         self.shell.value_text = str(format_dict.get("text/plain", ""))
         self.shell.output.display("result", format_dict, md_dict or {})
 
-    def log_output(self, format_dict: Any) -> None:  # docstring inherited
-        pass  # a rank keeps no log
+    def log_output(self, format_dict: Any) -> None:
+        """Do as the base class says."""
+        # a rank keeps no log
 
 
 class RankShell(InteractiveShell):
@@ -91,7 +96,8 @@ class RankShell(InteractiveShell):
         except Exception:  # noqa: BLE001  a theme that only the notebook knows is no reason to fail
             self.colors = "nocolor"
 
-    def init_history(self) -> None:  # docstring inherited
+    def init_history(self) -> None:
+        """Do as the base class says."""
         # no thread and no database: both would be copied by the fork, half alive
         from IPython.core.history import HistoryManager
 
@@ -101,20 +107,24 @@ class RankShell(InteractiveShell):
 
     compile: Any  # a RankCompiler
 
-    def enable_gui(self, gui: str | None = None) -> None:  # docstring inherited
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Do as the base class says."""
         # the base class raises, which would break %matplotlib inline
         if gui not in (None, "inline", "agg"):
             raise UsageError(f"a rank has no window: %gui {gui} does not work here; use %matplotlib inline")
 
     system = InteractiveShell.system_raw  # no pexpect: a child writes to the rank's own pipes
 
-    def showtraceback(self, *_: Any, **__: Any) -> None:  # docstring inherited
-        pass  # `failures.describe` formats it, the kernel shows it, folded with the other ranks'
+    def showtraceback(self, *_: Any, **__: Any) -> None:
+        """Do as the base class says."""
+        # `failures.describe` formats it, the kernel shows it, folded with the other ranks'
 
-    def showsyntaxerror(self, *_: Any, **__: Any) -> None:  # docstring inherited
-        pass  # as above
+    def showsyntaxerror(self, *_: Any, **__: Any) -> None:
+        """Do as the base class says."""
+        # as above
 
-    def ask_exit(self) -> None:  # docstring inherited
+    def ask_exit(self) -> None:
+        """Do as the base class says."""
         raise SystemExit
 
 

@@ -28,6 +28,7 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
     notes: tuple[str, ...] = ()
     communicator = engine.communicator
     engine.shell.value_text = ""
+    waited = communicator.wait_ns if communicator is not None else 0
     try:
         try:
             if communicator is not None:
@@ -52,7 +53,7 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
     wait_ns = 0
     if communicator is not None:
         communicator.end_cell(failure)
-        wait_ns = communicator.wait_ns
+        wait_ns = communicator.wait_ns - waited
     return _with_value(engine, task, failure, value, started, notes, wait_ns)
 
 

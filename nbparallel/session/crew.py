@@ -21,7 +21,14 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.errors import InternalError, NbParallelError, StartError, SupervisorDiedError, rank_list
+from nbparallel.errors import (
+    ClosedError,
+    InternalError,
+    NbParallelError,
+    StartError,
+    SupervisorDiedError,
+    rank_list,
+)
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import usable_cpus
 from nbparallel.session.pump import Pump
@@ -246,6 +253,11 @@ class Crew:
         """Signal every rank; it takes effect only where a task was named to be interrupted."""
         for handle in self.handles:
             handle.signal(signal.SIGINT)
+
+    def abandon(self) -> None:
+        """Make whoever waits for an event raise: the session is being stopped."""
+        if self._wake >= 0:
+            self._fail(ClosedError("the session was stopped while its ranks were running"))
 
     def stop(self) -> None:
         """End every process and close everything; again is fine."""

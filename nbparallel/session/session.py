@@ -16,35 +16,43 @@ report; the waiting thread sleeps until all have reported, died, or were ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from nbparallel import sharing
-from nbparallel.errors import ForkedRankError, NbParallelError, rank_list
+from nbparallel.errors import ClosedError, ForkedRankError, rank_list
 from nbparallel.session import outcomes, source, statistics
 from nbparallel.session.crew import Crew
-from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import check_world_size, usable_cpus
 from nbparallel.session.names import Names
-from nbparallel.session.rank_handle import RankHandle
 from nbparallel.session.result import CellResult
+from nbparallel.session.shrinking import shrink
 from nbparallel.session.sink import OutputSink
-from nbparallel.session.task_output import TaskOutput
-from nbparallel.session.task_run import TaskRun
+from nbparallel.session.tasks import Tasks
 from nbparallel.session.values import RankValues
 from nbparallel.transfer import pickling
-from nbparallel.wire.frames import Kind
-from nbparallel.wire.messages import CallTask, CellTask, NamesTask, PullTask, PushTask, Task
+from nbparallel.wire.messages import CallTask, CellTask, PullTask, PushTask, Task
 
-KEPT_OUTPUTS = 200
-"""Tasks whose late output still finds its cell."""
 START_METHODS = ("forkserver", "spawn")
+STOP_SECONDS = 1.0
+"""How long `stop` waits for a thread that is just running something to notice."""
+
+_running: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End what a script forgot to; in a forked child `stop` does nothing."""
+    for session in list(_running):
+        session.stop()
 
 
 class Session:
@@ -88,8 +96,7 @@ class Session:
         self._seed = secrets.randbits(64)
         self._crew: Crew | None = None
         self._names = Names(sharing.current_store())
-        self._outputs: dict[int, TaskOutput] = {}
-        self._number = 0
+        self._tasks = Tasks(self._names)
         self._busy = threading.Lock()
         self._closed = False
 
@@ -127,8 +134,16 @@ class Session:
             return  # a forked child owns nothing
         self._closed = True
         crew, self._crew = self._crew, None
-        if crew is not None:
+        _running.discard(self)
+        if crew is None:
+            return
+        crew.abandon()  # another thread that waits for ranks raises
+        waited = self._busy.acquire(timeout=STOP_SECONDS)
+        try:
             crew.stop()
+        finally:
+            if waited:
+                self._busy.release()
 
     def __enter__(self) -> Self:
         self.start()
@@ -150,7 +165,7 @@ class Session:
                 f"this process ({os.getpid()}) was forked from {self._pid}, which alone may use the session"
             )
         if self._closed:
-            raise RuntimeError("this session was stopped; make a new one")
+            raise ClosedError("this session was stopped; make a new one")
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("the ranks are busy with another cell; wait for it or interrupt it")
         try:
@@ -170,7 +185,7 @@ class Session:
                 "their variables are gone"
             )
         if self._crew is None:
-            crew = Crew(self._id, self._start_method, self._seed, self._outputs.get)
+            crew = Crew(self._id, self._start_method, self._seed, self._tasks.output_of)
             try:
                 crew.start(list(range(self._size)), self._size)
             except BaseException:
@@ -178,6 +193,7 @@ class Session:
                 raise
             self._crew = crew
             self._names.connect(crew.supervisor.broker)
+            _running.add(self)
             return crew, notes
         notes += self._revive(self._crew)
         return self._crew, notes
@@ -261,14 +277,15 @@ class Session:
             if namespace is not None:
                 preparation = self._names.prepare(cell, namespace, who, share)
                 notes += preparation.notes
-            number = self._next_number()
+            number = self._tasks.next_number()
 
             def make(rank: int) -> Task:
                 updates = preparation.updates.get(rank, ()) if preparation is not None else ()
                 count = number if execution_count is None else execution_count
                 return CellTask(number, who, tuple(updates), want_values, seed, cell, line_offset, count)
 
-            result = self._perform(
+            # `preparation` keeps alive what is on its way until this returns
+            return self._tasks.perform(
                 crew,
                 number,
                 who,
@@ -280,8 +297,6 @@ class Session:
                 copied=preparation.copied_nbytes if preparation is not None else {},
                 shared=preparation.shared_nbytes if preparation is not None else {},
             )
-            del preparation  # what it kept alive has arrived
-            return result
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; return the results in rank order.
@@ -292,10 +307,10 @@ class Session:
         with self._exclusively():
             crew, notes = self._ensure()
             pickled = pickling.dumps((function, args), sharing.current_store(), broker=crew.supervisor.broker)
-            who, number = self._who(None), self._next_number()
-            result = self._perform(
-                crew, number, who, lambda _: CallTask(number, who, (), True, None, pickled.data), notes=notes
-            )
+            who, number = self._who(None), self._tasks.next_number()
+            # `preparation` keeps alive what is on its way until this returns
+            task = CallTask(number, who, (), True, None, pickled.data)
+            result = self._tasks.perform(crew, number, who, lambda _: task, notes=notes)
             return [result.ranks[rank].value for rank in who]
 
     def pull(self, name: str) -> RankValues:
@@ -304,18 +319,18 @@ class Session:
             raise ValueError(f"{name!r} is no variable's name")
         with self._exclusively():
             crew, notes = self._ensure()
-            who, number = self._who(None), self._next_number()
+            who, number = self._who(None), self._tasks.next_number()
             task = PullTask(number, who, (), True, None, name)
-            return self._perform(crew, number, who, lambda _: task, notes=notes).values
+            return self._tasks.perform(crew, number, who, lambda _: task, notes=notes).values
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
         with self._exclusively():
             crew, notes = self._ensure()
             pickled = pickling.dumps(values, sharing.current_store(), broker=crew.supervisor.broker)
-            who, number = self._who(None), self._next_number()
+            who, number = self._who(None), self._tasks.next_number()
             task = PushTask(number, who, (), False, None, pickled.data)
-            self._perform(crew, number, who, lambda _: task, notes=notes)
+            self._tasks.perform(crew, number, who, lambda _: task, notes=notes)
 
     def _who(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
         if ranks is None:
@@ -324,76 +339,6 @@ class Session:
         if wrong or not ranks:
             raise ValueError(f"there are {rank_list(range(self._size))}, not {list(ranks)}")
         return tuple(sorted(set(ranks)))
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
-
-    def _perform(
-        self,
-        crew: Crew,
-        number: int,
-        who: tuple[int, ...],
-        make: Callable[[int], Task],
-        *,
-        notes: list[str],
-        sink: OutputSink | None = None,
-        timeout: float | None = None,
-        started: float | None = None,
-        copied: Mapping[str, int] | None = None,
-        shared: Mapping[str, int] | None = None,
-    ) -> CellResult:
-        begin = time.monotonic() if started is None else started
-        output = self._outputs[number] = TaskOutput(number, sink)
-        while len(self._outputs) > KEPT_OUTPUTS:
-            del self._outputs[next(iter(self._outputs))]
-        for note in notes:
-            output.note(note)
-        control = crew.ensure_epoch()
-        handles: dict[int, RankHandle] = {rank: crew.handles[rank] for rank in who}
-        run = TaskRun(
-            number,
-            handles,
-            output,
-            control,
-            next_event=crew.next_event,
-            kill=crew.supervisor.kill,
-            timeout=timeout,
-        )
-        with Presses(crew.wake) as presses:
-            for rank, handle in handles.items():
-                handle.task, handle.busy = number, True
-                handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
-            try:
-                run.wait(presses)
-                crew.check()
-            except NbParallelError:
-                crew.void()
-                raise
-        for outcome in run.outcomes.values():
-            if outcome.applied:
-                self._names.delivered(outcome.rank)
-            for note in outcome.notes:
-                if note not in notes:
-                    notes.append(note)
-                    output.note(note)
-        output.finish()
-        store = sharing.current_store()
-        broker = crew.supervisor.broker
-        result = outcomes.result_of(
-            run,
-            output,
-            seconds=time.monotonic() - begin,
-            notes=tuple(notes),
-            loads=lambda value: pickling.loads(value, store, broker=broker),
-            copied=copied or {},
-            shared=shared or {},
-        )
-        if not all(outcome.ok for outcome in run.outcomes.values()) or run.deaths:
-            crew.void()
-        store.drain()
-        outcomes.raise_if_failed(run, result, handles, control)
-        return result
 
     # ranks --------------------------------------------------------------------------------------------
 
@@ -429,24 +374,8 @@ class Session:
             if world_size > self._size:
                 crew.start(list(range(self._size, world_size)), world_size)
             elif world_size < self._size:
-                self._shrink(crew, world_size)
+                shrink(crew, self._tasks, self._names, world_size)
             self._size = int(world_size)
-
-    def _shrink(self, crew: Crew, world_size: int) -> None:
-        who, number = tuple(range(world_size, self._size)), self._next_number()
-        task = NamesTask(number, who, (), True, None)
-        result = self._perform(crew, number, who, lambda _: task, notes=[])
-        holding = {rank: names for rank, names in result.values.items() if names}
-        if holding:
-            rank, names = next(iter(holding.items()))
-            raise ValueError(
-                f"{rank_list(holding)} would have to go but hold variables (rank {rank}: "
-                f"{', '.join(names[:5])}{' …' if len(names) > 5 else ''}); use -r to run on fewer ranks, "
-                "or %parallel_stop first"
-            )
-        for rank in who:
-            self._names.forget(rank)
-        crew.shrink(world_size)
 
     def interrupt(self) -> None:
         """Interrupt the running task from another thread, as the notebook's stop button does."""

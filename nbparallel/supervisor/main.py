@@ -20,20 +20,18 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor import processes
-from nbparallel.supervisor.desk import SegmentDesk
+from nbparallel.supervisor.desk import Outgoing, SegmentDesk
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
-from nbparallel.wire import frames
+from nbparallel.supervisor.watch import Watch, readable, take
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 
@@ -62,10 +60,7 @@ class Supervisor:
     def __init__(self, control: socket.socket, segments: socket.socket, kernel: int, log: int) -> None:
         self._kernel = kernel
         self._log = log
-        self._poll = select.poll()
-        self._handlers: dict[int, Callable[[int], None]] = {}
-        self._sockets: dict[int, socket.socket] = {}
-        self._outboxes: dict[int, Outbox] = {}
+        self._watch = Watch()
         self._ranks: dict[int, Rank] = {}
         self._unknown: dict[int, processes.Death] = {}
         self._template_pid = 0
@@ -76,15 +71,15 @@ class Supervisor:
         self._grace: float | None = None
         self._desk = SegmentDesk()
         self._control = control
-        self._control_box = self._watch_socket(control, self._on_control)
-        self._segment_boxes = {0: self._watch_socket(segments, lambda _: self._on_segments(0))}
+        self._control_box = self._watch.add_socket(control, self._on_control)
+        self._segment_boxes = {0: self._watch.add_socket(segments, lambda: self._on_segments(0))}
         self._segment_sockets = {0: segments}
         self._desk.client_joined(0)
-        self._watch(kernel, lambda _: self._leave(0.0))
+        self._watch.add(kernel, lambda: self._leave(0.0))
         self._children_changed, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._watch(self._children_changed, self._on_children)
+        self._watch.add(self._children_changed, self._on_children)
 
     # the loop ---------------------------------------------------------------------------------------
 
@@ -92,15 +87,8 @@ class Supervisor:
         """Serve until the kernel stops us or is gone; leave no child behind."""
         try:
             while self._grace is None:
-                for fd, events in self._poll.poll():
-                    handler = self._handlers.get(fd)
-                    box = self._outboxes.get(fd)
-                    if box is not None and events & select.POLLOUT:
-                        box.flush()
-                    if handler is not None and events & ~select.POLLOUT:
-                        handler(events)
+                self._watch.wait()
                 self._answer_unknown()
-                self._update_interest()
         finally:
             processes.end_all(self._grace or 0.0)
             self._desk.close()
@@ -108,50 +96,13 @@ class Supervisor:
     def _leave(self, grace: float) -> None:
         self._grace = grace
         if self._template is not None:  # the end of its socket is the template's sign to go
-            self._forget(self._template)
+            self._watch.forget(self._template)
             self._template = None
-
-    def _watch(self, fd: int, handler: Callable[[int], None]) -> None:
-        self._handlers[fd] = handler
-        self._poll.register(fd, select.POLLIN)
-
-    def _watch_socket(self, sock: socket.socket, handler: Callable[[int], None]) -> Outbox:
-        sock.setblocking(False)
-        self._watch(sock.fileno(), handler)
-        self._sockets[sock.fileno()] = sock
-        box = self._outboxes[sock.fileno()] = Outbox(sock)
-        return box
-
-    def _forget(self, sock: socket.socket) -> None:
-        fd = sock.fileno()
-        if fd < 0:
-            return
-        if self._handlers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-        self._sockets.pop(fd, None)
-        box = self._outboxes.pop(fd, None)
-        if box is not None:
-            box.close()
-        sock.close()
-
-    def _update_interest(self) -> None:
-        for fd, box in self._outboxes.items():
-            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if box.waiting else 0))
-
-    @staticmethod
-    def _take(sock: socket.socket) -> Frame | bool | None:
-        """Return a frame, None at the end of the stream, False when nothing is there."""
-        try:
-            return frames.receive(sock)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return None
 
     # the kernel -------------------------------------------------------------------------------------
 
-    def _on_control(self, _events: int) -> None:
-        frame = self._take(self._control)
+    def _on_control(self) -> None:
+        frame = take(self._control)
         if frame is False:
             return
         if frame is None:  # the kernel closed its end; its pidfd may be a moment late
@@ -189,15 +140,15 @@ class Supervisor:
         )
         theirs.close()
         self._template, self._template_ready = mine, False
-        self._watch_socket(mine, self._on_template)
+        self._template_box = self._watch.add_socket(mine, self._on_template)
 
-    def _on_template(self, _events: int) -> None:
+    def _on_template(self) -> None:
         assert self._template is not None
-        frame = self._take(self._template)
+        frame = take(self._template)
         if frame is False:
             return
         if frame is None:
-            self._forget(self._template)
+            self._watch.forget(self._template)
             self._template = None
             return
         assert isinstance(frame, Frame)
@@ -217,7 +168,9 @@ class Supervisor:
         said = json.loads(frame.payload)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client = said["client"]
-        rank = Rank(said["rank"], client, mine, self._watch_socket(mine, lambda _: self._on_segments(client)))
+        rank = Rank(
+            said["rank"], client, mine, self._watch.add_socket(mine, lambda: self._on_segments(client))
+        )
         self._ranks[client] = rank
         self._segment_sockets[client], self._segment_boxes[client] = mine, rank.outbox
         self._desk.client_joined(client)
@@ -233,7 +186,7 @@ class Supervisor:
             if self._template is None:
                 self._start_template()
             assert self._template is not None
-            self._outboxes[self._template.fileno()].send(
+            self._template_box.send(
                 Kind.FORK,
                 json.dumps({"rank": said["rank"], "client": client}).encode(),
                 [channel, stdout, stderr, theirs.fileno()],
@@ -253,7 +206,7 @@ class Supervisor:
         if sock is None or sock.fileno() < 0:
             return
         try:
-            frame = self._take(sock)
+            frame = take(sock)
             if frame is False:
                 return
             if frame is None:
@@ -274,15 +227,14 @@ class Supervisor:
             if rank is not None and rank.pid:
                 os.kill(rank.pid, signal.SIGKILL)
 
-    def _deliver(self, outgoing: Any) -> None:
+    def _deliver(self, outgoing: list[Outgoing]) -> None:
         for item in outgoing:
             box = self._segment_boxes.get(item.client)
             try:
                 if box is not None:
-                    box.send(item.kind, item.payload, item.fds)
+                    box.send(item.kind, item.payload, item.fds, sequence=item.sequence)
             finally:
-                for fd in item.fds:
-                    os.close(fd)
+                item.close()
 
     def _answer_unknown(self) -> None:
         """Answer for segments that nobody registered, after everybody had a chance to be heard.
@@ -290,12 +242,12 @@ class Supervisor:
         Who learnt of a segment did so after its REGISTER was sent, so that one pass over all sockets
         settles it.
         """
-        if not self._desk.has_unknown:
+        if not self._desk.unknown:
             return
         for client in list(self._segment_sockets):
             for _ in range(1000):
                 sock = self._segment_sockets.get(client)
-                if sock is None or not _readable(sock):
+                if sock is None or not readable(sock):
                     break
                 self._on_segments(client)
         self._deliver(self._desk.flush_unknown())
@@ -325,15 +277,15 @@ class Supervisor:
             self._segment_sockets.pop(client, None)
             self._segment_boxes.pop(client, None)
             return
-        self._forget(rank.socket)
+        self._watch.forget(rank.socket)
         self._segment_sockets.pop(client, None)
         self._segment_boxes.pop(client, None)
-        if not rank.pid and self._template is None:
+        if not rank.pid and self._template is None and self._template_ready:
             self._bury(rank, None)
 
     # deaths -----------------------------------------------------------------------------------------
 
-    def _on_children(self, _events: int) -> None:
+    def _on_children(self) -> None:
         try:
             os.read(self._children_changed, 4096)
         except BlockingIOError:
@@ -355,18 +307,19 @@ class Supervisor:
     def _template_died(self, death: processes.Death) -> None:
         self._template_pid = 0
         if self._template is not None:
-            while isinstance(frame := self._take(self._template), Frame):
+            while isinstance(frame := take(self._template), Frame):
                 if frame.kind is Kind.FORKED:
                     said = json.loads(frame.payload)
                     self._set_pid(said["client"], said["pid"])
                 elif frame.kind is Kind.TEMPLATE_READY:
                     self._template_ready = True
                 frame.close()
-            self._forget(self._template)
+            self._watch.forget(self._template)
             self._template = None
         if not self._template_ready:
             said = {"exit_code": death.exit_code, "signal": death.signal_number}
             self._control_box.send(Kind.START_FAILED, json.dumps(said).encode())
+            return
         for rank in list(self._ranks.values()):
             if not rank.pid and rank.socket.fileno() < 0:
                 self._bury(rank, None)
@@ -380,7 +333,7 @@ class Supervisor:
                 signal=death.signal_number if death else None,
             )
         self._deliver(self._desk.client_gone(rank.client))
-        self._forget(rank.socket)
+        self._watch.forget(rank.socket)
         self._segment_sockets.pop(rank.client, None)
         self._segment_boxes.pop(rank.client, None)
         said = {
@@ -392,12 +345,6 @@ class Supervisor:
             "signal": death.signal_number if death else None,
         }
         self._control_box.send(Kind.DIED, json.dumps(said).encode())
-
-
-def _readable(sock: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def main(control: int, segments: int, kernel: int, log: int) -> None:

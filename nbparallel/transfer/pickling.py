@@ -354,14 +354,17 @@ def loads(
         home = definitions.current_home()
     if home is None:
         home = __import__("__main__").__dict__
+    unpickler = _Unpickler(io.BytesIO(stream), buffers, store, broker, home)
     try:
-        return _Unpickler(io.BytesIO(stream), buffers, store, broker, home).load()
+        return unpickler.load()
     except (NbParallelError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         what = "an object" if name is None else f"variable {name!r}"
         text = f"{what} could not be rebuilt in this process: {type(error).__name__}: {error}"
         raise UnpicklableError(f"{text}; see the cause for the line that raised") from error
+    finally:
+        unpickler.resolved.clear()  # its own methods: a cycle that would keep arrays until a collection
 
 
 def _parse(data: memoryview, store: ArrayStore, broker: Any) -> tuple[memoryview, list[memoryview]]:

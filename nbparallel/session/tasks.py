@@ -1,0 +1,116 @@
+"""Tasks: numbering them, sending them to ranks, and making a result or an error of what comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from nbparallel import sharing
+from nbparallel.errors import NbParallelError
+from nbparallel.session import outcomes
+from nbparallel.session.crew import Crew
+from nbparallel.session.interrupt import Presses
+from nbparallel.session.names import Names
+from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.result import CellResult
+from nbparallel.session.sink import OutputSink
+from nbparallel.session.task_output import TaskOutput
+from nbparallel.session.task_run import TaskRun
+from nbparallel.transfer import pickling
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.messages import Task
+
+KEPT_OUTPUTS = 200
+"""Tasks whose late output still finds its cell."""
+
+
+class Tasks:
+    """The tasks of one session, one at a time."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._outputs: dict[int, TaskOutput] = {}
+        self._number = 0
+
+    def next_number(self) -> int:
+        """Return a number that no task of the session has had."""
+        self._number += 1
+        return self._number
+
+    def output_of(self, number: int) -> TaskOutput | None:
+        """Return where the output of a task goes; None if that is too long ago."""
+        return self._outputs.get(number)
+
+    def perform(
+        self,
+        crew: Crew,
+        number: int,
+        who: tuple[int, ...],
+        make: Callable[[int], Task],
+        *,
+        notes: list[str],
+        sink: OutputSink | None = None,
+        timeout: float | None = None,
+        started: float | None = None,
+        copied: Mapping[str, int] | None = None,
+        shared: Mapping[str, int] | None = None,
+    ) -> CellResult:
+        """Send ``make(rank)`` to every rank in `who`, wait for all, and raise what there is to raise."""
+        begin = time.monotonic() if started is None else started
+        output = self._new_output(number, sink, notes)
+        control = crew.ensure_epoch()
+        handles: dict[int, RankHandle] = {rank: crew.handles[rank] for rank in who}
+        run = TaskRun(
+            number,
+            handles,
+            output,
+            control,
+            next_event=crew.next_event,
+            kill=crew.supervisor.kill,
+            timeout=timeout,
+        )
+        with Presses(crew.wake) as presses:
+            for rank, handle in handles.items():
+                handle.task, handle.busy = number, True
+                handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
+            try:
+                run.wait(presses)
+                crew.check()
+            except NbParallelError:
+                crew.void()
+                raise
+        self._note_delivery(run, output, notes)
+        store = sharing.current_store()
+        broker = crew.supervisor.broker
+        result = outcomes.result_of(
+            run,
+            output,
+            seconds=time.monotonic() - begin,
+            notes=tuple(notes),
+            loads=lambda value: pickling.loads(value, store, broker=broker),
+            copied=copied or {},
+            shared=shared or {},
+        )
+        if run.deaths or not all(outcome.ok for outcome in run.outcomes.values()):
+            crew.void()
+        store.drain()
+        outcomes.raise_if_failed(run, result, handles, control)
+        return result
+
+    def _new_output(self, number: int, sink: OutputSink | None, notes: list[str]) -> TaskOutput:
+        output = self._outputs[number] = TaskOutput(number, sink)
+        while len(self._outputs) > KEPT_OUTPUTS:
+            del self._outputs[next(iter(self._outputs))]
+        for note in notes:
+            output.note(note)
+        return output
+
+    def _note_delivery(self, run: TaskRun, output: TaskOutput, notes: list[str]) -> None:
+        for outcome in run.outcomes.values():
+            if outcome.applied:
+                self._names.delivered(outcome.rank)
+            for note in outcome.notes:
+                if note not in notes:
+                    notes.append(note)
+                    output.note(note)
+        output.finish()

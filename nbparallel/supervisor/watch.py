@@ -1,0 +1,73 @@
+"""Watch: one poll over everything that the supervisor listens to."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+
+from nbparallel.supervisor.outbox import Outbox
+from nbparallel.wire import frames
+from nbparallel.wire.frames import Frame
+
+
+class Watch:
+    """Descriptors with what to do when something is there, and sockets with what waits to be sent."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._outboxes: dict[int, Outbox] = {}
+
+    def add(self, fd: int, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever `fd` is readable or at its end."""
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.POLLIN)
+
+    def add_socket(self, sock: socket.socket, handler: Callable[[], None]) -> Outbox:
+        """Watch a socket, which does not block from now on; return where to put what it shall get."""
+        sock.setblocking(False)
+        self.add(sock.fileno(), handler)
+        box = self._outboxes[sock.fileno()] = Outbox(sock)
+        return box
+
+    def forget(self, sock: socket.socket) -> None:
+        """Stop watching a socket and close it; again is fine."""
+        fd = sock.fileno()
+        if fd < 0:
+            return
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+        box = self._outboxes.pop(fd, None)
+        if box is not None:
+            box.close()
+        sock.close()
+
+    def wait(self) -> None:
+        """Wait for something to happen, without a time-out, and call the handlers."""
+        for fd, box in self._outboxes.items():
+            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if box.waiting else 0))
+        for fd, events in self._poll.poll():
+            box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
+            if box_ready is not None:
+                box_ready.flush()
+            handler = self._handlers.get(fd)
+            if handler is not None and events & ~select.POLLOUT:
+                handler()
+
+
+def take(sock: socket.socket) -> Frame | bool | None:
+    """Return a frame, None at the end of the stream, False when nothing is there."""
+    try:
+        return frames.receive(sock)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+
+
+def readable(sock: socket.socket) -> bool:
+    """Return whether a frame, or the end, is there."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
