@@ -11,7 +11,8 @@ before that (a rank sends the array to its maker), the hold is taken again by FE
 Note [interrupts]
 -----------------
 A KeyboardInterrupt may fall anywhere.  So a dead root or a notice is taken off its queue only after
-everything has been done about it, and all of that may be done twice.
+everything has been done about it, all of that may be done twice, and whoever lets an exception through sets
+`doubtful`: the next `bury` then looks at every segment instead of the queue alone.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class Holdings:
         self._atlas = Atlas()
         self._dead: deque[Lease] = deque()
         self._notices: deque[tuple[SegmentBroker, Notice]] = deque()
+        self._asked: set[tuple[SegmentBroker, int]] = set()
+        """Segments that are being fetched; left over after an interrupt."""
+        self.doubtful = False
+        """Whether an operation was interrupted; see note [interrupts]."""
 
     # Births
 
@@ -153,24 +158,20 @@ class Holdings:
     ) -> Root:
         # The descriptor alone matters here: every strategy's memory travels as one.
         strategy = registry.find_strategy("file_descriptor")
-        fd = broker.fetch(wanted, writable=access is Access.WRITE)
-        try:
-            source = strategy.adopt(fd, handle.segment_nbytes)
-            try:
-                mapping = strategy.map(source, access)
-            finally:
-                source.close()
-        except BaseException:
-            if segment is None:
-                self._tell(broker, wanted)
-            raise
+        self._asked.add((broker, wanted))
+        writable = access is Access.WRITE
+        # In one expression: no interrupt may fall between a descriptor's arrival and its being owned.
+        source = strategy.adopt(broker.fetch(wanted, writable=writable), handle.segment_nbytes)
+        mapping = strategy.map(source, access)
+        source.close()
         if segment is None:
             segment = Segment(wanted, mapping.nbytes, strategy.name, writable=False, broker=broker)
             self._fetched[broker, wanted] = segment
+        self._asked.discard((broker, wanted))
         if access is Access.PRIVATE:
             segment.private.add(mapping)
         else:
-            segment.writable |= access is Access.WRITE
+            segment.writable |= writable
             segment.mappings[access] = mapping
         return self._begin(segment, mapping)
 
@@ -184,20 +185,17 @@ class Holdings:
 
     def _begin(self, segment: Segment, mapping: Mapping) -> Root:
         """Return the root of a mapping; from now on its death is noticed."""
-        try:
-            if mapping.access is not Access.PRIVATE:
-                self._atlas.add(mapping, segment)
-            self._by_mapping[mapping] = segment
-            return mapping.root(self._dead)
-        except BaseException:
-            if not mapping.leased:
-                self._end(segment, mapping)
-            raise
+        if mapping.access is not Access.PRIVATE:
+            self._atlas.add(mapping, segment)
+        self._by_mapping[mapping] = segment
+        return mapping.root(self._dead)
 
     # Deaths
 
     def bury(self) -> None:
         """Act on mappings that no array looks at any more."""
+        if self.doubtful:
+            self._repair()
         while self._dead:
             lease = self._dead[0]
             mapping = lease.mapping
@@ -217,14 +215,35 @@ class Holdings:
                 del segment.mappings[mapping.access]
         else:
             segment.phase = Phase.RELEASED
-        if not segment.used:
-            for broker, known_as in list(segment.registered.items()):
-                self._tell(broker, known_as)
-            if segment.own:
-                self._retire(segment)
-            else:
-                self._leave(segment)
+        self._settle(segment)
         self._by_mapping.pop(mapping, None)
+
+    def _settle(self, segment: Segment) -> None:
+        """Tell everybody if no array here looks at a segment any more."""
+        if segment.used:
+            return
+        for broker, known_as in list(segment.registered.items()):
+            self._tell(broker, known_as)
+        if segment.own:
+            self._retire(segment)
+        else:
+            self._leave(segment)
+
+    def _repair(self) -> None:
+        """Look at every segment: something was interrupted."""
+        for segment in {*self._own.values(), *self._fetched.values(), *self._orphans}:
+            mappings = [*segment.mappings.values(), *segment.private]
+            if segment.block is not None and segment.phase is Phase.LIVE:
+                mappings.append(segment.block.mapping)
+            for mapping in mappings:
+                if mapping.living_root() is None:
+                    self._end(segment, mapping)
+            self._settle(segment)
+        for broker, wanted in list(self._asked):
+            if (broker, wanted) not in self._fetched:
+                self._tell(broker, wanted)
+        self._asked.clear()
+        self.doubtful = False
 
     def _leave(self, segment: Segment) -> None:
         """Give up a fetched segment."""
@@ -254,6 +273,7 @@ class Holdings:
         """Leave a session; again is fine."""
         if broker in self.brokers:
             self.brokers.remove(broker)
+        self._asked = {asked for asked in self._asked if asked[0] is not broker}
         for known_as, segment in list(self._own.items()):
             if segment.registered.pop(broker, None) is None:
                 continue

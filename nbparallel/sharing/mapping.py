@@ -79,11 +79,6 @@ class Mapping:
         """Return the root if any array still looks at this memory."""
         return None if self._lease is None else self._lease()
 
-    @property
-    def leased(self) -> bool:
-        """Whether the end of a lease has been or will be reported."""
-        return self._lease is not None
-
     def ends_with(self, lease: Lease) -> bool:
         """Return whether `lease` is this mapping's last one (an older one's end means nothing)."""
         return self._lease is lease

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any, Literal, SupportsIndex
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,28 @@ from nbparallel.wire.handles import ArrayHandle
 AnyArray = npt.NDArray[Any]
 Shape = SupportsIndex | Sequence[SupportsIndex]
 Order = Literal["C", "F"]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _locked(
+    method: Callable[Concatenate[Store, P], R],
+) -> Callable[Concatenate[Store, P], R]:
+    """Refuse a forked child, lock, and have the next operation repair what an interrupt left undone."""
+
+    @functools.wraps(method)
+    def locked(self: Store, /, *args: P.args, **keywords: P.kwargs) -> R:
+        self.check_pid()
+        with self._lock:
+            try:
+                return method(self, *args, **keywords)
+            except BaseException:
+                self._holdings.doubtful = True
+                raise
+
+    return locked
 
 
 class Store:
@@ -62,20 +85,18 @@ class Store:
 
     # Sessions
 
+    @_locked
     def connect(self, broker: SegmentBroker) -> None:
         """Take part in a session; segments are registered there when first needed."""
-        self.check_pid()
         if broker.client != self.client:
             raise ValueError(f"client {self.client} cannot use the broker of client {broker.client}")
-        with self._lock:
-            if broker not in self._holdings.brokers:
-                self._holdings.brokers.append(broker)
+        if broker not in self._holdings.brokers:
+            self._holdings.brokers.append(broker)
 
+    @_locked
     def disconnect(self, broker: SegmentBroker) -> None:
         """Leave a session; again is fine.  All arrays here stay valid."""
-        self.check_pid()
-        with self._lock:
-            self._holdings.disconnect(broker)
+        self._holdings.disconnect(broker)
 
     def _chosen(self, broker: SegmentBroker | None) -> SegmentBroker | None:
         if broker is not None:
@@ -112,11 +133,9 @@ class Store:
         SharedMemoryFullError, FileDescriptorLimitError
             It does not fit.
         """
-        self.check_pid()
         describe(x.dtype)
-        with self._lock:
-            if self._holdings.find(x) is not None:
-                return x
+        if self.is_shared(x):
+            return x
         plan = copying.plan(x)
         root, fresh = self._allocate(plan.nbytes, strategy, plan.verbatim)
         copy: AnyArray = np.ndarray(x.shape, x.dtype, root, plan.offset, plan.strides)
@@ -129,7 +148,6 @@ class Store:
     def _make(
         self, shape: Shape, dtype: npt.DTypeLike, order: Order, strategy: str | None, *, zero: bool
     ) -> AnyArray:
-        self.check_pid()
         if order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {order!r}")
         dt: np.dtype[Any] = np.empty(0, dtype).dtype  # numpy's rule: "S" means "S1" here
@@ -141,23 +159,16 @@ class Store:
             root[:nbytes] = 0
         return np.ndarray(sizes, dt, root, 0, None, order)
 
+    @_locked
     def _allocate(self, nbytes: int, strategy: str | None, content: Root | None = None) -> tuple[Root, bool]:
         """Return the root of a new segment, and whether it is fresh: zeros, or `content`."""
         chosen = registry.find_strategy(strategy)
         nbytes = max(nbytes, 1)
-        with self._lock:
-            self.drain()
-            block = self._holdings.pool.take(nbytes, chosen.name)
-            fresh = block is None
-            try:
-                if block is None:
-                    block = self._fresh_block(chosen, nbytes, content)
-                # Only the notebook's arrays have to be protected from its ranks.
-                return self._holdings.add(block, writable=self.client != 0), fresh
-            except BaseException:
-                if block is not None and not block.mapping.leased:
-                    block.close()
-                raise
+        self.drain()
+        pooled = self._holdings.pool.take(nbytes, chosen.name)
+        block = self._fresh_block(chosen, nbytes, content) if pooled is None else pooled
+        # Only the notebook's arrays have to be protected from its ranks.
+        return self._holdings.add(block, writable=self.client != 0), pooled is None
 
     def _fresh_block(self, strategy: Strategy, nbytes: int, content: Root | None) -> Block:
         data = None if content is None or not content.size else content.data
@@ -171,22 +182,21 @@ class Store:
 
     # Looking at arrays
 
+    @_locked
     def is_shared(self, x: object) -> bool:
         """Return whether `x` is an array in shared memory, or a view of one."""
-        self.check_pid()
-        with self._lock:
-            return self._holdings.find(x) is not None
+        return self._holdings.find(x) is not None
 
+    @_locked
     def location(self, x: object) -> Location | None:
         """Return where `x` lies in shared memory, or None if it is private."""
-        self.check_pid()
-        with self._lock:
-            place = self._holdings.find(x)
+        place = self._holdings.find(x)
         if place is None:
             return None
         segment, writable = place.segment, place.mapping.access is Access.WRITE
         return Location(segment.id, place.start, place.stop, writable, segment.writable)
 
+    @_locked
     def allow_write(self, x: AnyArray) -> None:
         """Let every process of the session write to the memory of `x` from now on.
 
@@ -197,22 +207,21 @@ class Store:
         ValueError
             `x` is not shared.
         """
-        self.check_pid()
-        with self._lock:
-            place = self._holdings.find(x)
-            if place is None:
-                raise ValueError("only an array in shared memory can be made writable for other processes")
-            if place.segment.own:
-                self._holdings.allow_write(place.segment)
-                self.rights_changes += 1
-            elif place.mapping.access is not Access.WRITE:
-                raise ReadOnlyArrayError(
-                    "this array belongs to the notebook and is read-only on ranks: let them write with "
-                    "`%share name` or `name = nbp.share(name)` in the notebook, or work on `x.copy()`"
-                )
+        place = self._holdings.find(x)
+        if place is None:
+            raise ValueError("only an array in shared memory can be made writable for other processes")
+        if place.segment.own:
+            self._holdings.allow_write(place.segment)
+            self.rights_changes += 1
+        elif place.mapping.access is not Access.WRITE:
+            raise ReadOnlyArrayError(
+                "this array belongs to the notebook and is read-only on ranks: let them write with "
+                "`%share name` or `name = nbp.share(name)` in the notebook, or work on `x.copy()`"
+            )
 
     # Handles
 
+    @_locked
     def handle(
         self, x: AnyArray, *, broker: SegmentBroker | None = None, writable: bool = False
     ) -> ArrayHandle | None:
@@ -221,15 +230,14 @@ class Store:
         The segment is registered with the session if that has not happened yet.  The handle holds nothing:
         whoever sends it keeps `x` until it has been attached.
         """
-        self.check_pid()
-        with self._lock:
-            place = self._holdings.find(x)
-            if place is None:
-                return None
-            form = describe(x.dtype)
-            known_as = self._holdings.register(place.segment, self._chosen(broker))
+        place = self._holdings.find(x)
+        if place is None:
+            return None
+        form = describe(x.dtype)
+        known_as = self._holdings.register(place.segment, self._chosen(broker))
         return ArrayHandle(known_as, place.segment.nbytes, place.offset, x.shape, x.strides, form, writable)
 
+    @_locked
     def attach(
         self,
         handle: ArrayHandle,
@@ -260,12 +268,10 @@ class Store:
         ReadOnlyArrayError
             `writable` is not allowed.
         """
-        self.check_pid()
         dtype = check_handle(handle)
         access = Access.PRIVATE if private else Access.WRITE if writable else Access.READ
-        with self._lock:
-            self._holdings.bury()
-            root = self._holdings.root(handle, access, self._chosen(broker))
+        self._holdings.bury()
+        root = self._holdings.root(handle, access, self._chosen(broker))
         try:
             return np.ndarray(handle.shape, dtype, root, handle.offset, handle.strides)
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
@@ -273,38 +279,34 @@ class Store:
 
     # What died
 
+    @_locked
     def drain(self) -> None:
         """Act on arrays that died and on what the sessions said; never waits for an answer."""
-        self.check_pid()
-        with self._lock:
-            self._holdings.bury()
-            self._holdings.collect()
-            self._holdings.pool.trim()
+        self._holdings.bury()
+        self._holdings.collect()
+        self._holdings.pool.trim()
 
+    @_locked
     def trim(self) -> int:
         """Give all pooled memory back to the system; return the bytes."""
-        self.check_pid()
-        with self._lock:
-            return self._holdings.pool.trim(0.0)
+        return self._holdings.pool.trim(0.0)
 
+    @_locked
     def segments(self) -> tuple[SegmentStatistics, ...]:
         """Return what this process has: own, fetched and pooled segments."""
-        self.check_pid()
-        with self._lock:
-            self._holdings.bury()
-            return self._holdings.statistics()
+        self._holdings.bury()
+        return self._holdings.statistics()
 
+    @_locked
     def close(self) -> None:
         """Leave all sessions and give back what no array uses; again is fine.
 
         Arrays that are alive stay valid.
         """
-        self.check_pid()
-        with self._lock:
-            self._holdings.bury()
-            for broker in list(self._holdings.brokers):
-                self._holdings.disconnect(broker)
-            self._holdings.pool.trim(0.0)
+        self._holdings.bury()
+        for broker in list(self._holdings.brokers):
+            self._holdings.disconnect(broker)
+        self._holdings.pool.trim(0.0)
 
     def check_pid(self) -> None:
         """Raise `ForkedRankError` in any process but the one that made this store."""

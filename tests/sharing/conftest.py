@@ -232,6 +232,12 @@ def exchange():
 
 
 @pytest.fixture
+def fresh_exchange():
+    """Return what makes a session within this thread, for every example a new one."""
+    return Exchange
+
+
+@pytest.fixture
 def second_exchange():
     """Make another session within this thread."""
     exchange = Exchange()

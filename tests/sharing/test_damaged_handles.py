@@ -165,4 +165,5 @@ def test_a_hold_is_given_back_after_a_refusal(exchange):
     handle = k.handle(base)
     with pytest.raises(NbParallelError):
         r.attach(dataclasses.replace(handle, segment_nbytes=handle.segment_nbytes * 2))
+    r.drain()
     assert exchange.desk.holders(handle.segment) == {0}

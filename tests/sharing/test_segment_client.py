@@ -1,0 +1,169 @@
+"""The client's end of the segment protocol, over a real socket."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from nbparallel.channel import Channel, SegmentClient
+from nbparallel.errors import ChannelClosedError, ProtocolError, SegmentLostError
+from nbparallel.sharing import Store
+from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.segments import Fetched, Notice, NoticeKind, pack_segment, segment_id
+
+
+@pytest.fixture
+def ends():
+    """Make a client and the other end of its socket."""
+    ours, theirs = Channel.pair()
+    client, other = SegmentClient(Channel(ours), 1, patience=0.3), Channel(theirs)
+    yield client, other
+    client.close()
+    other.close()
+
+
+def test_silence_is_bounded(ends):
+    """A supervisor that never answers costs the bound, not for ever."""
+    client, _ = ends
+    begun = time.monotonic()
+    with pytest.raises(SegmentLostError, match="within"):
+        client.fetch(segment_id(0, 1), writable=False)
+    assert 0.25 < time.monotonic() - begun < 2.0
+
+
+def test_a_closed_session_is_told_at_once(ends):
+    """The end of the supervisor ends every wait."""
+    client, other = ends
+    timer = threading.Timer(0.05, other.close)
+    timer.start()
+    with pytest.raises(ChannelClosedError):
+        client.fetch(segment_id(0, 1), writable=False)
+    timer.join()
+    with pytest.raises(ChannelClosedError):
+        client.notices()
+    with pytest.raises(ChannelClosedError):
+        client.release(segment_id(0, 1))
+
+
+def test_notices_come_in_between(ends):
+    """What comes unasked during a fetch is kept; what it said about this segment before is void."""
+    client, other = ends
+    mine, another = segment_id(1, 1), segment_id(1, 2)
+    source = FileDescriptorStrategy().create(4096)
+    for segment in (mine, another):
+        other.send(Kind.IDLE, pack_segment(segment))
+    other.send(Kind.FETCHED, Fetched(mine, 4096, True).pack(), fds=[source.fd], sequence=1)
+    os.close(client.fetch(mine, writable=True))
+    other.send(Kind.DROP, pack_segment(mine))
+    assert client.notices() == (Notice(NoticeKind.IDLE, another), Notice(NoticeKind.DROP, mine))
+    assert client.notices() == ()
+    source.close()
+
+
+def test_an_answer_that_nobody_waits_for(ends):
+    """A late answer is reported as a hold that nobody wanted, and its descriptor is closed."""
+    client, other = ends
+    segment = segment_id(0, 1)
+    with pytest.raises(SegmentLostError):
+        client.fetch(segment, writable=False)
+    source = FileDescriptorStrategy().create(4096)
+    before = len(os.listdir("/proc/self/fd"))
+    other.send(Kind.FETCHED, Fetched(segment, 4096, False).pack(), fds=[source.fd], sequence=1)
+    assert client.notices() == (Notice(NoticeKind.STRAY, segment),)
+    assert len(os.listdir("/proc/self/fd")) == before
+    source.close()
+
+
+def test_a_stray_hold_is_given_back(ends):
+    """The store releases a hold that came after it had given up."""
+    client, other = ends
+    store = Store(1)
+    store.connect(client)
+    segment = segment_id(0, 1)
+    source = FileDescriptorStrategy().create(4096)
+    other.send(Kind.FETCHED, Fetched(segment, 4096, False).pack(), fds=[source.fd], sequence=99)
+    store.drain()
+    frame = other.receive(1.0)
+    assert (frame.kind, frame.payload) == (Kind.RELEASE, pack_segment(segment))
+    source.close()
+    store.close()
+
+
+def test_damage_from_the_supervisor(ends):
+    """A frame that does not belong here is a `ProtocolError`, and no descriptor stays open."""
+    client, other = ends
+    other.send(Kind.CELL, b"")
+    with pytest.raises(ProtocolError, match="CELL"):
+        client.notices()
+    other.send(Kind.FETCHED, Fetched(segment_id(0, 2), 4096, False).pack(), sequence=1)
+    with pytest.raises(ProtocolError, match="damaged"):
+        client.fetch(segment_id(0, 1), writable=False)
+
+
+def test_a_session_that_ended_does_not_disturb_new_arrays(connected, supervisor):
+    """When the supervisor is gone, the store leaves the session by itself and goes on."""
+    store = connected(0)
+    array = store.zeros(10)
+    store.handle(array)
+    del array
+    supervisor.close()
+    fresh = store.zeros(10)
+    assert store.is_shared(fresh)
+    assert store._holdings.brokers == []
+    assert store.handle(fresh) is not None
+
+
+def test_fetches_from_many_threads(connected):
+    """Threads of one process may fetch at the same time; each gets its own segment."""
+    maker, taker = connected(0), connected(1)
+    arrays = [maker.zeros(10) for _ in range(40)]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    handles = [maker.handle(array) for array in arrays]
+    wrong = []
+
+    def take(start):
+        for number in range(start, 40, 4):
+            if not (taker.attach(handles[number]) == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=take, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert wrong == []
+
+
+def test_a_question_may_overtake_the_registration(connected, supervisor):
+    """A handle that travels faster than its registration is still found."""
+    maker, taker = connected(0), connected(1)
+    for _ in range(50):
+        array = maker.zeros(10)
+        with supervisor.lock:  # the supervisor reads both sockets only after both have spoken
+            handle = maker.handle(array)
+            asked = threading.Thread(target=lambda handle=handle: taker.attach(handle))
+            asked.start()
+        asked.join(10)
+    assert supervisor.offences == []
+
+
+def test_a_killed_process_holds_nothing(connected, peer, supervisor):
+    """After kill -9 of a rank its holds are gone, and what only it had made is closed."""
+    store = connected(0)
+    array = store.zeros(10)
+    handle = peer.run(
+        "a = store.attach(handle); b = store.zeros(5); result = store.handle(b)", handle=store.handle(array)
+    )
+    both = store.attach(handle)
+    only = peer.run("c = store.zeros(5); result = store.handle(c)")
+    peer.kill()
+    deadline = time.monotonic() + 5
+    while only.segment in supervisor.desk.segments and time.monotonic() < deadline:
+        threading.Event().wait(0.002)
+    assert set(supervisor.desk.segments) == {store.handle(array).segment, handle.segment}
+    assert both.sum() == 0
+    with pytest.raises(SegmentLostError):
+        store.attach(only)

@@ -1,0 +1,125 @@
+# ruff: noqa: D102
+"""Several stores of one session as a state machine: content stays, memory comes back."""
+
+import gc
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nbparallel.errors import SegmentLostError
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["make", "make", "view", "send", "send", "drop", "drop", "drain", "kill"]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.integers(0, 1 << 16),
+    ),
+    max_size=60,
+)
+
+
+class World:
+    """A notebook and two ranks that make, send, view and drop arrays, and a model of their content."""
+
+    def __init__(self, exchange):
+        self.exchange = exchange
+        self.stores = {}
+        self.arrays = {}
+        self.values = 0
+        self.next_client = 3
+        self.places = {0: 0, 1: 1, 2: 2}
+        for client in range(3):
+            self.start(client)
+
+    def start(self, client):
+        self.stores[client] = self.exchange.store(client, pool_nbytes=1 << 16)
+        self.arrays[client] = []
+
+    def move(self, what, one, other, number):
+        client, target = self.places[one], self.places[other]
+        arrays = self.arrays[client]
+        picked = arrays[number % len(arrays)] if arrays else None
+        if what == "make":
+            self.values += 1
+            array = self.stores[client].empty(100 + number % 3 * 500, "i8")
+            array[:] = self.values
+            arrays.append((array, self.values))
+        elif what == "drain":
+            self.stores[client].drain()
+        elif what == "kill" and one != 0:
+            self.exchange.kill(client).close()
+            del self.stores[client], self.arrays[client]
+            self.places[one] = self.next_client
+            self.next_client += 1
+            self.start(self.places[one])
+        elif picked is None:
+            return
+        elif what == "drop":
+            del arrays[number % len(arrays)]
+        elif what == "view":
+            arrays.append((picked[0][:: -1 - number % 3][number % 50 :], picked[1]))
+        elif what == "send":
+            array, value = picked
+            handle = self.stores[client].handle(array)
+            if handle is None:
+                return  # a private mapping
+            private = number % 5 == 0
+            try:
+                arrived = self.stores[target].attach(handle, private=private)
+            except SegmentLostError as error:
+                raise AssertionError("a living array could not be sent") from error
+            self.arrays[target].append((arrived, value))
+
+    def check(self):
+        for client, arrays in self.arrays.items():
+            for array, value in arrays:
+                assert (array == value).all(), f"client {client} sees other content"
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves=MOVES)
+def test_whatever_they_do(fresh_exchange, moves):
+    """Nobody's content ever changes, and in the end nobody has and the supervisor keeps nothing."""
+    exchange = fresh_exchange()
+    world = World(exchange)
+    for move in moves:
+        world.move(*move)
+        world.check()
+    for arrays in world.arrays.values():
+        arrays.clear()
+    for _ in range(3):
+        for store in world.stores.values():
+            store.drain()
+    assert exchange.desk.segments == ()
+    for store in world.stores.values():
+        assert {record.phase for record in store.segments()} <= {"pooled"}
+        store.trim()
+        assert store.segments() == ()
+        assert not store._holdings._by_mapping
+        assert not store._holdings._atlas._starts
+    exchange.close()
+    del world
+    gc.collect(0)
+
+
+def test_an_array_sent_in_a_circle(exchange):
+    """An array that wanders from rank to rank, each dropping it, stays the same memory to the end."""
+    stores = [exchange.store(client) for client in range(4)]
+    array = stores[0].zeros(100)
+    array[:] = np.arange(100)
+    holder = 0
+    for turn in range(1, 12):
+        target = turn % 4
+        arrived = stores[target].attach(stores[holder].handle(array))
+        del array
+        stores[holder].drain()
+        array, holder = arrived, target
+        assert array[50] == 50
+    assert len(exchange.desk.segments) == 1
+    del array, arrived
+    for _ in range(2):
+        for store in stores:
+            store.drain()
+    assert exchange.desk.segments == ()

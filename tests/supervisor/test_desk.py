@@ -1,0 +1,167 @@
+"""The desk: frames in, frames and descriptors out; damage never hurts more than its sender."""
+
+import fcntl
+import mmap
+import os
+import random
+
+import pytest
+
+from nbparallel.errors import ProtocolError
+from nbparallel.supervisor.desk import SegmentDesk
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.segments import Fetch, Fetched, Lost, LostReason, Register, pack_segment, segment_id
+
+SEGMENT = segment_id(0, 1)
+
+
+def memory(nbytes=4096):
+    """Return a descriptor of sealed memory."""
+    fd = os.memfd_create("nbp-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+@pytest.fixture
+def desk():
+    """Make a desk with clients 0 and 1."""
+    desk = SegmentDesk()
+    desk.client_joined(0)
+    desk.client_joined(1)
+    yield desk
+    desk.close()
+    desk.close()
+
+
+def register(desk, segment=SEGMENT, *, writable=False, nbytes=4096):
+    """Register a segment for its creator."""
+    payload = Register(segment, nbytes, writable).pack()
+    return desk.receive(segment >> 40, Frame(Kind.REGISTER, 0, 0, payload, [memory(nbytes)]))
+
+
+def fetch(desk, client, segment=SEGMENT, *, writable=False):
+    """Ask for a segment."""
+    return desk.receive(client, Frame(Kind.FETCH, 0, 5, Fetch(segment, writable).pack(), []))
+
+
+def test_a_reader_gets_a_descriptor_for_reading(desk):
+    """What is granted for reading cannot be mapped for writing; what is granted for writing can."""
+    assert register(desk) == []
+    (answer,) = fetch(desk, 1)
+    assert (answer.client, answer.kind, answer.sequence) == (1, Kind.FETCHED, 5)
+    assert Fetched.unpack(answer.payload) == Fetched(SEGMENT, 4096, False)
+    mmap.mmap(answer.fds[0], 4096, prot=mmap.PROT_READ).close()
+    with pytest.raises(PermissionError):
+        mmap.mmap(answer.fds[0], 4096)
+    answer.close()
+    (refusal,) = fetch(desk, 1, writable=True)
+    assert Lost.unpack(refusal.payload) == Lost(SEGMENT, LostReason.READ_ONLY)
+    desk.receive(0, Frame(Kind.ALLOW_WRITE, 0, 0, pack_segment(SEGMENT), []))
+    (answer,) = fetch(desk, 1, writable=True)
+    mmap.mmap(answer.fds[0], 4096).close()
+    answer.close()
+    answer.close()
+
+
+def test_what_is_unknown_waits_once(desk):
+    """A question about an unknown segment waits until the others have been read, then is refused."""
+    assert fetch(desk, 1) == []
+    assert desk.unknown
+    (refusal,) = desk.flush_unknown()
+    assert Lost.unpack(refusal.payload).reason is LostReason.UNKNOWN
+    assert not desk.unknown
+    assert fetch(desk, 1) == []
+    (answer,) = register(desk)
+    assert answer.kind is Kind.FETCHED
+    answer.close()
+
+
+def test_descriptors_are_closed_with_the_last_hold(desk):
+    """After everybody has let go, or died, the desk keeps nothing."""
+    before = len(os.listdir("/proc/self/fd"))
+    register(desk)
+    register(desk, segment_id(1, 1))
+    (answer,) = fetch(desk, 1)
+    answer.close()
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert desk.segments == (SEGMENT, segment_id(1, 1))
+    assert desk.nbytes() == 8192
+    assert desk.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), [])) == []
+    (drop,) = desk.client_gone(1)
+    assert (drop.client, drop.kind, drop.payload) == (0, Kind.DROP, pack_segment(SEGMENT))
+    assert desk.segments == ()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_creator_learns_that_nobody_holds_it(desk):
+    """The last release makes the segment idle, and the creator may forget it."""
+    register(desk)
+    (idle,) = desk.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), []))
+    assert (idle.client, idle.kind) == (0, Kind.IDLE)
+    (refusal,) = fetch(desk, 1)
+    assert refusal.kind is Kind.LOST
+    assert desk.receive(0, Frame(Kind.FORGET, 0, 0, pack_segment(SEGMENT), [])) == []
+    assert desk.segments == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "nfds"),
+    [
+        (Kind.REGISTER, Register(SEGMENT, 4096, True).pack(), 0),
+        (Kind.REGISTER, Register(SEGMENT, 4096, True).pack(), 2),
+        (Kind.REGISTER, Register(SEGMENT, 8192, True).pack(), 1),
+        (Kind.REGISTER, Register(segment_id(1, 1), 4096, True).pack(), 1),
+        (Kind.REGISTER, b"", 1),
+        (Kind.REGISTER, Register(SEGMENT, 4096, True).pack()[:-1] + b"\x02", 1),
+        (Kind.FETCH, b"x" * 9, 0),
+        (Kind.FETCH, Fetch(SEGMENT, False).pack(), 1),
+        (Kind.RELEASE, b"\0" * 8, 0),
+        (Kind.FORGET, pack_segment(segment_id(1, 1)), 0),
+        (Kind.CELL, b"", 0),
+    ],
+)
+def test_damage_is_the_senders_problem(desk, kind, payload, nfds):
+    """A damaged frame raises `ProtocolError`, leaves no descriptor open, and the desk goes on."""
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ProtocolError):
+        desk.receive(0, Frame(kind, 0, 0, payload, [memory() for _ in range(nfds)]))
+    assert len(os.listdir("/proc/self/fd")) == before
+    register(desk)
+    assert desk.segments == (SEGMENT,)
+
+
+def test_a_descriptor_that_is_no_memory(desk):
+    """A pipe in place of a segment is refused."""
+    read, write = os.pipe()
+    os.close(write)
+    with pytest.raises(ProtocolError):
+        desk.receive(0, Frame(Kind.REGISTER, 0, 0, Register(SEGMENT, 4096, True).pack(), [read]))
+
+
+def test_twenty_thousand_random_frames(desk):
+    """F48: whatever comes, the desk raises `ProtocolError` or answers, and loses no descriptor."""
+    random_ = random.Random(1)
+    before = len(os.listdir("/proc/self/fd"))
+    kinds = [Kind.REGISTER, Kind.FETCH, Kind.RELEASE, Kind.ALLOW_WRITE, Kind.FORGET, *Kind]
+    payloads = [Register(SEGMENT, 4096, True).pack(), Fetch(SEGMENT, True).pack(), pack_segment(SEGMENT)]
+    for turn in range(20_000):
+        payload = bytearray(random_.choice(payloads))
+        for _ in range(random_.choice([0, 0, 1, 3])):
+            payload[random_.randrange(len(payload))] = random_.randrange(256)
+        payload = bytes(payload[: random_.choice([len(payload)] * 5 + [random_.randrange(20)])])
+        fds = [memory() for _ in range(random_.choice([0, 0, 0, 1]))]
+        try:
+            outgoing = desk.receive(random_.randrange(3), Frame(random_.choice(kinds), 0, turn, payload, fds))
+        except ProtocolError:
+            continue
+        for frame in outgoing:
+            frame.close()
+        if desk.unknown and random_.random() < 0.1:
+            for frame in desk.flush_unknown():
+                frame.close()
+    for client in (0, 1):
+        for frame in desk.client_gone(client):
+            frame.close()
+    assert desk.segments == ()
+    assert len(os.listdir("/proc/self/fd")) == before

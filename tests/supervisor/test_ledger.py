@@ -1,0 +1,203 @@
+# ruff: noqa: D102
+"""The ledger as a state machine: hundreds of histories, no processes."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nbparallel.supervisor import ledger
+from nbparallel.supervisor.ledger import (
+    Asked,
+    Close,
+    Drained,
+    Drop,
+    Forgotten,
+    Gone,
+    Grant,
+    Idle,
+    Joined,
+    Keep,
+    Ledger,
+    Offend,
+    Refuse,
+    Registered,
+    Released,
+    WriteAllowed,
+)
+from nbparallel.wire.segments import LostReason, creator_of, segment_id
+
+CLIENTS = st.integers(0, 3)
+SEGMENTS = st.builds(segment_id, CLIENTS, st.integers(1, 3))
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any client says anything, in any order; the model knows only who holds what."""
+
+    def __init__(self):
+        super().__init__()
+        self.ledger = Ledger()
+        self.alive = set()
+        self.holds = {}
+        self.open = set()
+        self.questions = {}
+        self.sequence = 0
+
+    def step(self, event):
+        actions = list(self.ledger.step(event))
+        for action in actions:
+            self.check(action)
+        return actions
+
+    def check(self, action):
+        match action:
+            case Keep(segment):
+                assert segment not in self.open
+                self.open.add(segment)
+            case Close(segment):
+                assert not self.holds.get(segment), "a segment with a living hold was closed"
+                self.open.remove(segment)
+                self.holds.pop(segment, None)
+            case Grant(client, segment):
+                assert segment in self.open
+                assert client in self.alive
+                del self.questions[action.sequence]
+                self.holds.setdefault(segment, set()).add(client)
+            case Refuse():
+                del self.questions[action.sequence]
+            case Idle(client, segment) | Drop(client, segment):
+                assert client == creator_of(segment)
+                assert client in self.alive
+                assert not self.holds.get(segment)
+
+    @rule(client=CLIENTS)
+    def join(self, client):
+        self.alive.add(client)
+        assert self.step(Joined(client)) == []
+
+    @rule(client=CLIENTS)
+    def go(self, client):
+        self.alive.discard(client)
+        for holders in self.holds.values():
+            holders.discard(client)
+        self.questions = {s: c for s, c in self.questions.items() if c != client}
+        actions = self.step(Gone(client))
+        assert not any(isinstance(action, Idle) for action in actions), "a dead client's memory is not reused"
+
+    @rule(client=CLIENTS, segment=SEGMENTS, writable=st.booleans())
+    def register(self, client, segment, writable):
+        good = client in self.alive and creator_of(segment) == client
+        if good:
+            self.holds.setdefault(segment, set()).add(client)
+        actions = self.step(Registered(client, segment, 4096, writable))
+        assert good != any(isinstance(action, Offend) for action in actions)
+
+    @rule(client=CLIENTS, segment=SEGMENTS, writable=st.booleans())
+    def ask(self, client, segment, writable):
+        self.sequence += 1
+        if client in self.alive:
+            self.questions[self.sequence] = client
+        entry = self.ledger.entries.get(segment)
+        idle = entry is not None and not entry.holders
+        may = entry is not None and (entry.writable or creator_of(segment) == client)
+        actions = self.step(Asked(client, segment, writable, self.sequence))
+        if client not in self.alive:
+            assert isinstance(actions[0], Offend)
+        elif entry is None:
+            assert all(action.reason is LostReason.UNKNOWN for action in actions)
+        elif idle and client != creator_of(segment):
+            assert actions[0].reason is LostReason.UNKNOWN, "its creator may have reused it"
+        elif writable and not may:
+            assert actions[0].reason is LostReason.READ_ONLY
+        else:
+            assert isinstance(actions[0], Grant)
+            assert actions[0].writable == writable
+
+    @rule(client=CLIENTS, segment=SEGMENTS)
+    def release(self, client, segment):
+        held = client in self.alive and client in self.holds.get(segment, ())
+        if held:
+            self.holds[segment].discard(client)
+        actions = self.step(Released(client, segment))
+        entry = self.ledger.entries.get(segment)
+        again = client in self.alive and client == creator_of(segment) and entry and not entry.holders
+        last = bool(again) or (held and not self.holds.get(segment))
+        assert last == any(isinstance(action, Idle | Close) for action in actions)
+
+    @rule(client=CLIENTS, segment=SEGMENTS)
+    def allow_write(self, client, segment):
+        actions = self.step(WriteAllowed(client, segment))
+        if client in self.alive and client == creator_of(segment):
+            assert actions == []
+            assert segment not in self.ledger.entries or self.ledger.entries[segment].writable
+        else:
+            assert isinstance(actions[0], Offend)
+
+    @rule(client=CLIENTS, segment=SEGMENTS)
+    def forget(self, client, segment):
+        good = client in self.alive and client == creator_of(segment)
+        if good and segment in self.holds:
+            self.holds[segment].discard(client)
+        actions = self.step(Forgotten(client, segment))
+        assert not any(isinstance(action, Idle | Drop) for action in actions)
+        if good and not self.holds.get(segment):
+            assert segment not in self.open
+
+    @rule()
+    def drain(self):
+        actions = self.step(Drained())
+        assert all(isinstance(action, Refuse) for action in actions)
+        assert self.questions == {}, "every question has been answered"
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def all_go(self):
+        for client in sorted(self.alive):
+            self.go(client)
+        assert self.open == set()
+        assert self.ledger == Ledger()
+
+    @invariant()
+    def holds_agree(self):
+        recorded = {segment: set(entry.holders) for segment, entry in self.ledger.entries.items()}
+        assert {s: h for s, h in recorded.items() if h} == {s: h for s, h in self.holds.items() if h}
+        assert set(recorded) == self.open
+        for segment, holders in recorded.items():
+            assert holders <= self.alive, "a dead client holds nothing"
+            assert holders or creator_of(segment) in self.alive, "nobody needs it, and it was kept"
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedger.__doc__ = (
+    "Whatever clients say: held memory stays, unheld memory goes, every question is answered."
+)
+
+
+def test_a_register_that_is_under_way_answers_a_question():
+    """A question that overtook the registration is answered by it."""
+    book = Ledger()
+    for client in (0, 1):
+        book.step(Joined(client))
+    segment = segment_id(0, 1)
+    assert book.step(Asked(1, segment, False, 7)) == []
+    assert book.waiting
+    assert book.step(Registered(0, segment, 4096, False)) == [
+        Keep(segment),
+        Grant(1, segment, 4096, False, 7, True),
+    ]
+    assert book.step(Drained()) == []
+
+
+def test_the_ledger_needs_only_the_standard_library():
+    """The supervisor runs it under ``python -I -S -E``."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    root = Path(ledger.__file__).parents[2]
+    code = f"import sys; sys.path.append({str(root)!r}); import nbparallel.supervisor.desk\n"
+    code += "print(len(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert int(done.stdout) < 150
