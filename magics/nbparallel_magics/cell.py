@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +101,7 @@ def _run_on_ranks(live: Live, session: Session, ranks: tuple[int, ...] | None, r
             share=getattr(options, "share", None) or (),
             timeout=options.timeout or live.configuration.timeout or None,
             sink=sink,
-            execution_count=shell.execution_count,
+            execution_count=input_number(shell),
             line_offset=request.line_offset,
             want_values=options.out is not None,
             seed=getattr(options, "seed", None),
@@ -127,23 +125,23 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
         raise UsageError("--on-error continue is not built yet: the first failure stops the cell")
 
 
+def input_number(shell: Any) -> int:
+    """Return the n of the ``In[n]`` that runs; newer IPythons count up before a cell, older ones after it."""
+    number: int = shell.displayhook.prompt_count
+    return number
+
+
 def check_compiles(shell: Any, request: CellRequest) -> None:
-    """Compile a cell as IPython would; raise its SyntaxError with the notebook's line."""
-    error: SyntaxError
+    """Raise the SyntaxError of a cell that does not compile, with the notebook's line."""
+    from nbparallel.session import source
+
     try:
-        source = "\n" * request.line_offset + shell.transform_cell(request.source)
-        filename = shell.compile.cache(source, shell.execution_count, raw_code=source)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks warn
-            flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            compile(source, filename, "exec", flags, dont_inherit=True)
-    except SyntaxError as found:
-        error = found
-    except (ValueError, OverflowError, RecursionError) as found:  # null bytes, numbers of 10,000 digits …
-        error = SyntaxError(f"the cell cannot be compiled: {found}")
-    else:
-        return
-    raise does_not_compile(error) from None
+        source.check(request.source, line_offset=request.line_offset, execution_count=input_number(shell))
+    except SyntaxError as error:
+        # under this name IPython shows "Cell In[3], line 4", with the line as it stands in the notebook
+        lines = "\n" * request.line_offset + request.source
+        error.filename = shell.compile.cache(lines, input_number(shell), raw_code=lines)
+        raise does_not_compile(error) from None
 
 
 def _run_here(shell: Any, source: str) -> None:

@@ -29,6 +29,10 @@ class Live:
 
     def running_session(self) -> Session | None:
         """Return the session if its ranks run."""
+        session = self._usable_session()
+        return session if session is not None and session.started else None
+
+    def _usable_session(self) -> Session | None:
         if self.session is not None and self.session.closed:
             self.session = None
         return self.session
@@ -41,18 +45,13 @@ class Live:
         ValueError
             The machine cannot hold so many, or ranks that would go hold variables.
         """
-        from nbparallel.session.limits import check_world_size
-
-        session = self.running_session()
+        session = self._usable_session()
         if session is None:
             from nbparallel.session import Session
 
             wanted = world_size or self.configuration.n or None
-            if wanted is not None:
-                check_world_size(wanted)
             session = self.session = Session(wanted, start_method=self.configuration.start_method)
         elif world_size is not None and world_size != session.world_size:
-            check_world_size(world_size, session.world_size)
             session.resize(world_size)
         return session
 

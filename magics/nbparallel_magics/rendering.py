@@ -30,7 +30,7 @@ _OURS = (ParallelError, _CellSyntaxError, _CellIndentationError)
 def does_not_compile(error: SyntaxError) -> SyntaxError:
     """Return an equal error that is shown without a traceback."""
     kind = _CellIndentationError if isinstance(error, IndentationError) else _CellSyntaxError
-    return kind(*error.args)
+    return kind(error.msg, (error.filename, error.lineno, error.offset, error.text))
 
 
 def briefly(error: BaseException) -> BaseException:

@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from IPython.core.error import UsageError
 
@@ -98,14 +98,4 @@ def share(live: Live, names: Sequence[str]) -> Sequence[str]:
     namespace = live.shell.user_ns
     if missing := [name for name in names if name not in namespace]:
         raise UsageError(f"%share: there is no {', '.join(missing)} in the notebook")
-    session = live.running_session()
-    owner: Any
-    if session is not None:
-        owner = session.names
-    else:
-        from nbparallel.session.names import Names
-
-        from nbparallel.sharing import current_store
-
-        owner = Names(current_store())
-    return owner.share(names, namespace) or ()
+    return live.session_for(None).share_names(names, namespace)

@@ -118,8 +118,7 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     """Return the parts of a traceback for a person: equal ones once, consequences in a line."""
     parts: list[str] = []
     for group in _alike([f for f in order if f.cause not in _CONSEQUENCES]):
-        heading = f"[{rank_list(f.rank for f in group)}]"
-        parts.append(f"{heading} {'─' * max(4, 75 - len(heading))}")
+        parts.append(f"[{rank_list(f.rank for f in group)}]")
         parts.extend(full_text(group[0])[:-1])
         parts.extend(_last_words(group))
     consequences = [f for f in order if f.cause in _CONSEQUENCES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -33,13 +34,12 @@ def check(source: str, *, line_offset: int = 0, execution_count: int | None = No
         text += "\n"
     try:
         transformed = _transformer().transform_cell(text)
-        compile(
-            transformed,
-            filename,
-            "exec",
-            flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-            dont_inherit=True,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks warn
+            # as a whole: `return` outside of a function is no mistake of the grammar
+            compile(transformed, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # a null byte, too deep …
+        raise SyntaxError(f"the cell cannot be compiled: {error}", (filename, None, None, None)) from None
     except SyntaxError as error:
         if error.filename in (None, "<string>"):
             error.filename = filename

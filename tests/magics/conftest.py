@@ -12,6 +12,7 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 import nbparallel_magics
+from nbparallel.session.limits import check_world_size
 
 Script = Callable[[Any, Any], Any]
 """``script(sink, call)``: what happens during one cell; may raise; returns the values by rank."""
@@ -24,7 +25,10 @@ class FakeSession:
     script: Script
 
     def __init__(self, world_size: int | None = None, *, start_method: str = "forkserver") -> None:
+        if world_size is not None:
+            check_world_size(world_size)
         self.world_size = world_size or 2
+        self.started = False
         self.start_method = start_method
         self.closed = False
         self.calls: list[SimpleNamespace] = []
@@ -33,6 +37,7 @@ class FakeSession:
 
     def run(self, source: str, **options: Any) -> Any:
         """Play the script."""
+        self.started = True
         call = SimpleNamespace(source=source, **options)
         self.calls.append(call)
         values = type(self).script(options["sink"], call) or {}

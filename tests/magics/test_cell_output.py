@@ -1,4 +1,5 @@
 """The output of a cell: labels, folding, order, and how much of it."""
+# ruff: noqa: D102 - the methods of Page are those of Publisher
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def test_a_common_start_is_folded(page: Page) -> None:
 
 
 def test_streams_are_kept_apart(page: Page) -> None:
-    """Stderr goes to stderr, under labels of its own; a line without an end is ended before the next label."""
+    """Stderr goes to stderr with its own labels; a line without an end is ended before the next label."""
     out = CellOutput(page)
     out.stream(0, "stdout", "no end")
     out.stream(0, "stderr", "warning\n")

@@ -215,7 +215,7 @@ def test_errors_name_the_root_cause(notebook: Any) -> None:
     out = notebook.run("%%parallel -n 4\n1 / 0")
     assert str(out.error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were freed)"
     shown = out.stdout
-    assert shown.startswith("[rank 0] before\n[rank 2] ───")
+    assert shown.startswith("[rank 0] before\n[rank 2]\nCell In[1]")
     assert "Cell In[1], line 4\n    1 / 0\nZeroDivisionError: division by zero" in shown
     assert "run_cell_magic" not in shown + out.stderr
     assert "Cell In[1], line 4" in notebook.run("%parallel_tb").stdout

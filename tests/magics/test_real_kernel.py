@@ -1,0 +1,202 @@
+"""The magics in a real kernel with real ranks: what a reader of the notebook sees, and when."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from nbparallel.testing.kernel import CellOutcome, Kernel
+
+pytestmark = pytest.mark.time_limit(90)
+
+
+def page(outcome: CellOutcome) -> list[tuple[str, Any]]:
+    """Return what is left on the page, in order: (stream's name, text) or (kind, content)."""
+    shown: list[tuple[str, Any]] = []
+    clear = False
+    for message in outcome.messages:
+        if message.kind == "clear_output":
+            clear = True
+            if not message.content["wait"]:
+                shown, clear = [], False
+            continue
+        if message.kind not in ("stream", "display_data", "execute_result", "error"):
+            continue
+        if clear:
+            shown, clear = [], False
+        if message.kind == "stream" and shown and shown[-1][0] == message.content["name"]:
+            shown[-1] = (shown[-1][0], shown[-1][1] + message.content["text"])
+        elif message.kind == "stream":
+            shown.append((message.content["name"], message.content["text"]))
+        else:
+            shown.append((message.kind, message.content))
+    return shown
+
+
+def text(outcome: CellOutcome) -> str:
+    """Return the text of both streams that is left on the page."""
+    return "".join(content for kind, content in page(outcome) if kind in ("stdout", "stderr"))
+
+
+def loaded(kernel: Kernel) -> Kernel:
+    """Load the extension."""
+    outcome = kernel.run("%load_ext nbparallel")
+    assert outcome.status == "ok", outcome.traceback
+    return kernel
+
+
+def test_output_is_labelled_live_and_in_its_cell(any_kernel: Kernel) -> None:
+    """Output comes under labels within 0.2 s, in the cell that caused it, finally in rank order."""
+    loaded(any_kernel)
+    first = any_kernel.run("%%parallel -n 3\nprint('hello from', rank)\nrank * rank")
+    assert page(first) == [
+        (
+            "stdout",
+            "[rank 0] hello from 0\n[rank 1] hello from 1\n[rank 2] hello from 2\n"
+            "Out[rank 0]: 0\nOut[rank 1]: 1\nOut[rank 2]: 4\n",
+        )
+    ]
+    slow = any_kernel.run(
+        "%%parallel\nimport time\nfor step in range(3):\n"
+        "    time.sleep(0.3 + 0.1 * (2 - rank))\n    print(step, time.monotonic())"
+    )
+    times = [m for m in slow.messages if m.kind == "stream"]
+    assert len(times) > 3
+    assert [m.kind for m in slow.messages].count("clear_output") == 1
+    ranks = [line for line in text(slow).splitlines() if line.startswith("[")]
+    assert ranks == ["[rank 0]", "[rank 1]", "[rank 2]"]
+    for message in times[:3]:
+        printed = float(message.content["text"].split()[-1])
+        assert message.seconds - printed < 0.2
+
+    late = any_kernel.run(
+        "%%parallel -r 0\nimport threading, time\n"
+        "def later():\n    time.sleep(0.5)\n    print('late words')\n"
+        "threading.Thread(target=later).start()\nprint('started')"
+    )
+    other = any_kernel.run("import time; print('local'); time.sleep(1); print('local 2')")
+    assert text(other) == "local\nlocal 2\n"
+    mine = any_kernel.messages_of(late.messages[0].parent)
+    assert "[rank 0] late words\n" in "".join(m.content.get("text", "") for m in mine)
+
+
+def test_errors_and_syntax_errors(any_kernel: Kernel) -> None:
+    """The cell's one error message names the root cause; a cell that does not compile is one SyntaxError."""
+    loaded(any_kernel)
+    wrong = any_kernel.run("%%parallel -n 3\nx = 1\nif x\n    y = 2")
+    assert (wrong.status, wrong.ename) == ("error", "SyntaxError")
+    assert [m.kind for m in wrong.messages].count("error") == 1
+    assert "line 3" in wrong.traceback
+    assert "nbparallel" not in wrong.traceback
+    assert any_kernel.descendants() == []
+
+    failed = any_kernel.run("%%parallel -n 3\nprint('before')\nif rank == 1:\n    1 / 0")
+    assert failed.status == "error"
+    assert failed.evalue == "ZeroDivisionError on rank 1, line 4: division by zero"
+    assert [kind for kind, _ in page(failed)] == ["stdout", "error"]
+    assert text(failed) == "[ranks 0-2] before\n"
+    assert f"Cell In[{failed.execution_count}], line 4" in re.sub(r"\x1b\[[0-9;]*m", "", failed.traceback)
+    usage = any_kernel.run("%%parallel --rnks 0\nx")
+    assert (usage.status, usage.ename) == ("error", "UsageError")
+    assert usage.stderr.count("\n") == 1
+
+
+def test_an_interrupt_leaves_the_ranks_alive(any_kernel: Kernel) -> None:
+    """The stop button ends the cell as a KeyboardInterrupt; variables stay, and the next cell works."""
+    loaded(any_kernel)
+    any_kernel.run("%%parallel -n 2\nx = rank + 10")
+    cell = any_kernel.begin("%%parallel\nimport time\nprint('sleeping', flush=True)\ntime.sleep(60)")
+    cell.wait_for("sleeping")
+    any_kernel.interrupt()
+    outcome = cell.wait()
+    assert (outcome.status, outcome.ename) == ("error", "KeyboardInterrupt")
+    assert "run_cell_magic" not in outcome.traceback
+    assert text(any_kernel.run("%parallel x")) == "Out[rank 0]: 10\nOut[rank 1]: 11\n"
+
+
+def test_what_the_notebook_printed_stays(any_kernel: Kernel) -> None:
+    """Printing again in rank order keeps what the notebook itself showed in the cell."""
+    loaded(any_kernel)
+    out_of_order = "import time; time.sleep(0.4 * (2 - rank)); print('rank', rank)"
+    any_kernel.run("%parallel -n 2 1")
+    line = f"%parallel {out_of_order}"
+    outcome = any_kernel.run(f"print('above')\n{line}\nprint('between')\n{line}\nprint('below')\n7")
+    lines = "[rank 0] rank 0\n[rank 1] rank 1\n"
+    assert page(outcome)[0] == ("stdout", f"above\n{lines}between\n{lines}below\n")
+    assert page(outcome)[1][1]["data"]["text/plain"] == "7"
+    local = any_kernel.run(
+        f"%%parallel --local\nrank = 0 if 'world_size' not in dir() else rank\n{out_of_order}"
+    )
+    assert text(local) == f"rank 0\n{lines}"
+
+
+def test_capture_gets_everything(any_kernel: Kernel) -> None:
+    """`%%capture` captures what ranks print, as it does what the notebook prints."""
+    loaded(any_kernel)
+    outcome = any_kernel.run("%%capture words\n%%parallel -n 2\nprint('hello')")
+    assert page(outcome) == []
+    assert any_kernel.run("words.stdout").result == "'[ranks 0-1] hello\\n'"
+
+
+def test_load_and_unload_fifty_times(kernel: Kernel) -> None:
+    """50 times load, reload, cell, unload: threads, files, hooks stay as many, no process is left (F70)."""
+    once = (
+        "%load_ext nbparallel\n"
+        "%load_ext nbparallel\n"
+        "%parallel -n 1 --quiet rank\n"
+        "%reload_ext nbparallel\n"
+        "%parallel --quiet rank\n"
+        "%unload_ext nbparallel\n"
+    )
+    kernel.run(
+        "import os, threading\n"
+        "def state():\n"
+        "    ip = get_ipython()\n"
+        "    files = [os.readlink(e.path) for e in os.scandir('/proc/self/fd') if e.is_symlink()\n"
+        "             and os.path.exists(e.path)]\n"
+        "    files = [name for name in files if 'profile_default' not in name]  # IPython's history\n"
+        "    return (len(files), threading.active_count(), len(ip.configurables),\n"
+        "            sum(map(len, ip.events.callbacks.values())), len(ip.magics_manager.magics['cell']))"
+    )
+    kernel.run(once)
+    kernel.run("before = state()")
+    for _ in range(10):
+        outcome = kernel.run(once * 5, timeout=60)
+        assert outcome.status == "ok", outcome.traceback
+    assert kernel.run("state() == before or (before, state())").result == "True"
+    assert kernel.descendants() == []
+
+
+def test_two_kernels_do_not_meet(kernel: Kernel) -> None:
+    """Two kernels have sessions of their own: stopping or killing one does not touch the other (F71)."""
+    with Kernel() as other:
+        for one in (kernel, other):
+            loaded(one)
+            one.run("%%parallel -n 2\nx = rank")
+        mine = {record.pid for record in kernel.descendants()}
+        assert not mine & {record.pid for record in other.descendants()}
+        other.kill()
+        assert text(kernel.run("%parallel x")) == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
+        assert {record.pid for record in kernel.descendants()} == mine
+
+
+def test_status_and_stop(kernel: Kernel) -> None:
+    """`%parallel_status` is a table as text and as HTML; `%parallel_stop` leaves no process."""
+    loaded(kernel)
+    assert "no ranks are running" in kernel.run("%parallel_status").stdout
+    kernel.run("%%parallel -n 2\nx = 1")
+    shown = kernel.run("%parallel_status").displays[0]
+    assert "<table>" in shown["text/html"]
+    assert "2 ranks" in shown["text/plain"]
+    assert len(kernel.descendants()) >= 3
+    kernel.run("%parallel_stop")
+    assert kernel.descendants() == []
+
+
+def test_loading_is_quick(kernel: Kernel) -> None:
+    """`%load_ext nbparallel` takes less than 0.15 s and imports no numpy."""
+    kernel.run("import time, sys; t = time.perf_counter()\n%load_ext nbparallel\nt = time.perf_counter() - t")
+    assert kernel.run("'numpy' in sys.modules").result == "False"
+    assert float(kernel.run("t").result) < 0.15
