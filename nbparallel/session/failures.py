@@ -137,7 +137,7 @@ def _alike(failures: Iterable[RankFailure]) -> list[list[RankFailure]]:
     groups: dict[Any, list[RankFailure]] = {}
     for failure in failures:
         text = failure.evalue if failure.cause in _CONSEQUENCES else ""
-        key = (failure.ename, failure.cause, failure.frames or failure.rank, text)
+        key = (failure.ename, failure.cause, failure.frames or failure.evalue, text)
         groups.setdefault(key, []).append(failure)
     return list(groups.values())
 
