@@ -272,6 +272,7 @@ def serialise(
     except (Exception, SystemExit) as error:
         attempt = _attempt(store, broker, home)
         raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
+    pickler.clear_memo()  # a pickler is part of a cycle: what it saw would live until a collection
     return Serialised(file.getbuffer(), pickler.buffers, pickler)
 
 
@@ -364,7 +365,7 @@ def loads(
         text = f"{what} could not be rebuilt in this process: {type(error).__name__}: {error}"
         raise UnpicklableError(f"{text}; see the cause for the line that raised") from error
     finally:
-        unpickler.resolved.clear()  # its own methods: a cycle that would keep arrays until a collection
+        unpickler.memo = {}  # it holds our own methods: a cycle that would keep arrays until a collection
 
 
 def _parse(data: memoryview, store: ArrayStore, broker: Any) -> tuple[memoryview, list[memoryview]]:
