@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -24,28 +27,48 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
+@dataclass(frozen=True)
+class Run:
+    """What the demo script made of a notebook."""
+
+    done: subprocess.CompletedProcess[str]
+    pictures: Path
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
+    """Run a notebook once, however many tests look at it."""
+
+    @cache
+    def run(notebook: Path) -> Run:
+        pictures = tmp_path_factory.mktemp(notebook.stem)
+        return Run(demo(notebook, pictures), pictures)
+
+    return run
+
+
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_keeps_its_promises(notebook: Path, tmp_path: Path) -> None:
-    """No cell raises: a notebook asserts what it claims."""
-    done = demo(notebook, tmp_path)
+def test_a_notebook_keeps_its_promises(notebook: Path, run_of: Callable[[Path], Run]) -> None:
+    """No cell raises: a notebook asserts what it claims.  It leaves no word on stderr."""
+    done = run_of(notebook).done
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "no cell raised" in done.stdout
+    assert done.stderr.strip() == ""
 
 
 @pytest.mark.time_limit(120)
-def test_the_first_notebook_shows_what_it_is_about(tmp_path: Path) -> None:
+def test_the_first_notebook_shows_what_it_is_about(run_of: Callable[[Path], Run]) -> None:
     """`make demo` shows four ranks, the same accuracy five times, and two pictures."""
-    done = demo(ROOT / "notebooks/01-hello-ranks.ipynb", tmp_path)
-    text = done.stdout
+    run = run_of(ROOT / "notebooks/01-hello-ranks.ipynb")
+    text = run.done.stdout
     for rank in range(4):
         assert f"hello from rank {rank} of 4" in text
         assert f"rank {rank}:       94.9%" in text
     assert text.count("I put in") == 4, "printed once each, after the ranks were put in order"
     assert "everybody got 60" in text
     assert "Traceback" not in text
-    assert done.stderr.strip() == ""
-    assert len(list(tmp_path.glob("*.png"))) == 2
+    assert len(list(run.pictures.glob("*.png"))) == 2
 
 
 def _notebook(path: Path, *sources: str) -> Path:
