@@ -64,8 +64,8 @@ def test_the_first_notebook_shows_what_it_is_about(run_of: Callable[[Path], Run]
     text = run.done.stdout
     for rank in range(4):
         assert f"hello from rank {rank} of 4" in text
-        assert f"rank {rank}:       94.9%" in text
-    assert text.count("I put in") == 4, "printed once each, after the ranks were put in order"
+        assert f"rank {rank}:  94.9%" in text
+    assert text.count("] I put in ") == 4, "printed once each, after the ranks were put in order"
     assert "everybody got 60" in text
     assert "Traceback" not in text
     assert len(list(run.pictures.glob("*.png"))) == 2
