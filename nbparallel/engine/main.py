@@ -87,7 +87,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         # a rank leaves by _exit only: exit handlers belong to the template or to the user's libraries
         try:
             if code:
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                sys.excepthook(*sys.exc_info())
             sys.stdout.flush()
             sys.stderr.flush()
         finally:

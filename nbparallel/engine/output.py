@@ -63,8 +63,8 @@ class RankStream(io.TextIOBase):
         """Return ``<stdout>`` or ``<stderr>``, as Python's own streams do."""
         return f"<{self._label}>"
 
-    encoding = "utf-8"  # type: ignore[assignment]
-    errors = "backslashreplace"  # type: ignore[assignment]
+    encoding = "utf-8"
+    errors = "backslashreplace"
 
     def writable(self) -> bool:
         """Do as the base class says."""

@@ -90,7 +90,7 @@ class RankShell(InteractiveShell):
     def attach(self, output: RankOutput, colors: str) -> None:
         """Connect to a rank's output."""
         self.output = output
-        sys.stdout, sys.stderr = output.stdout, output.stderr  # type: ignore[assignment]
+        sys.stdout, sys.stderr = output.stdout, output.stderr
         try:
             self.colors = colors
         except Exception:  # noqa: BLE001  a theme that only the notebook knows is no reason to fail
@@ -130,7 +130,7 @@ class RankShell(InteractiveShell):
 
 def make() -> RankShell:
     """Make the one shell of this process and warm what a first cell would import."""
-    RankShell.cache_size.default_value = 0  # type: ignore[attr-defined]
+    RankShell.cache_size.default_value = 0
     shell = RankShell.instance()
     shell.user_ns.pop("In", None)
     return shell

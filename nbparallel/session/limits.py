@@ -67,7 +67,7 @@ def check_world_size(world_size: int, running: int = 0) -> None:
 
 
 def _limits(running: int) -> list[tuple[int, str]]:
-    limits = [(MOST_RANKS, f"a session has at most {MOST_RANKS}")]
+    limits = [(MOST_RANKS, "the segment that ranks talk through grows with their square")]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 64
     if files != resource.RLIM_INFINITY:

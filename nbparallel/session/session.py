@@ -315,7 +315,7 @@ class Session:
 
     def pull(self, name: str) -> RankValues:
         """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
-        if not isinstance(name, str) or not name.isidentifier():
+        if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
         with self._exclusively():
             crew, notes = self._ensure()

@@ -1,0 +1,91 @@
+"""A real kernel that is restarted, shut down, killed or left, with ranks in every state."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from nbparallel.testing.kernel import Kernel
+
+GENEROUS_SECONDS = 5.0
+"""The promise is 2 s."""
+
+START = """
+%load_ext nbparallel
+import nbparallel
+"""
+FIRST = """%%parallel -n 3 -o pids
+import os, time, ctypes
+os.getpid()
+"""
+STATES = {
+    "idle": "",
+    "computing": "%%parallel\nprint('busy')\nwhile True: pass",
+    "in all_reduce": "%%parallel\nprint('busy', flush=True)\nall_reduce(1) if rank else time.sleep(100)",
+    "holding the GIL in C": "%%parallel\nprint('busy', flush=True)\nctypes.PyDLL(None).sleep(100)",
+}
+
+
+def begin(kernel: Kernel, state: str) -> None:
+    """Bring the ranks of a kernel into a state."""
+    for code in (START, FIRST):
+        outcome = kernel.run(code)
+        assert outcome.status == "ok", outcome
+    if STATES[state]:
+        kernel.begin(STATES[state]).wait_for("busy")
+
+
+def wait_until_alone(kernel: Kernel, but: int) -> None:
+    """Fail unless every process below the kernel, and every former one, is gone."""
+    deadline = time.monotonic() + GENEROUS_SECONDS
+    while left := [record for record in kernel.descendants() if record.pid != but]:
+        if time.monotonic() > deadline:
+            pytest.fail("still there:\n" + "\n".join(map(str, left)))
+        time.sleep(0.01)
+
+
+@pytest.mark.time_limit(90)
+@pytest.mark.parametrize("now", [False, True])
+def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool) -> None:
+    """Again and again, with ranks in an endless loop: the new kernel has no process of the old one."""
+    with Kernel() as kernel:
+        for state in ("computing", "idle", "holding the GIL in C"):
+            begin(kernel, state)
+            assert kernel.descendants()
+            kernel.restart(now=now or state != "idle")
+            wait_until_alone(kernel, kernel.pid)
+        assert kernel.run("1 + 1").status == "ok"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_f10_a_killed_kernel_leaves_nothing(state: str) -> None:
+    """kill -9 of the kernel, in every state of its ranks."""
+    with Kernel() as kernel:
+        begin(kernel, state)
+        assert kernel.descendants()
+        kernel.kill()
+        wait_until_alone(kernel, -1)
+
+
+def test_f13_exit_in_a_cell_ends_everything() -> None:
+    """``exit()`` while ranks are there: kernel and ranks are gone."""
+    with Kernel() as kernel:
+        begin(kernel, "idle")
+        kernel.begin("exit()")
+        deadline = time.monotonic() + GENEROUS_SECONDS
+        while kernel.alive and time.monotonic() < deadline:
+            time.sleep(0.02)
+        wait_until_alone(kernel, -1)
+
+
+def test_f71_two_kernels_do_not_touch_each_other() -> None:
+    """One kernel is killed; the other's ranks go on."""
+    with Kernel() as first, Kernel() as second:
+        begin(first, "computing")
+        begin(second, "idle")
+        first.kill()
+        wait_until_alone(first, -1)
+        outcome = second.run("%%parallel -o now\nos.getpid()")
+        assert outcome.status == "ok"
+        assert second.run("assert list(now) == list(pids)").status == "ok"
