@@ -125,7 +125,15 @@ class RankNames:
         return array
 
     def _load(self, update: NameUpdate) -> Any:
-        return loads(update.data, self._store, broker=self._broker, home=self._namespace, name=update.name)
+        # The kernel says which class is which: one that was defined anew is another, however alike.
+        return loads(
+            update.data,
+            self._store,
+            broker=self._broker,
+            home=self._namespace,
+            name=update.name,
+            twins=False,
+        )
 
     def _delete(self, name: str) -> None:
         own = self.is_own(name)

@@ -127,9 +127,9 @@ class Inventory:
         value = self._find(name)
         if is_array(value):
             found = self._shared.look_at(name, value)
-            return None if found is None else found.key
+            return None if found is None else found.memory_key
         try:
-            return look_at(name, value, self._store, self._broker, self._namespace, frozenset()).key
+            return look_at(name, value, self._store, self._broker, self._namespace, frozenset()).memory_key
         except UnpicklableError:
             return None
 

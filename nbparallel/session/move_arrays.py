@@ -82,9 +82,10 @@ def move_arrays(names: Iterable[str], namespace: MutableMapping[str, Any], store
         nbytes = _move(block, store)
         moves.copied[name] = nbytes
         if block.owner is None:
+            known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
             moves.notes.append(
-                f"{name} lies in the memory of a {block.foreign}: the ranks, and {name} from now on, see a "
-                f"shared copy ({format_nbytes(nbytes)}), not what is written there later"
+                f"{', '.join(known)}: this memory belongs to a {block.foreign}; the ranks and the notebook "
+                f"see a shared copy from now on ({format_nbytes(nbytes)}), not later writes to the original"
             )
         else:
             watched.append((name, weakref.ref(block.owner), nbytes))

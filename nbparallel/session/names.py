@@ -50,7 +50,7 @@ class _Baseline:
 
     def __init__(self, value: Any, key: Hashable = None) -> None:
         self.key = key
-        """Of the value, if the name had been delivered before: then a changed content shows as well."""
+        """`Value.memory_key`, if the name had been delivered before: then a changed content shows as well."""
         self._reference: weakref.ref[Any] | None = None
         self._value: Any = None
         self._changed = False
@@ -310,7 +310,7 @@ class Names:
 def _rank_keeps(known: _Known | None, baseline: _Baseline | None, value: Value, current: Any) -> bool:
     """Whether a rank that assigned the name itself is to keep its own value."""
     if baseline is not None:
-        return baseline.key == value.key if baseline.key is not None else baseline.is_same(current)
+        return baseline.key == value.memory_key if baseline.key is not None else baseline.is_same(current)
     if known is None:
         return True  # nobody saw it assign the name; if it did, the notebook has not changed it since
     return known.kind is value.kind and known.memory_key == value.memory_key  # only who may write changed

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from cloudpickle import cloudpickle
 
-from nbparallel.errors import InternalError
+from nbparallel.errors import InternalError, UnpicklableError
 
 KNOWN: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes that are complete in this process: defined here, or rebuilt to the end."""
@@ -105,10 +105,10 @@ def set_function_state(function: types.FunctionType, state: tuple[Any, Any, Any]
 
 
 def make_function(
+    home: dict[str, Any],
     code: types.CodeType,
     module: str | None,
     cells: tuple[types.CellType, ...] | None,
-    home: dict[str, Any],
 ) -> types.FunctionType:
     """Rebuild a function on `home`'s globals, or on those of `module`."""
     if module is not None:
@@ -189,6 +189,33 @@ def twin(identifier: str, qualname: str, print_: bytes, home: Mapping[str, Any])
     KNOWN.add(found)
     cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[identifier] = found
     return found
+
+
+def make_class(
+    home: Mapping[str, Any], identifier: str, qualname: str, print_: bytes, maker: Any, arguments: Any
+) -> type:
+    """Return the class with that id, its twin in `home`, or a new one that `complete_class` completes."""
+    with LOCK:
+        known = known_class(identifier) or twin(identifier, qualname, print_, home)
+        made: type = known if known is not None else maker(*arguments)
+    return made
+
+
+def complete_class(cls: type, state: tuple[bool, Any, Any]) -> None:
+    """Give a class its attributes, unless this process has it complete and is not told to redefine it."""
+    redefine, setter, attributes = state
+    with LOCK:
+        if redefine or cls not in KNOWN:
+            setter(cls, attributes)
+            KNOWN.add(cls)
+
+
+def find_class(identifier: str, name: str) -> type:
+    """Return a class that was delivered before."""
+    cls = known_class(identifier)
+    if cls is None:
+        raise UnpicklableError(f"the definition of class {name!r} has not arrived here; define it again")
+    return cls
 
 
 def reduce_cached(function: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import struct
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import _lru_cache_wrapper, cached_property
+from functools import _lru_cache_wrapper, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -99,15 +99,24 @@ class Serialised:
         return Pickled(data, segments, len(data) + owner.nbytes, shared, (*self.arrays, owner))
 
 
+def _take_buffer(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    # no method: a pickler that refers to itself would keep the arrays alive until the garbage collector runs
+    raw = buffer.raw()
+    if raw.nbytes < LARGE:
+        return True  # inside the stream
+    buffers.append(raw)
+    return False
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle, with our ways for shared arrays and for what the notebook defines."""
 
     def __init__(
         self, file: io.BytesIO, store: ArrayStore, broker: Any, home: Any, *, apart: bool, target: type | None
     ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._take_buffer)
-        self.store, self.broker, self.home, self.apart, self.target = store, broker, home, apart, target
         self.buffers: list[memoryview] = []
+        super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers))
+        self.store, self.broker, self.home, self.apart, self.target = store, broker, home, apart, target
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.segments: dict[int, None] = {}
         self.cells: dict[int, definitions.CellReference] = {}
@@ -115,13 +124,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.global_names: set[str] = set()
         self.assigned: set[str] = set()
         self.mentioned: set[str] = set()
-
-    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < LARGE:
-            return True  # inside the stream
-        self.buffers.append(raw)
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -178,25 +180,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 class _Unpickler(pickle.Unpickler):
-    """Resolves our placeholders with the receiver's store and home."""
+    """Resolves our placeholders; `resolved` must not refer to it, see `_take_buffer`."""
 
     def __init__(
-        self,
-        file: io.BytesIO,
-        buffers: list[memoryview],
-        store: ArrayStore,
-        broker: Any,
-        home: dict[str, Any],
+        self, file: io.BytesIO, buffers: list[memoryview], resolved: dict[str, Any], home: dict[str, Any]
     ) -> None:
         super().__init__(file, buffers=buffers)
-        self.store, self.broker, self.home = store, broker, home
-        self.resolved: dict[str, Any] = {
-            "attach": self._attach,
-            "rebuild_function": self._make_function,
-            "rebuild_class": self._make_class,
-            "set_class_state": self._set_class_state,
-            "class_reference": self._find_class_by_id,
-        }
+        self.resolved, self.home = resolved, home
 
     def find_class(self, module: str, name: str) -> Any:
         if module == definitions.__name__ and name in self.resolved:
@@ -208,35 +198,21 @@ class _Unpickler(pickle.Unpickler):
             return found
         return super().find_class(module, name)
 
-    def _attach(self, fields: tuple[Any, ...]) -> np.ndarray[Any, Any]:
+
+def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, twins: bool) -> dict[str, Any]:
+    """Return what stands behind the placeholders of `definitions` in this process."""
+
+    def attach(fields: tuple[Any, ...]) -> np.ndarray[Any, Any]:
         handle = ArrayHandle(*fields)
-        return self.store.attach(handle, writable=handle.writable, broker=self.broker)
+        return store.attach(handle, writable=handle.writable, broker=broker)
 
-    def _make_function(self, code: Any, module: str | None, cells: Any) -> types.FunctionType:
-        return definitions.make_function(code, module, cells, self.home)
-
-    def _make_class(
-        self, identifier: str, qualname: str, fingerprint: bytes, maker: Any, arguments: Any
-    ) -> type:
-        with definitions.LOCK:
-            known = definitions.known_class(identifier)
-            if known is None:
-                known = definitions.twin(identifier, qualname, fingerprint, self.home)
-            made: type = known if known is not None else maker(*arguments)
-        return made
-
-    def _set_class_state(self, cls: type, state: tuple[bool, Any, Any]) -> None:
-        redefine, setter, attributes = state
-        with definitions.LOCK:
-            if redefine or cls not in definitions.KNOWN:
-                setter(cls, attributes)
-                definitions.KNOWN.add(cls)
-
-    def _find_class_by_id(self, identifier: str, name: str) -> type:
-        cls = definitions.known_class(identifier)
-        if cls is None:
-            raise UnpicklableError(f"the definition of class {name!r} has not arrived here; define it again")
-        return cls
+    return {
+        "attach": attach,
+        "rebuild_function": partial(definitions.make_function, home),
+        "rebuild_class": partial(definitions.make_class, home if twins else {}),
+        "set_class_state": definitions.complete_class,
+        "class_reference": definitions.find_class,
+    }
 
 
 def _flatten(handle: ArrayHandle) -> tuple[Any, ...]:
@@ -272,7 +248,6 @@ def serialise(
     except (Exception, SystemExit) as error:
         attempt = _attempt(store, broker, home)
         raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
-    pickler.clear_memo()  # a pickler is part of a cycle: what it saw would live until a collection
     return Serialised(file.getbuffer(), pickler.buffers, pickler)
 
 
@@ -332,6 +307,7 @@ def loads(
     broker: Any = None,
     home: dict[str, Any] | None = None,
     name: str | None = None,
+    twins: bool = True,
 ) -> Any:
     """Rebuild the object that `dumps` turned into `data`.
 
@@ -342,6 +318,9 @@ def loads(
     ----------
     home : dict, optional
         Globals of the notebook's functions inside.  None: this process's home, or ``__main__``'s.
+    twins : bool
+        A class that `home` has from the same source is taken instead of a new one: ranks that ran the same
+        cell understand each other's instances.
 
     Raises
     ------
@@ -355,17 +334,15 @@ def loads(
         home = definitions.current_home()
     if home is None:
         home = __import__("__main__").__dict__
-    unpickler = _Unpickler(io.BytesIO(stream), buffers, store, broker, home)
     try:
-        return unpickler.load()
+        resolved = _resolved(store, broker, home, twins=twins)
+        return _Unpickler(io.BytesIO(stream), buffers, resolved, home).load()
     except (NbParallelError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         what = "an object" if name is None else f"variable {name!r}"
         text = f"{what} could not be rebuilt in this process: {type(error).__name__}: {error}"
         raise UnpicklableError(f"{text}; see the cause for the line that raised") from error
-    finally:
-        unpickler.memo = {}  # it holds our own methods: a cycle that would keep arrays until a collection
 
 
 def _parse(data: memoryview, store: ArrayStore, broker: Any) -> tuple[memoryview, list[memoryview]]:
