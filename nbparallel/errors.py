@@ -227,7 +227,7 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows instead of a traceback through our own frames."""
-        return [*self.rendering, f"{type(self).__name__}: {self.message}"]
+        return list(self.rendering) or [f"{type(self).__name__}: {self.message}"]
 
     def derive(self, excs: Sequence[Exception]) -> ParallelError:  # type: ignore[override]
         """Return a group of a part of the exceptions, with their ranks (PEP 654)."""

@@ -163,9 +163,8 @@ class CellOutput:
     def _show_new(self) -> None:
         """Show what came since the last time; the lock on what comes is held only to look."""
         with self._lock:
-            pieces = self._new_notes() + arrange(self._arrivals[self._shown :])
+            pieces = self._new_pieces()
             updates, self._updates = self._updates, []
-            self._shown = len(self._arrivals)
             again = self._cleared and self._can_show_again() and self._affordable()
             if again:
                 pieces, self._cleared = self._final(), False
@@ -180,8 +179,7 @@ class CellOutput:
         updates, self._updates = self._updates, []
         for update in updates:
             self._writer.update(update)
-        new = self._new_notes() + arrange(self._arrivals[self._shown :])
-        self._shown = len(self._arrivals)
+        new = self._new_pieces()
         final = self._final()
         if not self._writer.shown:
             self._writer.show(final)
@@ -203,9 +201,12 @@ class CellOutput:
         below = [_note(text) for text, late in self._notes if late]
         return [*above, *arrange(self._arrivals), *below]
 
-    def _new_notes(self) -> list[Piece]:
-        new, self._notes_shown = self._notes[self._notes_shown :], len(self._notes)
-        return [_note(text) for text, _ in new]
+    def _new_pieces(self) -> list[Piece]:
+        notes, self._notes_shown = self._notes[self._notes_shown :], len(self._notes)
+        arrivals, self._shown = self._arrivals[self._shown :], len(self._arrivals)
+        above = [_note(text) for text, late in notes if not late]
+        below = [_note(text) for text, late in notes if late]
+        return [*above, *arrange(arrivals), *below]
 
     def _can_show_again(self) -> bool:
         return self._publisher.can_clear and self._log is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nbparallel_magics.table import Table
 
 if TYPE_CHECKING:
-    from nbparallel.session.statistics import SessionStatistics
+    from nbparallel.session.statistics import RankStatistics, SessionStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +19,45 @@ class StatusTable:
     """From `Session.statistics`."""
 
     def table(self) -> Table:
-        """Return one row for each rank."""
+        """Return one row for each rank, and below it what is shared, of how much."""
+        from nbparallel.sharing.headroom import size_text  # brings numpy, which loading must not
+
         seen = self.statistics
         rows = [
             (
                 str(rank.rank),
                 str(rank.pid),
                 rank.state,
-                f"{rank.rss_nbytes / 1e6:.0f} MB",
+                _doing(rank),
+                size_text(rank.private_nbytes),
                 str(rank.threads),
             )
             for rank in seen.ranks
         ]
         return Table(
-            f"{len(rows)} rank{'s' * (len(rows) != 1)}, sharing strategy {seen.strategy}",
-            ("rank", "pid", "state", "memory", "threads"),
+            f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}",
+            ("rank", "pid", "state", "in", "own memory", "threads"),
             rows,
+            f"{self._shared()}; open files of the notebook: {seen.descriptors} of {seen.descriptor_limit}",
         )
+
+    def _shared(self) -> str:
+        from nbparallel.sharing.headroom import limits, size_text
+
+        seen = self.statistics
+        free = min((limit.free for limit in limits()), default=None)
+        count = f"{len(seen.segments)} segment{'s' * (len(seen.segments) != 1)}"
+        room = "" if free is None else f", {size_text(free)} more would fit"
+        return f"shared memory ({seen.strategy}): {size_text(seen.shared_nbytes)} in {count}{room}"
 
     def __repr__(self) -> str:
         return self.table().text()
 
     def _repr_html_(self) -> str:
         return self.table().html()
+
+
+def _doing(rank: RankStatistics) -> str:
+    if not rank.operation:
+        return ""
+    return f"{rank.operation}, line {rank.line}" if rank.line else rank.operation

@@ -43,16 +43,27 @@ def build(
     """
     if not errors:
         raise ValueError("a cell without a failed rank has no error to build")
-    order = sorted(errors.values(), key=_urgency)
+    order = _in_order(errors.values())
     exceptions = {failure.rank: rebuild(failure, loads) for failure in order}
     error = ParallelError(summary(order, freed), exceptions, result=result)
     error.failures = {failure.rank: failure for failure in order}
-    error.rendering = tuple(render(order, freed))
+    error.rendering = (*render(order, freed), f"ParallelError: {summary(order, freed, with_text=False)}")
     return error
 
 
-def _urgency(failure: RankFailure) -> tuple[bool, int, int]:
-    return failure.cause in _CONSEQUENCES, failure.time_ns, failure.rank
+def _in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """Put the root cause first (what failed by itself, earliest), then all like it, and consequences last."""
+    by_rank = sorted(failures, key=lambda failure: failure.rank)
+    own = [failure for failure in by_rank if failure.cause not in _CONSEQUENCES]
+    root = min(own or by_rank, key=lambda failure: failure.time_ns)
+    return sorted(by_rank, key=lambda f: (f.cause in _CONSEQUENCES, not _like(f, root)))
+
+
+def _like(failure: RankFailure, root: RankFailure) -> bool:
+    """Whether a person would call it the same failure: same text, or same way (texts often hold the rank)."""
+    if (failure.ename, failure.cause) != (root.ename, root.cause):
+        return False
+    return failure.evalue == root.evalue or (bool(root.frames) and failure.frames == root.frames)
 
 
 def rebuild(failure: RankFailure, loads: Callable[[bytes], Any] = pickle.loads) -> Exception:
@@ -75,17 +86,20 @@ def rebuild(failure: RankFailure, loads: Callable[[bytes], Any] = pickle.loads) 
     return exception  # type: ignore[no-any-return]  # what a user's pickle makes has no static type
 
 
-def summary(order: Sequence[RankFailure], freed: Mapping[int, str]) -> str:
+def summary(order: Sequence[RankFailure], freed: Mapping[int, str], *, with_text: bool = True) -> str:
     """Return one line: the root cause, who shares it, who else failed, who was freed."""
     root = order[0]
-    same = [f for f in order if (f.ename, f.evalue, f.cause) == (root.ename, root.evalue, root.cause)]
-    others = [f for f in order if f not in same and f.cause not in _CONSEQUENCES]
-    stopped = {f.rank for f in order if f.cause in _CONSEQUENCES and f not in same} | set(freed)
-    remarks = [f"also {name} on {rank_list(ranks)}" for name, ranks in _by_name(others).items()]
-    stopped -= {f.rank for f in same} | {f.rank for f in others}
-    if stopped:
-        remarks.append(f"{rank_list(stopped)} {'was' if len(stopped) == 1 else 'were'} freed")
-    text = _one_line(root.evalue, _LONGEST_MESSAGE)
+    same = [f for f in order if _like(f, root)]
+    others = [f for f in order if not _like(f, root) and f.cause not in _CONSEQUENCES]
+    freed_ranks = {f.rank for f in order if f.cause in _CONSEQUENCES and not _like(f, root)} | set(freed)
+    freed_ranks -= {f.rank for f in [*same, *others]}
+    remarks = []
+    if with_text and any(f.evalue != root.evalue for f in same):
+        remarks.append(f"on rank {root.rank}; the others' texts differ")
+    remarks += [f"also {name} on {rank_list(ranks)}" for name, ranks in _by_name(others).items()]
+    if freed_ranks:
+        remarks.append(f"{rank_list(freed_ranks)} {'was' if len(freed_ranks) == 1 else 'were'} freed")
+    text = _one_line(root.evalue, _LONGEST_MESSAGE) if with_text else ""
     if root.cause is Cause.DIED and len(same) == 1 and text:
         head = f"{root.ename}: {text}"  # the text names rank and line itself
     else:
@@ -111,6 +125,8 @@ def _lines(failures: Iterable[RankFailure]) -> str:
 def _one_line(text: str, longest: int) -> str:
     first, *rest = text.strip().splitlines() or [""]
     cut = first[:longest].rstrip()
+    if rest and cut.endswith(":") and ";" in cut:
+        return cut[: cut.rindex(";")]  # it would announce what is not there
     return cut + (" …" if rest or len(first) > longest else "")
 
 

@@ -59,7 +59,7 @@ def test_equal_failures_are_one() -> None:
 def test_texts_that_differ_are_all_shown() -> None:
     """Failures that came the same way share a traceback, and every text is under it."""
     error = failures.build({r: failure(r, ValueError(f"bad {r}")) for r in range(2)}, {})
-    assert str(error) == "ValueError on rank 0, line 4: bad 0 (also ValueError on rank 1)"
+    assert str(error) == "ValueError on ranks 0-1, line 4: bad 0 (on rank 0; the others' texts differ)"
     shown = "\n".join(error._render_traceback_())
     assert shown.count("line 4") == 2  # one traceback, and the message
     assert "rank 0: ValueError: bad 0\nrank 1: ValueError: bad 1" in shown
@@ -126,3 +126,23 @@ def test_a_long_text_is_cut_in_the_message_only() -> None:
     error = failures.build({0: failure(0, ValueError("first\n" + "x" * 2000))}, {})
     assert str(error) == "ValueError on rank 0, line 4: first …"
     assert "x" * 2000 in "\n".join(error._render_traceback_())
+
+
+def test_one_failure_on_several_lines_is_one() -> None:
+    """A deadlock that each rank met on its own line is one failure; the lowest rank's comes first."""
+    from nbparallel.errors import DeadlockError
+
+    places = {rank: FrameLine("In[7]", 3 + rank % 2, "<module>", "recv()") for rank in range(3)}
+    errors = {r: failure(r, DeadlockError("d"), time_ns=9 - r, frames=(places[r],)) for r in range(3)}
+    error = failures.build(errors, {})
+    assert str(error) == "DeadlockError on ranks 0-2, lines 3, 4: d"
+    assert list(error.errors) == [0, 1, 2]
+
+
+def test_the_last_line_does_not_repeat_the_text() -> None:
+    """In the notebook the root's text is there once, and below it who it was and who was freed."""
+    error = failures.build({0: failure(0), 1: peer(1, 0)}, {})
+    assert (
+        error._render_traceback_()[-1]
+        == "ParallelError: ZeroDivisionError on rank 0, line 4 (rank 1 was freed)"
+    )
