@@ -77,8 +77,8 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         sharing.set_current_store(store)
         assert _shell is not None
         engine = Engine(channel, broker, configure, _shell)
-        channel.send(Kind.RANK_READY)
         _fault("boot", configure.rank)
+        channel.send(Kind.RANK_READY)
         _loop(channel, engine)
         code = 0
     except ChannelClosedError:

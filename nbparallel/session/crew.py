@@ -134,7 +134,7 @@ class Crew:
 
     # ranks --------------------------------------------------------------------------------------------
 
-    def start(self, ranks: list[int], world_size: int) -> None:
+    def start(self, ranks: list[int], world_size: int, presses: Presses) -> None:
         """Start processes for `ranks` and wait until they are ready.
 
         Raises
@@ -153,20 +153,19 @@ class Crew:
                 self.handles.append(handle)
         self._void = True
         deadline = time.monotonic() + START_SECONDS
-        with Presses(self.wake) as presses:
-            while not all(handle.ready for handle in new):
-                try:
-                    self.next_event(deadline - time.monotonic())
-                except StartError as error:
-                    raise StartError(f"{error}\n{self.supervisor.log()}") from None
-                for handle in new:
-                    if handle.death is not None:
-                        raise StartError(self._why(handle, handle.death))
-                if presses.count:
-                    raise KeyboardInterrupt
-                if time.monotonic() >= deadline:
-                    late = rank_list(handle.rank for handle in new if not handle.ready)
-                    raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
+        presses.wake = self.wake
+        while not all(handle.ready for handle in new):
+            try:
+                self.next_event(deadline - time.monotonic())
+            except StartError as error:
+                raise StartError(f"{error}\n{self.supervisor.log()}") from None
+            for handle in new:
+                if handle.death is not None:
+                    raise StartError(self._why(handle, handle.death))
+            presses.check()
+            if time.monotonic() >= deadline:
+                late = rank_list(handle.rank for handle in new if not handle.ready)
+                raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
 
     def _spawn(self, rank: int, world_size: int) -> RankHandle:
         client, self._next_client = self._next_client, self._next_client + 1
@@ -198,7 +197,15 @@ class Crew:
         return f"rank {handle.rank} ended while it started ({how})" + (f":\n{said}" if said else "")
 
     def dead(self) -> list[RankHandle]:
-        """Return the ranks whose process has ended."""
+        """Return the ranks whose process has ended, also of those that ended this very moment."""
+        poll = select.poll()
+        pidfds = {handle.pidfd: handle for handle in self.handles if handle.alive and handle.pidfd >= 0}
+        for fd in pidfds:
+            poll.register(fd, select.POLLIN)
+        ended = [pidfds[fd] for fd, _ in poll.poll(0)]
+        deadline = time.monotonic() + SLICE_SECONDS
+        while any(handle.alive for handle in ended) and time.monotonic() < deadline:
+            self.next_event(0.05)  # the supervisor is about to say how
         return [handle for handle in self.handles if handle.death is not None]
 
     def shrink(self, world_size: int) -> None:

@@ -24,13 +24,20 @@ KILL_SECONDS = 5.0
 
 
 class Presses:
-    """Counts SIGINT in the main thread while it is entered; elsewhere it does nothing."""
+    """Counts SIGINT in the main thread while it is entered; elsewhere it does nothing.
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    A press that nobody answered raises `KeyboardInterrupt` when it is left: none is lost.
+    """
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        """Called in the signal handler, so that who waits looks at `count`."""
         self._previous: Any = None
         self._installed = False
         self.count = 0
+        """How often SIGINT came."""
+        self.answered = 0
+        """How many of them were acted on."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -40,7 +47,13 @@ class Presses:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
-        self._wake()
+        self.wake()
+
+    def check(self) -> None:
+        """Raise `KeyboardInterrupt` if there was a press that nobody has acted on."""
+        if self.count > self.answered:
+            self.answered = self.count
+            raise KeyboardInterrupt
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -48,6 +61,8 @@ class Presses:
         if self._installed:
             self._installed = False
             signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
+        if kind is None:
+            self.check()
 
 
 class Ladder:

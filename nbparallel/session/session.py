@@ -29,12 +29,12 @@ from typing import Any, Self
 
 from nbparallel import sharing
 from nbparallel.errors import ClosedError, ForkedRankError, rank_list
-from nbparallel.session import outcomes, source, statistics
+from nbparallel.session import roster, source, statistics
 from nbparallel.session.crew import Crew
+from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import check_world_size, usable_cpus
 from nbparallel.session.names import Names
 from nbparallel.session.result import CellResult
-from nbparallel.session.shrinking import shrink
 from nbparallel.session.sink import OutputSink
 from nbparallel.session.tasks import Tasks
 from nbparallel.session.values import RankValues
@@ -125,8 +125,8 @@ class Session:
         StartError
             A rank ended before it was ready; nothing is left running.
         """
-        with self._exclusively():
-            self._ensure()
+        with self._exclusively() as presses:
+            self._ensure(presses)
 
     def stop(self) -> None:
         """End every process of the session; again is fine.  Arrays in this process stay as they are."""
@@ -159,7 +159,7 @@ class Session:
         return f"<Session of {rank_list(range(self._size))}, {state}>"
 
     @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _exclusively(self) -> Iterator[Presses]:
         if os.getpid() != self._pid:
             raise ForkedRankError(
                 f"this process ({os.getpid()}) was forked from {self._pid}, which alone may use the session"
@@ -169,11 +169,12 @@ class Session:
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("the ranks are busy with another cell; wait for it or interrupt it")
         try:
-            yield
+            with Presses() as presses:  # no KeyboardInterrupt at an arbitrary place of ours
+                yield presses
         finally:
             self._busy.release()
 
-    def _ensure(self) -> tuple[Crew, list[str]]:
+    def _ensure(self, presses: Presses) -> tuple[Crew, list[str]]:
         """Return a crew whose ranks all live, and what had to be done for it."""
         notes: list[str] = []
         if self._crew is not None and self._crew.lost:
@@ -187,7 +188,7 @@ class Session:
         if self._crew is None:
             crew = Crew(self._id, self._start_method, self._seed, self._tasks.output_of)
             try:
-                crew.start(list(range(self._size)), self._size)
+                crew.start(list(range(self._size)), self._size, presses)
             except BaseException:
                 crew.stop()
                 raise
@@ -195,22 +196,8 @@ class Session:
             self._names.connect(crew.supervisor.broker)
             _running.add(self)
             return crew, notes
-        notes += self._revive(self._crew)
+        notes += roster.revive(self._crew, self._names, presses)
         return self._crew, notes
-
-    def _revive(self, crew: Crew) -> list[str]:
-        dead = [(handle.rank, handle.death) for handle in crew.dead()]
-        if not dead:
-            return []
-        for rank, _ in dead:
-            self._names.forget(rank)
-        crew.start([rank for rank, _ in dead], self._size)
-        return [
-            f"rank {rank} {outcomes.describe_death(death)}; it is back with its number, "
-            "its variables are gone"
-            for rank, death in dead
-            if death is not None
-        ]
 
     # running ------------------------------------------------------------------------------------------
 
@@ -269,9 +256,9 @@ class Session:
             The time-out ran out.
         """
         source.check(cell, line_offset=line_offset, execution_count=execution_count)
-        with self._exclusively():
+        with self._exclusively() as presses:
             started = time.monotonic()
-            crew, notes = self._ensure()
+            crew, notes = self._ensure(presses)
             who = self._who(ranks)
             preparation = None
             if namespace is not None:
@@ -290,6 +277,7 @@ class Session:
                 number,
                 who,
                 make,
+                presses,
                 notes=notes,
                 sink=sink,
                 timeout=timeout,
@@ -304,33 +292,33 @@ class Session:
         Functions of ``__main__`` travel by value with their globals; shared arrays arrive as the same
         memory.  Raises as `run` does.
         """
-        with self._exclusively():
-            crew, notes = self._ensure()
+        with self._exclusively() as presses:
+            crew, notes = self._ensure(presses)
             pickled = pickling.dumps((function, args), sharing.current_store(), broker=crew.supervisor.broker)
             who, number = self._who(None), self._tasks.next_number()
             # `preparation` keeps alive what is on its way until this returns
             task = CallTask(number, who, (), True, None, pickled.data)
-            result = self._tasks.perform(crew, number, who, lambda _: task, notes=notes)
+            result = self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes)
             return [result.ranks[rank].value for rank in who]
 
     def pull(self, name: str) -> RankValues:
         """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
-        with self._exclusively():
-            crew, notes = self._ensure()
+        with self._exclusively() as presses:
+            crew, notes = self._ensure(presses)
             who, number = self._who(None), self._tasks.next_number()
             task = PullTask(number, who, (), True, None, name)
-            return self._tasks.perform(crew, number, who, lambda _: task, notes=notes).values
+            return self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes).values
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
-        with self._exclusively():
-            crew, notes = self._ensure()
+        with self._exclusively() as presses:
+            crew, notes = self._ensure(presses)
             pickled = pickling.dumps(values, sharing.current_store(), broker=crew.supervisor.broker)
             who, number = self._who(None), self._tasks.next_number()
             task = PushTask(number, who, (), False, None, pickled.data)
-            self._tasks.perform(crew, number, who, lambda _: task, notes=notes)
+            self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes)
 
     def _who(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
         if ranks is None:
@@ -344,7 +332,7 @@ class Session:
 
     def restart(self, rank: int | None = None) -> None:
         """Give one rank, or all, a fresh process under the same number; the others keep their variables."""
-        with self._exclusively():
+        with self._exclusively() as presses:
             if self._crew is None:
                 return
             if rank is None:
@@ -355,7 +343,7 @@ class Session:
                 (rank,) = self._who([rank])
                 if not self._crew.lost:
                     self._crew.end(self._crew.handles[rank])
-            self._ensure()
+            self._ensure(presses)
 
     def resize(self, world_size: int) -> None:
         """Grow to `world_size` ranks, or shrink from the top.
@@ -366,15 +354,15 @@ class Session:
             Ranks that would have to go hold variables of the user's, or the machine cannot hold so many.
         """
         check_world_size(world_size, self._size)
-        with self._exclusively():
+        with self._exclusively() as presses:
             if self._crew is None:
                 self._size = int(world_size)
                 return
-            crew, _ = self._ensure()
+            crew, _ = self._ensure(presses)
             if world_size > self._size:
-                crew.start(list(range(self._size, world_size)), world_size)
+                roster.grow(crew, world_size, presses)
             elif world_size < self._size:
-                shrink(crew, self._tasks, self._names, world_size)
+                roster.shrink(crew, self._tasks, self._names, world_size, presses)
             self._size = int(world_size)
 
     def interrupt(self) -> None:

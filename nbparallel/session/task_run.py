@@ -58,7 +58,6 @@ class TaskRun:
         """Whether the user interrupted."""
         self.timed_out = False
         self._failed_at: float | None = None
-        self._answered_presses = 0
         self._killed: set[int] = set()
 
     @property
@@ -80,7 +79,8 @@ class TaskRun:
             event = self._next_event(self._slice())
             if event is not None:
                 self._take(*event)
-            if presses.count > self._answered_presses:
+            if presses.count > presses.answered:
+                presses.answered = presses.count
                 self._press(presses.count)
             self._look_at_the_clock()
 
@@ -105,7 +105,6 @@ class TaskRun:
             self._failed_at = time.monotonic()
 
     def _press(self, count: int) -> None:
-        self._answered_presses = count
         running = self.running
         if not running:
             return

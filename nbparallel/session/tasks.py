@@ -47,6 +47,7 @@ class Tasks:
         number: int,
         who: tuple[int, ...],
         make: Callable[[int], Task],
+        presses: Presses,
         *,
         notes: list[str],
         sink: OutputSink | None = None,
@@ -69,16 +70,17 @@ class Tasks:
             kill=crew.supervisor.kill,
             timeout=timeout,
         )
-        with Presses(crew.wake) as presses:
-            for rank, handle in handles.items():
-                handle.task, handle.busy = number, True
-                handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
-            try:
-                run.wait(presses)
-                crew.check()
-            except NbParallelError:
-                crew.void()
-                raise
+        presses.wake = crew.wake
+        presses.check()  # nothing was sent yet
+        for rank, handle in handles.items():
+            handle.task, handle.busy = number, True
+            handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
+        try:
+            run.wait(presses)
+            crew.check()
+        except NbParallelError:
+            crew.void()
+            raise
         self._note_delivery(run, output, notes)
         store = sharing.current_store()
         broker = crew.supervisor.broker

@@ -60,7 +60,7 @@ def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_f10_a_killed_kernel_leaves_nothing(state: str) -> None:
-    """kill -9 of the kernel, in every state of its ranks."""
+    """Kill -9 of the kernel, in every state of its ranks."""
     with Kernel() as kernel:
         begin(kernel, state)
         assert kernel.descendants()
