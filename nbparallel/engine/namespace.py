@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, cast
 
@@ -103,12 +104,17 @@ class RankNames:
             self._delete(name)
         return tuple(notes)
 
-    def name_of(self, array: np.ndarray[Any, Any]) -> str | None:
-        """Return the notebook's name for the memory of `array`, if it was delivered read-only."""
-        for name, handle in self._handles.items():
-            if not handle.writable and np.may_share_memory(self._delivered[name], array):
-                return name
-        return None
+    def name_of(self, array: np.ndarray[Any, Any], variable: str) -> str | None:
+        """Return the notebook's name for the memory of `array`, if it was delivered read-only.
+
+        `variable` is what the code calls it; of several names that one is preferred, then the largest.
+        """
+        found = [
+            (self._delivered[name] is array and name == variable, self._delivered[name].nbytes, name)
+            for name, handle in self._handles.items()
+            if not handle.writable and np.may_share_memory(self._delivered[name], array)
+        ]
+        return max(found, key=itemgetter(0, 1))[2] if found else None
 
     def _attach(
         self, handle: ArrayHandle, values: dict[str, Any], handles: dict[str, ArrayHandle]

@@ -18,7 +18,7 @@ _READ_ONLY = re.compile(r"read-?only|WRITEABLE flag|not writ(?:e)?able", re.IGNO
 
 def explain(
     error: BaseException,
-    name_of: Callable[[np.ndarray[Any, Any]], str | None],
+    name_of: Callable[[np.ndarray[Any, Any], str], str | None],
     traceback: TracebackType | None,
 ) -> ReadOnlyArrayError | None:
     """Return the error to show instead if `error` came of writing to an array of the notebook, else None.
@@ -26,7 +26,8 @@ def explain(
     Parameters
     ----------
     name_of : callable
-        Returns the notebook's name for the memory of an array that was delivered read-only.
+        Returns the notebook's name for the memory of an array that was delivered read-only, given the array
+        and the variable that holds it.
     traceback : traceback or None
         Of `error`; the arrays that the innermost lines name are asked about first.
     """
@@ -39,8 +40,8 @@ def explain(
         frames.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
     for frame, line in reversed(frames):
-        for array in _read_only_arrays(frame, line):
-            name = name_of(array)
+        for variable, array in _read_only_arrays(frame, line):
+            name = name_of(array, variable)
             if name is not None:
                 return ReadOnlyArrayError(
                     f"{name!r} is the notebook's own memory, which ranks may only read ({error}); let all "
@@ -50,7 +51,7 @@ def explain(
     return None
 
 
-def _read_only_arrays(frame: FrameType, line: int) -> Iterator[np.ndarray[Any, Any]]:
+def _read_only_arrays(frame: FrameType, line: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Yield the read-only arrays that the line which raised names, then the other variables of a function."""
     names: dict[str, None] = {}
     for instruction in dis.get_instructions(frame.f_code):
@@ -63,4 +64,4 @@ def _read_only_arrays(frame: FrameType, line: int) -> Iterator[np.ndarray[Any, A
     for name in names:
         value = variables.get(name, frame.f_globals.get(name))
         if isinstance(value, np.ndarray) and not value.flags.writeable:
-            yield value
+            yield name, value

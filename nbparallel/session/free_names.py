@@ -25,7 +25,7 @@ _OPTIONS = re.compile(r"\s*(?:-\w+(?:[= ]?\d+)?\s+)+")
 _BRACES = re.compile(r"\{([^{}]+)\}")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OWN = re.compile(r"_{1,3}|_\d+|_i+|_i\d+|_(?:dh|ih|oh|sh|exit_code)|__\w+__")
-_IPYTHON = frozenset({"In", "Out", "get_ipython", "exit", "quit", "display"})
+_IPYTHON = frozenset({"In", "Out", "get_ipython", "exit", "quit"})
 
 
 @dataclass(frozen=True, slots=True)

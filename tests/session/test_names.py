@@ -521,8 +521,8 @@ def test_module_that_cannot_be_imported(pair):
 )
 def test_write_to_read_only_names_the_variable(pair, cell):
     """Whatever way a cell writes to the notebook's array, the error names it and the ways out."""
-    pair.type("import numpy as np; x = np.arange(4.); y = np.arange(4.)")
-    pair.run("x, y, np")
+    pair.type("import numpy as np; x = np.arange(4.); y = np.arange(4.); a = x[1:]; z = x")
+    pair.run("a, x, y, z, np")
     rank_side._tables[id(pair.rank)] = pair.rank_names
     try:
         exec(compile(cell, "<cell>", "exec"), pair.rank)

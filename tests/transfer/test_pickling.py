@@ -61,6 +61,10 @@ class Slotted:
     __slots__ = ("a",)
 @functools.lru_cache(maxsize=3)
 def remembered(n): return n * rank
+@functools.singledispatch
+def dispatched(x): return rank
+@dispatched.register
+def _(x: int): return "int"
 def with_defaults(a, b=[1], *, c: int = 3): return a, b, c, rank
 class Left:
     def partner(self): return Right
@@ -212,9 +216,10 @@ def test_large_stream_lies_in_the_segment(store):
 
 def test_functions_live_in_the_receivers_namespace(store, notebook, rank_home):
     """A notebook's function sees the rank's globals; recursion, defaults and caches work."""
-    factorial, remembered, with_defaults = travel(
-        notebook, rank_home, store, "factorial", "remembered", "with_defaults"
+    factorial, remembered, with_defaults, dispatched = travel(
+        notebook, rank_home, store, "factorial", "remembered", "with_defaults", "dispatched"
     )
+    assert (dispatched(1), dispatched("a"), dispatched.__name__) == ("int", 3, "dispatched")
     assert factorial.__globals__ is rank_home
     assert factorial(5) == 120
     assert remembered(4) == 12
