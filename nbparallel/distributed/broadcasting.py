@@ -85,13 +85,11 @@ class Broadcast:
                 self._labels.clear()
             if array is None:
                 kind = type(x).__name__ if mine else "-"
-                label = fingerprint(
-                    "broadcast", kind, root=root, content="object" if mine else None, free=True
-                )
+                label = fingerprint("broadcast", kind, root=root, content="object" if mine else None)
             else:
                 content = (array.dtype.str, str(array.dtype), array.shape)
                 label = fingerprint(
-                    "broadcast", str(array.dtype), str(array.shape), root=root, content=content, free=True
+                    "broadcast", str(array.dtype), str(array.shape), root=root, content=content
                 )
             self._labels[key] = label
         return label
@@ -136,7 +134,7 @@ class Broadcast:
         if kind == _OBJECT:
             return objects.loads(bytes(body), member.store)
         if kind == _BLOB:
-            blob = member.store.attach(decode_handle(bytes(body)), writable=False)
+            blob = member.attach(decode_handle(bytes(body)), writable=False)
             return objects.loads(blob.tobytes(), member.store)
         result = x
         if array is None:
@@ -163,6 +161,6 @@ class Broadcast:
             if own is not None and (own.offset, own.strides) == (theirs.offset, theirs.strides):
                 return  # the very same memory
         # Attached as it lies: the root's strides need not be ours.
-        np.copyto(array, member.store.attach(theirs, writable=False))
+        np.copyto(array, member.attach(theirs, writable=False))
         # A root that failed meanwhile may be changing it already.
         member.check_peers()

@@ -139,9 +139,9 @@ class Collectives:
         assert views is not None, "this rank has just written its own"
         out = np.empty(x.shape, x.dtype) if plan.fused else x
         ufunc = plan.operator.ufunc
-        ufunc(views[0], views[1], out)
+        ufunc(views[0], views[1], out=out)
         for view in views[2:]:
-            ufunc(out, view, out)
+            ufunc(out, view, out=out)
         if plan.averaged:
             np.true_divide(out, self._world_size, out)
         if out is not x:

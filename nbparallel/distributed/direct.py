@@ -58,7 +58,7 @@ def combine_block(
     first = arrays[0][start:stop]
     ufunc = operator.ufunc
     for array in arrays[1:]:
-        ufunc(first, array[start:stop], first)
+        ufunc(first, array[start:stop], out=first)
     if averaged:
         np.true_divide(first, len(arrays), first)
     for array in arrays[1:]:

@@ -25,8 +25,10 @@ class Fingerprint:
 
     word: int
     """Equal for calls that belong together (62 bits: a difference goes unnoticed once in 2**62)."""
+    call: int
+    """The same without what is moved."""
     content: int
-    """Of what is moved, where that may be left open (0: "whatever the root has")."""
+    """Only what is moved; 0: left open, "whatever the root has"."""
     text: bytes
     """The columns of the table, tab separated, cut to fit a slot."""
 
@@ -44,23 +46,22 @@ def fingerprint(
     root: int | None = None,
     operator: str = "-",
     content: Any = None,
-    free: bool = False,
 ) -> Fingerprint:
     """Return the fingerprint of a call.
 
     Parameters
     ----------
     content : object, optional
-        What must be equal on all ranks besides operation, root and operator, by its `repr`.
-    free : bool
-        Compare the content apart, so that a rank may leave it open.
+        What is moved, by its `repr`; None: left open.
     """
     root_text = "-" if root is None else str(root)
     text = "\t".join((operation, dtype, shape, root_text, operator)).encode("utf-8", "backslashreplace")
-    if free:
-        word = _word(operation, root_text, operator)
-        return Fingerprint(word, 0 if content is None else _word(content), text[:SLOT_TEXT])
-    return Fingerprint(_word(operation, root_text, operator, content), 0, text[:SLOT_TEXT])
+    return Fingerprint(
+        _word(operation, root_text, operator, content),
+        _word(operation, root_text, operator),
+        0 if content is None else _word(content),
+        text[:SLOT_TEXT],
+    )
 
 
 def table(rows: Mapping[int, Sequence[str] | str]) -> str:

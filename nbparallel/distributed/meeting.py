@@ -17,6 +17,8 @@ Further synchronisations of the same collective only count `arrive` up.
 
 from __future__ import annotations
 
+import time
+
 from nbparallel.distributed import faultpoints
 from nbparallel.distributed.diagnosis import wait_text
 from nbparallel.distributed.fingerprint import BITS, Fingerprint, parse, table
@@ -26,10 +28,12 @@ from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
 
 # Words of a slot's first line.
-WORD, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT = range(8)
+WORD, CALL, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT = range(9)
 TEXT_OFFSET = 128
 """Bytes from the slot's begin to its description."""
-_NO_FINGERPRINT = Fingerprint(0, 0, b"")
+EARLY_NS = 100_000_000
+"""How long the others may take before those who differ are told: the table is better complete."""
+_NO_FINGERPRINT = Fingerprint(0, 0, 0, b"")
 
 
 class Meeting:
@@ -60,6 +64,7 @@ class Meeting:
         self._fingerprint = _NO_FINGERPRINT
         self._operation = Operation.none
         self._line = 0
+        self._wait_began_ns = 0
         self.deadline_ns: int | None = None
 
     # -- begin and end ---------------------------------------------------------------------------------
@@ -105,7 +110,8 @@ class Meeting:
 
     def _describe(self, generation: int, slot: int, fingerprint: Fingerprint) -> None:
         words, text = self._words, fingerprint.text
-        words[slot + CONTENT], words[slot + TEXT] = fingerprint.content, len(text)
+        words[slot + CALL], words[slot + CONTENT] = fingerprint.call, fingerprint.content
+        words[slot + TEXT] = len(text)
         start = slot * 8 + TEXT_OFFSET
         self._octets[start : start + len(text)] = text
         self._written[generation] = fingerprint
@@ -129,16 +135,16 @@ class Meeting:
     # -- comparing ---------------------------------------------------------------------------------------
 
     def compare(self, *, root: int | None = None) -> None:
-        """Raise on every rank if the calls differ; call it when `meet` said so, or when content is free.
+        """Raise on every rank if the calls differ; to be called when `meet` says that words do.
 
-        `root` is whose content counts: others may leave theirs open.
+        With a `root`, others may leave open what is moved.
         """
         words, generation = self._words, self.generation
         slots = [slot[generation] for slot in self._slot_words]
-        calls = {words[slot] & ~BITS for slot in slots}
+        calls = {words[slot + CALL] for slot in slots}
         contents = {words[slot + CONTENT] for slot in slots}
         if root is not None:
-            contents = (contents | {words[slots[root] + CONTENT]}) - {0}
+            contents.discard(0)
         if len(calls) > 1 or len(contents) > 1:
             ranks = range(self._member.world_size)
             raise CollectiveMismatchError(
@@ -250,6 +256,7 @@ class Meeting:
             deadline_ns=self.deadline_ns,
             look=self._compare_arrived if compare else None,
         )
+        self._wait_began_ns = wait.began_ns
         self._member.wait(satisfied, rank, wait)
 
     def _arrived(self) -> list[int]:
@@ -257,10 +264,12 @@ class Meeting:
         return sorted([self._member.rank, *(r for r, a, _ in self._peers if words[a] >= arrivals)])
 
     def _compare_arrived(self) -> None:
-        """Raise early if those who are here differ already."""
+        """Raise early if those who are here differ already, and somebody takes long to come."""
+        if time.monotonic_ns() - self._wait_began_ns < EARLY_NS:
+            return
         words, generation = self._words, self.generation
         arrived = self._arrived()
-        calls = {words[self._slot_words[r][generation]] & ~BITS for r in arrived}
+        calls = {words[self._slot_words[r][generation] + CALL] for r in arrived}
         if len(calls) > 1:
             raise self._member.doom(
                 CollectiveMismatchError(

@@ -11,20 +11,24 @@ from types import FrameType
 
 from nbparallel.distributed import faultpoints
 from nbparallel.distributed.failure import describe, first_failure
-from nbparallel.distributed.memory import Memory
+from nbparallel.distributed.memory import AnyArray, Memory
 from nbparallel.distributed.waiting import Waiter
 from nbparallel.errors import (
     CollectiveTimeoutError,
     ForkedRankError,
     NbParallelError,
     PeerFailedError,
+    SegmentLostError,
     rank_list,
 )
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import Cause, ControlView, Operation, State
+from nbparallel.wire.handles import ArrayHandle
 
 SILENCE_NS = 1_000_000_000
 """After this a peer that still writes into our memory is named."""
+LOSS_NS = 500_000_000
+"""How long a death may take to be known after the memory of the dead was missed."""
 
 
 @dataclass(slots=True)
@@ -90,7 +94,7 @@ class Member:
         self.view, self.rank, self.world_size, self.epoch = view, rank, world_size, epoch
         self.words, self.octets = view.words, view.octets
         self.waiter = Waiter(view, rank, spin=world_size <= usable_cpus)
-        self.memory = Memory(store)
+        self.memory = Memory(store, self.attach)
         self.store = store
         self.others = tuple(r for r in range(world_size) if r != rank)
         self.writing = view.word_writing(rank)
@@ -231,18 +235,17 @@ class Member:
             missing = wait.awaited()
             finished = [r for r in missing if r in left]
             if finished and (not wait.any_source or len(finished) == len(missing)):
+                self.check_peers()  # whoever failed said so before it left: that is the reason then
                 raise self.doom(wait.explain(finished))
         if wait.look is not None:
             wait.look()
         if wait.deadline_ns is not None and time.monotonic_ns() >= wait.deadline_ns:
             missing = wait.awaited()
             if missing:
-                raise self.doom(
-                    CollectiveTimeoutError(
-                        f"{wait.operation.name} on line {wait.line}: time ran out after "
-                        f"{(time.monotonic_ns() - wait.began_ns) / 1e9:.1f} s; "
-                        f"{rank_list(missing)} did not arrive"
-                    )
+                seconds = (time.monotonic_ns() - wait.began_ns) / 1e9
+                raise CollectiveTimeoutError(
+                    f"{wait.operation.name} on line {wait.line}: time ran out after {seconds:.1f} s; "
+                    f"{rank_list(missing)} did not arrive"
                 )
         self.progress()
         self.diagnose(wait)
@@ -262,6 +265,18 @@ class Member:
             error = first_failure(view, self.peers)
             if error is not None:
                 raise self.doom(error)
+
+    def attach(self, handle: ArrayHandle, *, writable: bool) -> AnyArray:
+        """Return another rank's array; if its memory is gone because that rank died, say so."""
+        try:
+            return self.store.attach(handle, writable=writable)
+        except SegmentLostError:
+            # The memory goes with its owner, and the supervisor's word may come a moment later.
+            limit = time.monotonic_ns() + LOSS_NS
+            while time.monotonic_ns() < limit:
+                self.check_peers()
+                time.sleep(0.001)
+            raise
 
     def gone(self, rank: int) -> bool:
         """Whether `rank` will do nothing more in this cell."""

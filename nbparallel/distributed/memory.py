@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import astuple
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -48,14 +49,19 @@ class Place:
 class Memory:
     """Places of this rank's arrays, and other ranks' arrays as attached here.
 
+    Parameters
+    ----------
+    attach : callable
+        ``attach(handle, writable=…)``, returns another rank's array.
+
     Notes
     -----
     Nothing here keeps a user's array alive, and what was attached is let go when the cell ends: a segment
     lives only as long as somebody's array.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, attach: Callable[..., AnyArray]) -> None:
+        self.store, self._attach = store, attach
         self._places: dict[int, Place] = {}
         self._attached: OrderedDict[tuple[bytes, bool], AnyArray] = OrderedDict()
 
@@ -87,7 +93,7 @@ class Memory:
         key = (packed, writable)
         array = self._attached.get(key)
         if array is None:
-            array = self.store.attach(decode_handle(packed), writable=writable).reshape(-1)
+            array = self._attach(decode_handle(packed), writable=writable).reshape(-1)
             while len(self._attached) >= MAX_ATTACHED:
                 self._attached.popitem(last=False)
             self._attached[key] = array

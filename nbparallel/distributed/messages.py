@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import marshal
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +50,14 @@ class Packer:
 
     Parameters
     ----------
+    attach : callable
+        ``attach(handle, writable=…)``, returns another rank's array.
     inline : int
         Bytes that may travel inside a record.
     """
 
-    def __init__(self, store: Store, inline: int) -> None:
-        self._store, self._inline = store, inline
+    def __init__(self, store: Store, attach: Callable[..., AnyArray], inline: int) -> None:
+        self._store, self._attach, self._inline = store, attach, inline
         self._metas: dict[Any, bytes] = {}
         self._forms: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
 
@@ -138,14 +141,14 @@ class Packer:
                 value[...] = np.frombuffer(message.body, dtype).reshape(shape)
             return value
         if message.kind == ADOPTED:
-            return self._store.attach(decode_handle(message.body), writable=True)
+            return self._attach(decode_handle(message.body), writable=True)
         if message.kind == VIEW:
-            return self._store.attach(decode_handle(message.body), writable=False)
+            return self._attach(decode_handle(message.body), writable=False)
         if message.kind == NUMBER:
             return marshal.loads(message.body)
         if message.kind == OBJECT:
             return objects.loads(message.body, self._store)
-        blob = self._store.attach(decode_handle(message.body), writable=False)
+        blob = self._attach(decode_handle(message.body), writable=False)
         return objects.loads(blob.tobytes(), self._store)
 
     def fill(self, buffer: AnyArray, message: Message) -> None:
@@ -154,4 +157,4 @@ class Packer:
             if buffer.size:
                 buffer[...] = np.frombuffer(message.body, buffer.dtype).reshape(buffer.shape)
         else:
-            np.copyto(buffer, self._store.attach(decode_handle(message.body), writable=False))
+            np.copyto(buffer, self._attach(decode_handle(message.body), writable=False))

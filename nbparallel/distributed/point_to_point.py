@@ -38,7 +38,7 @@ class PointToPoint:
         self._low: list[int] = [0] * member.world_size
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(member.world_size)]
         inline = min(INLINE, view.layout.ring_capacity // 2) - RECORD.size
-        self._packer = Packer(member.store, inline)
+        self._packer = Packer(member.store, member.attach, inline)
         self._last = -1
         self._sources: tuple[int, ...] = ()
         self.strict = False

@@ -88,8 +88,8 @@ def check_dtype(op: Operator, dtype: np.dtype[Any]) -> None:
             f"op='avg' needs floating-point numbers, and this array has dtype {dtype}: use x.astype(float), "
             "or op='sum' and divide"
         )
-    if dtype.hasobject:
-        raise TypeError(f"an array of dtype {dtype} holds Python objects, which cannot be reduced in place")
+    if dtype.kind not in "biufcmM":
+        raise TypeError(f"op={op.name!r} needs numbers, and this array has dtype {dtype}")
     probe = np.empty(0, dtype)
     try:
         op.ufunc(probe, probe, out=probe)

@@ -52,7 +52,7 @@ class Scratch:
         """Return another rank's scratch; it stays attached for the epoch."""
         memory = self._attached.get(packed)
         if memory is None:
-            memory = self._attached[packed] = self._member.store.attach(decode_handle(packed), writable=False)
+            memory = self._attached[packed] = self._member.attach(decode_handle(packed), writable=False)
         return memory
 
     def offer(self, x: AnyArray) -> bytes:
@@ -104,7 +104,7 @@ class Scratch:
         # Read all before writing: this rank's own input may come late in the order.
         result = ufunc(slices[0], slices[1])
         for other in slices[2:]:
-            ufunc(result, other, result)
+            ufunc(result, other, out=result)
         if averaged:
             np.true_divide(result, len(parts), result)
         mine[...] = result

@@ -1,0 +1,118 @@
+"""broadcast and barrier."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:
+    """Every dtype, size and layout arrives in the array that was passed, from every root."""
+
+    def work(c: Communicator) -> None:
+        store = c._member.store
+        for root in range(n):
+            for dtype in ("f4", "i2", ">u8", "c16", "b1", "M8[s]", "S5", "i4,f8", "U3"):
+                for size in (0, 1, 3000, 30_000, 400_000):
+                    if size == 400_000 and dtype not in ("f4", "U3"):
+                        continue
+                    data = (np.arange(size) % 97).astype("u1").astype(dtype)
+                    for make in (np.array, store.share):
+                        x = make(data) if c.rank == root else make(np.zeros(size, dtype))
+                        assert c.broadcast(x, src=root) is x
+                        assert (x == data).all()
+                    strided = np.zeros((size, 2), dtype)[:, 0]
+                    if c.rank == root:
+                        strided[...] = data
+                    c.broadcast(strided, src=root)
+                    assert (strided == data).all()
+
+    ranks(n, work)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_broadcast_makes_new_values(ranks: Any, n: int) -> None:
+    """None on the others: arrays of any size, numbers and objects arrive as new values."""
+
+    def work(c: Communicator) -> None:
+        for root in range(n):
+            for value in (1, "x" * 200_000, {"a": [1, 2.5, None]}, np.float32(2), 10**30, None, b"", (1, 2)):
+                got = c.broadcast(value if c.rank == root else None, src=root)
+                assert got == value
+                assert type(got) is type(value)
+            for size in (0, 5, 30_000, 400_000):
+                x = np.arange(size, dtype="f4").reshape(-1, 5)
+                got = c.broadcast(np.asfortranarray(x) if c.rank == root else None, src=root)
+                assert (got == x).all()
+                assert got.flags.writeable
+                if c.rank != root:
+                    got[...] = c.rank
+                shared = c.broadcast(c._member.store.share(x) if c.rank == root else None, src=root)
+                assert (shared == x).all()
+            assert c.broadcast(float(c.rank), src=root) == root
+
+    ranks(n, work)
+
+
+def test_broadcast_of_the_same_shared_array(ranks: Any) -> None:
+    """The root's own memory on another rank is a no-op; part of it is an error on every rank."""
+
+    def work(c: Communicator) -> None:
+        store = c._member.store
+        for size in (10, 300_000):
+            x = store.empty(size)
+            handle = c.broadcast(store.handle(x, writable=True) if c.rank == 0 else None)
+            if c.rank == 0:
+                x[...] = 7
+            same = x if c.rank == 0 else store.attach(handle, writable=True)
+            assert c.broadcast(same) is same
+            assert (same == 7).all()
+            part = same[: size // 2] if c.rank == 0 else same[1 : size // 2 + 1]
+            with pytest.raises(ValueError, match="overlapping"):
+                c.broadcast(part)
+            c.barrier()
+
+    ranks(3, work)
+
+
+def test_broadcast_errors(ranks: Any) -> None:
+    """Wrong roots and read-only arrays raise at once, on the caller alone."""
+
+    def work(c: Communicator) -> None:
+        wrong = ((-1, ValueError), (2, ValueError), (True, TypeError), (0.0, TypeError), ("0", TypeError))
+        for src, error in wrong:
+            with pytest.raises(error):
+                c.broadcast(1, src=src)  # type: ignore[arg-type]
+        if c.rank == 1:
+            with pytest.raises(ValueError, match="read-only"):
+                c.broadcast(np.broadcast_to(np.ones(1), (3,)))
+        assert c.broadcast(np.int64(5) if c.rank == 1 else None, src=np.int64(1)) == 5
+
+    ranks(2, work)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_barrier_waits_for_the_last(ranks: Any, n: int) -> None:
+    """Nobody leaves a barrier before everybody has entered it."""
+
+    def work(c: Communicator) -> list[tuple[int, int]]:
+        times = []
+        for late in range(n):
+            if c.rank == late:
+                time.sleep(0.05)
+            entered = time.monotonic_ns()
+            c.barrier()
+            times.append((entered, time.monotonic_ns()))
+        for _ in range(200):
+            c.barrier()
+        return times
+
+    found = ranks(n, work)
+    for round_ in zip(*found, strict=True):
+        assert min(left for _, left in round_) >= max(entered for entered, _ in round_)

@@ -1,0 +1,136 @@
+"""Deadlocks are found and explained on every rank; slow and stopped ranks are no deadlock (F34)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.errors import DeadlockError
+from nbparallel.testing.ranks import Running
+
+pytestmark = pytest.mark.fault("F34")
+
+
+def explain(call: Callable[[], Any]) -> tuple[str, float]:
+    """Return the deadlock's text and how long it took to be found."""
+    begin = time.monotonic()
+    try:
+        call()
+    except DeadlockError as error:
+        return str(error), time.monotonic() - begin
+    return "", 0.0
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_cycles(outcomes: Any, n: int) -> None:
+    """A cycle of receives is told on every rank in it: who waits for whom, on which line, within 2 s."""
+
+    def work(c: Communicator) -> Any:
+        return explain(lambda: c.recv(src=(c.rank + 1) % n))
+
+    line = work.__code__.co_firstlineno + 1
+    for outcome in outcomes(n, work):
+        text, seconds = outcome.value
+        for rank in range(n):
+            peer = (rank + 1) % n
+            assert f"rank {rank} waits in recv(src={peer}) for rank {peer} (line {line})" in text
+        assert seconds < 2
+
+
+@pytest.mark.parametrize("kind", ["barrier", "all_reduce", "any", "tag", "rest"])
+def test_mixed(outcomes: Any, kind: str) -> None:
+    """Collectives against receives, any-source, wrong tags, and ranks that depend on the cycle."""
+
+    def work(c: Communicator) -> Any:
+        if kind == "tag":
+            c.send(1, 1 - c.rank, tag=1)
+            return explain(lambda: c.recv(src=1 - c.rank, tag=2))
+        if c.rank == 0:
+            return explain(c.barrier if kind == "barrier" else lambda: c.all_reduce(1))
+        if kind == "any":
+            return explain(c.recv)
+        if kind == "rest" and c.rank == 2:
+            return explain(lambda: c.recv(src=1))
+        return explain(lambda: c.recv(src=0))
+
+    n = 3 if kind == "rest" else 2
+    for outcome in outcomes(n, work):
+        assert outcome.error is None, outcome
+        assert outcome.value[0].startswith("deadlock: rank 0 waits in"), outcome
+        assert outcome.value[1] < 2
+
+
+def test_a_finished_rank_in_the_chain(outcomes: Any) -> None:
+    """A rank that can only be helped by one that is itself lost is told, too."""
+
+    def work(c: Communicator) -> Any:
+        if c.rank == 2:
+            return ("", 0.0)
+        return explain(lambda: c.recv(src=c.rank + 1))
+
+    texts = [outcome.value for outcome in outcomes(3, work)]
+    assert "rank 2 finished the cell" in texts[1][0]
+    assert "deadlock" in texts[0][0]
+
+
+def test_a_deadline_is_no_edge(outcomes: Any) -> None:
+    """A wait that ends by itself makes no deadlock."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            with pytest.raises(TimeoutError):
+                c.recv(src=1, timeout=1.0)
+            c.send(1, 1)
+        else:
+            c.recv(src=0)
+
+    for outcome in outcomes(2, work):
+        assert outcome.error is None, outcome
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(40)
+def test_slow_and_stopped_ranks_are_no_deadlock(outcomes: Any) -> None:
+    """A rank that computes for seconds, or is stopped at a random moment, gives no report."""
+
+    def work(c: Communicator) -> None:
+        n = c.world_size
+        if c.rank == 0:
+            time.sleep(1.5)
+        for i in range(60):
+            c.send(i, (c.rank + 1) % n)
+            assert c.recv(src=(c.rank - 1) % n) == i
+            if i % 5 == 0:
+                c.barrier()
+            if c.rank == i % n:
+                time.sleep(0.02)
+
+    stops = iter([(1, 0.1), (2, 0.7), (0, 0.5), (1, 0.6), (2, 0.6)])
+    state: dict[str, Any] = {"at": time.monotonic() + 0.4, "stopped": None}
+
+    def meanwhile(running: Running) -> bool:
+        if time.monotonic() < state["at"]:
+            return False
+        if state["stopped"] is not None:
+            os.kill(running.pids[state["stopped"]], signal.SIGCONT)
+            state["stopped"] = None
+            state["at"] = time.monotonic() + 0.05
+            return False
+        stop = next(stops, None)
+        if stop is None:
+            return True
+        try:
+            os.kill(running.pids[stop[0]], signal.SIGSTOP)
+        except ProcessLookupError:
+            return True
+        state["stopped"], state["at"] = stop[0], time.monotonic() + stop[1]
+        return False
+
+    for outcome in outcomes(3, work, meanwhile=meanwhile, seconds=30):
+        assert outcome.error is None, outcome
