@@ -31,7 +31,7 @@ class Interrupts:
         self._used = 0
 
     def install(self) -> None:
-        """Take over SIGINT for good; user code may replace the handler for itself."""
+        """Take over SIGINT; a cell may replace the handler for itself, the next one has ours again."""
         signal.signal(signal.SIGINT, self._on_signal)
 
     def use(self, words: InterruptWords | None) -> None:
@@ -41,6 +41,8 @@ class Interrupts:
     def arm(self, task: int) -> None:
         """From now on interrupts of `task` raise KeyboardInterrupt; one that came early does at once."""
         self._used = 0
+        if signal.getsignal(signal.SIGINT) != self._on_signal:
+            self.install()  # an earlier cell has put its own there
         self._task = task
         self._look()
 

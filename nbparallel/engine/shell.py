@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
@@ -90,6 +91,8 @@ class RankShell(InteractiveShell):
     def attach(self, output: RankOutput, colors: str) -> None:
         """Connect to a rank's output."""
         self.output = output
+        # IPython's advice for a terminal; a rank says `RankExitError`
+        warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
         sys.stdout, sys.stderr = output.stdout, output.stderr
         try:
             self.colors = colors

@@ -62,7 +62,7 @@ def _filename(engine: Engine, task: Task) -> str:
     if isinstance(task, CellTask):
         engine.shell.execution_count = task.execution_count
         engine.shell.source = cell_text(task)
-        filename = engine.shell.compile.filename = f"<nbparallel cell {task.number}>"
+        filename = engine.shell.compile.filename = f"<In[{task.execution_count}] #{task.number}>"
         return filename
     return ""
 

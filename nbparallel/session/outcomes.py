@@ -133,7 +133,7 @@ def death_failure(handle: RankHandle, death: Death, control: ControlView) -> Ran
     )
 
 
-_CELL_FRAME = re.compile(r'File "<nbparallel cell \d+>", line (\d+)')
+_CELL_FRAME = re.compile(r'File "<In\[\d+\] #\d+>", line (\d+)')
 
 
 def last_words(stderr: str) -> tuple[str, int | None]:
