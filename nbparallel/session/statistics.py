@@ -100,7 +100,8 @@ def _rank(handle: RankHandle, crew: Crew) -> RankStatistics:
     else:
         try:
             process = psutil.Process(handle.pid)
-            memory = process.memory_full_info()  # uss: pages shared with the template by the fork do not count
+            # uss: pages that the fork still shares with the template do not count
+            memory = process.memory_full_info()
             rss, private, threads = memory.rss, memory.uss, process.num_threads()
             if process.status() == psutil.STATUS_STOPPED:
                 state = "stopped"
