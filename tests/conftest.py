@@ -1,10 +1,23 @@
 """Every test runs under the leak check and the hang watchdog of the test ground."""
 
 import os
+import re
 from pathlib import Path
+
+import pytest
 
 pytest_plugins = ["nbparallel.testing.plugin", "pytester"]
 
 ROOT = Path(__file__).resolve().parent.parent
 # processes that tests start elsewhere (kernels, scripts) import this checkout, installed or not
 os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in (".", "magics", "widgets"))
+
+FAULT_FILES = {"test_faults.py", "test_mismatch.py", "test_deadlock.py", "test_damaged_handles.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the fault matrix, by folder, file or name: ``make sweep`` repeats them."""
+    for item in items:
+        found = re.match(r"test_(f\d+)_", item.name)
+        if found or item.path.parent.name == "faults" or item.path.name in FAULT_FILES:
+            item.add_marker(pytest.mark.fault(found[1] if found else item.path.stem))
