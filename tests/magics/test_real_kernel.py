@@ -127,8 +127,8 @@ def test_what_the_notebook_printed_stays(any_kernel: Kernel) -> None:
     assert page(outcome)[0] == ("stdout", f"above\n{lines}between\n{lines}below\n")
     assert page(outcome)[1][1]["data"]["text/plain"] == "7"
     local = any_kernel.run(
-        "%%parallel --local\nimport time\nme = globals().get('rank', -1)\ntime.sleep(max(0, 0.4 * (1 - me)))\n"
-        "print('rank', me)"
+        "%%parallel --local\nimport time\nme = globals().get('rank', -1)\n"
+        "time.sleep(max(0, 0.4 * (1 - me)))\nprint('rank', me)"
     )
     assert text(local) == f"rank -1\n{lines}"
 
