@@ -9,6 +9,7 @@ import time
 from nbparallel.channel.channel import SLICE_SECONDS, Channel
 from nbparallel.errors import (
     FileDescriptorLimitError,
+    ForkedRankError,
     NbParallelError,
     ProtocolError,
     ReadOnlyArrayError,
@@ -29,6 +30,11 @@ from nbparallel.wire.segments import (
 
 PATIENCE_SECONDS = 10.0
 """The supervisor answers within a millisecond; if it does not within this, something is broken."""
+
+
+READ_EVERY = 64
+"""Frames sent between two looks at what has come: a socket holds a few hundred, and the supervisor answers
+every release of a segment that nobody else holds."""
 
 
 class SegmentClient:
@@ -54,6 +60,8 @@ class SegmentClient:
         self._lock = threading.RLock()
         self._sequence = 0
         self._notices: list[Notice] = []
+        self._unread = 0
+        self._pid = os.getpid()
 
     # docstrings as in `nbparallel.sharing.SegmentBroker`
 
@@ -87,6 +95,7 @@ class SegmentClient:
         ChannelClosedError
             The session is gone.
         """
+        self._check_pid()
         with self._lock:
             self._sequence += 1
             sequence = self._sequence
@@ -105,9 +114,9 @@ class SegmentClient:
 
     def notices(self) -> tuple[Notice, ...]:
         """Return what has come in unasked since the last call, without waiting."""
+        self._check_pid()
         with self._lock:
-            while (frame := self._channel.receive_nowait()) is not None:
-                self._note(frame)
+            self._read()
             notices = tuple(self._notices)
             self._notices.clear()
             return notices
@@ -129,7 +138,24 @@ class SegmentClient:
                 "put small ones into one large array, or raise the limit (`ulimit -n`)"
             ) from error
 
+    def _check_pid(self) -> None:
+        # Before any lock: the process this one was forked from may have held it.
+        if os.getpid() != self._pid:
+            raise ForkedRankError(
+                f"this process ({os.getpid()}) was forked from {self._pid}, which alone may share arrays"
+            )
+
+    def _read(self) -> None:
+        self._unread = 0
+        while (frame := self._channel.receive_nowait()) is not None:
+            self._note(frame)
+
     def _send(self, kind: Kind, payload: bytes, *, fd: int | None = None, sequence: int = 0) -> None:
+        self._check_pid()
+        with self._lock:
+            self._unread += 1
+            if self._unread >= READ_EVERY:
+                self._read()
         deadline = time.monotonic() + self._patience
         self._channel.send(
             kind,

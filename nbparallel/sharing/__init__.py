@@ -1,6 +1,6 @@
 """How an array's bytes become visible to another process."""
 
-from nbparallel.sharing.array import empty, full, is_shared, ones, share, zeros
+from nbparallel.sharing.array import empty, full, is_shared, ones, segments, share, zeros
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.registry import (
@@ -32,6 +32,7 @@ __all__ = [
     "is_shared",
     "ones",
     "register_sharing_strategy",
+    "segments",
     "set_current_store",
     "set_sharing_strategy",
     "share",

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import ReadOnlyArrayError
+from nbparallel.sharing.segment import SegmentStatistics
 from nbparallel.sharing.store import AnyArray, Order, Shape, current_store
 
 S = TypeVar("S", bound=np.generic)
@@ -77,6 +78,11 @@ def is_shared(x: object) -> bool:
     (True, False)
     """
     return current_store().is_shared(x)
+
+
+def segments() -> tuple[SegmentStatistics, ...]:
+    """Return what shared memory this process uses: made here, mapped from others, kept for reuse."""
+    return current_store().segments()
 
 
 def empty(

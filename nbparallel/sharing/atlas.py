@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,36 +38,36 @@ class Atlas:
     """
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._entries: list[tuple[Mapping, Segment]] = []
+        # One list of (address, mapping, segment), so that every change of it is one step: an interrupt, or
+        # a user's __del__ that comes back to us, never sees half of one.  Addresses differ, so that
+        # comparing entries never looks at the rest.
+        self._entries: list[tuple[int, Mapping, Segment]] = []
 
     def add(self, mapping: Mapping, segment: Segment) -> None:
         """Enter a mapping; again is fine."""
-        at = bisect_left(self._starts, mapping.address)
-        if at < len(self._starts) and self._entries[at][0] is mapping:
-            return
-        self._starts.insert(at, mapping.address)
-        self._entries.insert(at, (mapping, segment))
+        at = bisect_left(self._entries, (mapping.address,))
+        if at == len(self._entries) or self._entries[at][1] is not mapping:
+            self._entries.insert(at, (mapping.address, mapping, segment))
 
     def remove(self, mapping: Mapping) -> None:
         """Take a mapping out; again is fine."""
-        at = bisect_left(self._starts, mapping.address)
-        if at < len(self._starts) and self._entries[at][0] is mapping:
-            del self._starts[at], self._entries[at]
+        at = bisect_left(self._entries, (mapping.address,))
+        if at < len(self._entries) and self._entries[at][1] is mapping:
+            del self._entries[at]
 
     def find(self, x: object) -> Place | None:
         """Return where `x` lies, or None if it is no array or lies elsewhere."""
-        starts = self._starts
-        if not starts or not isinstance(x, np.ndarray):
+        entries = self._entries
+        if not entries or not isinstance(x, np.ndarray):
             return None
         if x.size == 0:
             return self._find_empty(x)
         address: int = x.ctypes.data
-        at = bisect_right(starts, address) - 1
+        at = bisect_left(entries, (address + 1,)) - 1
         if at < 0:
             return None
-        mapping, segment = self._entries[at]
-        offset = address - mapping.address
+        start, mapping, segment = entries[at]
+        offset = address - start
         if offset >= mapping.nbytes:
             return None
         low, high = (0, x.nbytes) if x.flags.c_contiguous else extent(x.shape, x.strides, x.itemsize)
@@ -81,8 +81,8 @@ class Atlas:
         while isinstance(root.base, np.ndarray):
             root = root.base
         address: int = x.ctypes.data
-        at = bisect_right(self._starts, address)
-        for mapping, segment in reversed(self._entries[max(0, at - 2) : at]):
+        at = bisect_left(self._entries, (address + 1,))
+        for _, mapping, segment in reversed(self._entries[max(0, at - 2) : at]):
             if mapping.living_root() is root and address <= mapping.end:
                 offset = address - mapping.address
                 return Place(mapping, segment, offset, offset, offset)

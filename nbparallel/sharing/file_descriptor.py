@@ -71,34 +71,30 @@ class FileDescriptorStrategy(Strategy):
     def create(self, nbytes: int, content: memoryview | None = None) -> SegmentSource:  # noqa: D102
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._headroom.require(size)
+        name = self.name
         try:
-            fd = _memfd(f"nbp-{os.getpid()}")
-        except OSError as error:
-            raise _explained(error, size) from error
-        try:
+            # Owned at once, so that nothing that is raised from here on leaves it open.
+            source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, name)
             if content is None:
-                _reserve(fd, size)
+                _reserve(source.fd, size)
             else:
-                os.ftruncate(fd, size)
-                _write(fd, content)
+                os.ftruncate(source.fd, size)
+                _write(source.fd, content)
                 # What the content did not touch; the page it ends in exists already.
-                _reserve(fd, size, start=content.nbytes)
-            _seal(fd)
+                _reserve(source.fd, size, start=content.nbytes)
+            _seal(source.fd)
         except OSError as error:
-            os.close(fd)
             raise _explained(error, size) from error
-        except BaseException:
-            os.close(fd)
-            raise
-        return SegmentSource(fd, size, self.name)
+        return source
 
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
         try:
             _check(fd, nbytes)
+            name = self.name
         except BaseException:
             os.close(fd)
             raise
-        return SegmentSource(fd, nbytes, self.name)
+        return SegmentSource(fd, nbytes, name)
 
     def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
         # An untracked descriptor is one less for every mapping, where Python offers it.

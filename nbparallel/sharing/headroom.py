@@ -14,7 +14,6 @@ Some facts about full memory (cgroups(7), Documentation/admin-guide/cgroup-v1/me
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -148,13 +147,12 @@ class Headroom:
 
     Notes
     -----
-    Thread-safe.  Two processes that ask at the same moment may both be told yes; the margin and the
-    reservation that follows make that rare, not impossible.
+    Threads and processes that ask at the same moment may all be told yes; the margin and the reservation
+    that follows make that rare, not impossible.
     """
 
     def __init__(self, read: ReadText = read_text) -> None:
         self._read = read
-        self._lock = threading.Lock()
         self._until = 0.0
         self._left = 0
 
@@ -166,17 +164,16 @@ class Headroom:
         SharedMemoryFullError
             They do not fit; the message has the numbers.
         """
-        with self._lock:
-            if time.monotonic() < self._until and self._left - nbytes > PLENTY:
-                self._left -= nbytes
-                return
-            tightest = min(limits(self._read), key=lambda limit: limit.free, default=None)
-            if tightest is None:
-                return
-            if tightest.free - MARGIN < nbytes:
-                raise full_error(nbytes, max(0, tightest.free - MARGIN), tightest.where)
-            self._left = tightest.free - MARGIN - nbytes
-            self._until = time.monotonic() + FRESH_SECONDS
+        if time.monotonic() < self._until and self._left - nbytes > PLENTY:
+            self._left -= nbytes
+            return
+        tightest = min(limits(self._read), key=lambda limit: limit.free, default=None)
+        if tightest is None:
+            return
+        if tightest.free - MARGIN < nbytes:
+            raise full_error(nbytes, max(0, tightest.free - MARGIN), tightest.where)
+        self._left = tightest.free - MARGIN - nbytes
+        self._until = time.monotonic() + FRESH_SECONDS
 
 
 def full_error(nbytes: int, free: int | None, where: str) -> SharedMemoryFullError:

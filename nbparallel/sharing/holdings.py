@@ -12,7 +12,7 @@ Note [interrupts]
 -----------------
 A KeyboardInterrupt may fall anywhere.  So a dead root or a notice is taken off its queue only after
 everything has been done about it, all of that may be done twice, and whoever lets an exception through sets
-`doubtful`: the next `bury` then looks at every segment instead of the queue alone.
+`doubtful`: the next operation then begins by looking at every segment.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ class Holdings:
         """Let every process write to an own segment from now on."""
         if not segment.writable:
             for broker, known_as in list(segment.registered.items()):
-                broker.allow_write(known_as)
+                try:
+                    broker.allow_write(known_as)
+                except ChannelClosedError:
+                    self.disconnect(broker)
             segment.writable = True
 
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> Root:
@@ -194,13 +197,11 @@ class Holdings:
 
     def bury(self) -> None:
         """Act on mappings that no array looks at any more."""
-        if self.doubtful:
-            self._repair()
         while self._dead:
             lease = self._dead[0]
             mapping = lease.mapping
-            segment = self._by_mapping.get(mapping)
-            if segment is not None and mapping.ends_with(lease):
+            segment = None if mapping is None else self._by_mapping.get(mapping)
+            if mapping is not None and segment is not None and mapping.ends_with(lease):
                 self._end(segment, mapping)
             # See note [interrupts].
             if self._dead and self._dead[0] is lease:
@@ -229,7 +230,7 @@ class Holdings:
         else:
             self._leave(segment)
 
-    def _repair(self) -> None:
+    def repair(self) -> None:
         """Look at every segment: something was interrupted."""
         for segment in {*self._own.values(), *self._fetched.values(), *self._orphans}:
             mappings = [*segment.mappings.values(), *segment.private]

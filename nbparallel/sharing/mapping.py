@@ -42,8 +42,8 @@ class Access(enum.Enum):
 class Lease(weakref.ref[Root]):
     """A weak reference to a root that knows its mapping, and whose end is appended to a deque."""
 
-    __slots__ = ("mapping",)
-    mapping: Mapping
+    mapping: Mapping | None = None
+    """None if an interrupt fell into the making of it."""
 
 
 class Mapping:

@@ -27,11 +27,12 @@ class Pool:
 
     def __init__(self, max_nbytes: int | None = None) -> None:
         self.max_nbytes = _share_of_machine() if max_nbytes is None else max_nbytes
-        self.nbytes = 0
         self._blocks: list[tuple[int, int, Block]] = []
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+    @property
+    def nbytes(self) -> int:
+        """What is kept, in bytes."""
+        return sum(nbytes for nbytes, _, _ in self._blocks)
 
     def take(self, nbytes: int, strategy: str) -> Block | None:
         """Return the smallest block that holds `nbytes` without much waste."""
@@ -46,7 +47,6 @@ class Pool:
         """Keep a block, closing the oldest ones if it gets too much."""
         block.freed = time.monotonic()
         insort(self._blocks, (block.nbytes, id(block), block))
-        self.nbytes += block.nbytes
         while self.nbytes > self.max_nbytes or len(self._blocks) > MAX_BLOCKS:
             self._remove(min(range(len(self._blocks)), key=lambda i: self._blocks[i][2].freed)).close()
 
@@ -67,9 +67,7 @@ class Pool:
         )
 
     def _remove(self, at: int) -> Block:
-        _, _, block = self._blocks.pop(at)
-        self.nbytes -= block.nbytes
-        return block
+        return self._blocks.pop(at)[2]
 
 
 def _share_of_machine() -> int:

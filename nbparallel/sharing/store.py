@@ -48,11 +48,17 @@ def _locked(
     def locked(self: Store, /, *args: P.args, **keywords: P.kwargs) -> R:
         self.check_pid()
         with self._lock:
+            # Not within another operation (a user's __del__ may call us there): it is half done.
+            if self._holdings.doubtful and not self._depth:
+                self._holdings.repair()
+            self._depth += 1
             try:
                 return method(self, *args, **keywords)
             except BaseException:
                 self._holdings.doubtful = True
                 raise
+            finally:
+                self._depth -= 1
 
     return locked
 
@@ -81,6 +87,7 @@ class Store:
         # Reentrant: the garbage collector may run a user's __del__, which may share an array, while we
         # hold it.
         self._lock = threading.RLock()
+        self._depth = 0
         self._holdings = Holdings(client, Pool(pool_nbytes))
 
     # Sessions

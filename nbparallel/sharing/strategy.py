@@ -23,8 +23,9 @@ class SegmentSource:
 
     def close(self) -> None:
         """Close the descriptor; again is fine.  Mappings stay.  In a forked child: nothing."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0 and os.getpid() == self._pid:
+        if self.fd >= 0 and os.getpid() == self._pid:
+            # Nothing is called in between, so no interrupt falls there; and never is a number closed twice.
+            fd, self.fd = self.fd, -1
             os.close(fd)
 
     def __del__(self) -> None:

@@ -252,12 +252,10 @@ class Ledger:
 
     def _release(self, client: int, segment: int, *, died: bool = False) -> list[Action]:
         entry = self.entries.get(segment)
-        if entry is None:
-            return []
-        if client not in entry.holders:
+        if entry is None or client not in entry.holders:
             # Said twice, after an interrupt: the answer may have been lost as well.
-            creator_again = client == creator_of(segment) and not entry.holders
-            return [Idle(client, segment)] if creator_again else []
+            unheld = entry is None or not entry.holders
+            return [Idle(client, segment)] if unheld and client == creator_of(segment) else []
         entry.holders.discard(client)
         self._held[client].discard(segment)
         if entry.holders:

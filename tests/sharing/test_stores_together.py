@@ -98,7 +98,7 @@ def test_whatever_they_do(fresh_exchange, moves):
         store.trim()
         assert store.segments() == ()
         assert not store._holdings._by_mapping
-        assert not store._holdings._atlas._starts
+        assert not store._holdings._atlas._entries
     exchange.close()
     del world
     gc.collect(0)

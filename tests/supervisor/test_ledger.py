@@ -118,9 +118,8 @@ class LedgerMachine(RuleBasedStateMachine):
         if held:
             self.holds[segment].discard(client)
         actions = self.step(Released(client, segment))
-        entry = self.ledger.entries.get(segment)
-        again = client in self.alive and client == creator_of(segment) and entry and not entry.holders
-        last = bool(again) or (held and not self.holds.get(segment))
+        unheld = not self.holds.get(segment)
+        last = (held and unheld) or (client in self.alive and client == creator_of(segment) and unheld)
         assert last == any(isinstance(action, Idle | Close) for action in actions)
 
     @rule(client=CLIENTS, segment=SEGMENTS)
