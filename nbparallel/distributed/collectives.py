@@ -109,7 +109,7 @@ class Collectives:
             same = meeting.meet(bits, place)
             if not same:
                 meeting.compare()
-            if bits or not same:
+            if not same or (bits and not meeting.disjoint()):
                 meeting.check_overlap(meeting.bits())
             self._combine_slots(plan, generation, x)
         else:

@@ -57,6 +57,7 @@ class Meeting:
             [layout.slot_byte(r, g) // 8 for g in range(GENERATIONS)] for r in range(member.world_size)
         ]
         self._mine = self._slot_words[member.rank]
+        self._segments = [[slots[g] + SEGMENT for slots in self._slot_words] for g in range(GENERATIONS)]
         self._peers = [(r, view.word_arrive(r), self._slot_words[r]) for r in member.others]
         self.number = self.arrivals = self.generation = 0
         self._all_done = 0
@@ -155,6 +156,11 @@ class Meeting:
     def bits(self) -> list[int]:
         """Return every rank's low bits."""
         return [self._words[slots[self.generation]] & BITS for slots in self._slot_words]
+
+    def disjoint(self) -> bool:
+        """Whether every rank's array lies in another segment; nothing is known otherwise."""
+        words = self._words
+        return len({words[word] for word in self._segments[self.generation]}) == len(self._segments[0])
 
     def check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
         """Raise `ValueError` on every rank if two would write the same shared memory.

@@ -206,24 +206,16 @@ class Member:
     def wait(self, satisfied: Callable[[], bool], peer: int, wait: Wait) -> None:
         """Wait until `satisfied`; raises if that cannot come any more."""
         view, rank, cell = self.view, self.rank, self.cell
-
-        def prepare() -> None:
-            view.write_slot(
-                rank, cell, State.WAITING, wait.operation, sequence=wait.sequence, peer=wait.peer,
-                tag=wait.tag, line=wait.line, deadline=wait.deadline_ns is not None, target=wait.target,
-            )  # fmt: skip
-
-        def finish() -> None:
+        view.write_slot(
+            rank, cell, State.WAITING, wait.operation, sequence=wait.sequence, peer=wait.peer,
+            tag=wait.tag, line=wait.line, deadline=wait.deadline_ns is not None, target=wait.target,
+        )  # fmt: skip
+        try:
+            self.waiter.until(satisfied, peer, check=lambda: self.check(wait))
+        finally:
             # Before anything acts on what came: a rank that is stopped between the two must not look as if
             # it still waited for what it has already taken (a deadlock would be seen where none is).
             view.write_slot(rank, cell, State.COMPUTING)
-
-        try:
-            self.waiter.until(satisfied, peer, prepare=prepare, check=lambda: self.check(wait), finish=finish)
-        except BaseException:
-            view.write_slot(rank, cell, State.COMPUTING)
-            raise
-        finally:
             self.write_timing()
 
     def check(self, wait: Wait) -> None:

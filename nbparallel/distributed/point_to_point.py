@@ -179,6 +179,7 @@ class PointToPoint:
         member = self._member
         peers = [r for r in range(member.world_size) if r != member.rank] if src is None else [src]
         rings = [self._in[r] for r in peers]
+        only = rings[0] if len(rings) == 1 else None
         call = f"recv(src={src}{f', tag={tag}' if tag else ''})"
 
         def explain(finished: list[int]) -> NbParallelError:
@@ -198,6 +199,8 @@ class PointToPoint:
         def satisfied() -> bool:
             return any(ring.has_message() for ring in rings)
 
+        has_message = only.has_message if only is not None else satisfied
+
         while True:
             wait = Wait(
                 Operation.recv, lambda: [] if satisfied() else peers, explain, line,
@@ -205,20 +208,13 @@ class PointToPoint:
             )  # fmt: skip
             self._sources = tuple(peers)
             try:
-                if not self._spin(rings):
+                if not member.waiter.spin_until(has_message):
                     member.wait(satisfied, -1 if src is None else src, wait)
             finally:
                 self._sources = ()
             message = self._find(src, tag)
             if message is not None:
                 return message
-
-    def _spin(self, rings: Sequence[Incoming]) -> bool:
-        for _ in range(self._member.waiter.spins):
-            for ring in rings:
-                if ring.has_message():
-                    return True
-        return False
 
     def _why_gone(self, ranks: list[int]) -> str:
         absent = [r for r in ranks if r not in self._member.participants]

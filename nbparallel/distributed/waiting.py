@@ -150,43 +150,54 @@ class Waiter:
     # -- sleeping ----------------------------------------------------------------------------------
 
     def spin(self, word: int, target: int) -> bool:
-        """Look at a word for a short while; whether it reached `target`."""
+        """Look at a word for a short while, then give the processor away; whether it reached `target`."""
         words = self._words
-        for _ in range(self.spins):  # noqa: SIM110 - a generator would take twice as long
+        for _ in range(self.spins):
             if words[word] >= target:
                 return True
+        begin = time.monotonic_ns()
+        limit = begin + YIELD_NS
+        now = begin
+        while now < limit:
+            os.sched_yield()
+            if words[word] >= target:
+                self.wait_ns += time.monotonic_ns() - begin
+                return True
+            now = time.monotonic_ns()
+        self.wait_ns += now - begin
         return False
+
+    def spin_until(self, satisfied: Callable[[], bool]) -> bool:
+        """Do the same for any condition."""
+        for _ in range(max(1, self.spins // 4)):
+            if satisfied():
+                return True
+        begin = time.monotonic_ns()
+        while time.monotonic_ns() < begin + YIELD_NS:
+            os.sched_yield()
+            if satisfied():
+                break
+        self.wait_ns += time.monotonic_ns() - begin
+        return satisfied()
 
     def until(
         self,
         satisfied: Callable[[], bool],
         peer: int,
         *,
-        prepare: Callable[[], None],
         check: Callable[[], None],
-        finish: Callable[[], None],
     ) -> None:
-        """Wait for `satisfied`, which `peer` (-1: anybody) brings about.
+        """Sleep until `satisfied`, which `peer` (-1: anybody) brings about.
 
-        `prepare` runs before the first sleep, `finish` after the last, *before* anything acts on the
-        condition; `check` before every sleep: it raises if the wait makes no sense any more.
+        `check` runs before every sleep: it raises if the wait makes no sense any more.
         """
         begin = time.monotonic_ns()
-        limit = begin + YIELD_NS
         try:
-            while True:
-                os.sched_yield()
-                if satisfied():
-                    return
-                if time.monotonic_ns() > limit:
-                    break
-            prepare()
             if faultpoints.ARMED:
                 faultpoints.hit("waiting", self._rank)
             while not satisfied():
                 check()
                 self._sleep(satisfied, peer)
-            finish()
         finally:
             self._halves[self._my_parked] = 0
             self.wait_ns += time.monotonic_ns() - begin
