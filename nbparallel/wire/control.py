@@ -27,10 +27,30 @@ import os
 import struct
 import tempfile
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.errors import ProtocolError
+from nbparallel.wire.control_layout import (
+    ARRIVE,
+    BELL,
+    DEATH,
+    DONE,
+    FAILED,
+    FAILED_TEXT,
+    GENERATIONS,
+    INTERRUPT,
+    LEFT,
+    LINE,
+    MAX_WORLD_SIZE,
+    PARKED,
+    SLOT,
+    SLOT_HEADER,
+    SLOT_TEXT,
+    TIMING,
+    WORD,
+    WRITING,
+    Layout,
+)
 from nbparallel.wire.control_records import (
     CAUSES,
     KINDS,
@@ -48,6 +68,9 @@ from nbparallel.wire.control_records import (
 )
 
 __all__ = [
+    "GENERATIONS",
+    "SLOT_HEADER",
+    "SLOT_TEXT",
     "AbortRecord",
     "Cause",
     "ControlView",
@@ -65,80 +88,7 @@ __all__ = [
 MAGIC = 0x314C5254434E5042
 """Reads ``BPNCTRL1``."""
 VERSION = 1
-WORD = 8
-LINE = 16
-"""Words in 128 bytes."""
-GENERATIONS = 4
-"""Collective slots of a rank: how many operations a slow reader may be behind before it is waited for."""
-SLOT_HEADER = 512
-"""Bytes of a collective slot before its payload: one line of words, then the description as text."""
-SLOT_TEXT = SLOT_HEADER - LINE * WORD
-FAILED_LINES = 16
-FAILED_TEXT = FAILED_LINES * LINE * WORD - 6 * WORD
-"""Bytes of the message that a failed rank leaves."""
-MAX_WORLD_SIZE = 1024
-"""Rings grow with the square of the ranks: beyond this one segment would be gigabytes."""
-
-# Lines of one rank, in order.
-_INTERRUPT, _DEATH, _LEFT, _SLOT, _WRITING, _BELL, _PARKED, _TIMING, _ARRIVE, _DONE, _FAILED = (
-    0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11,
-)  # fmt: skip
-_RANK_LINES = _FAILED + FAILED_LINES
 _RETRIES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where everything lies, from the number of ranks alone."""
-
-    world_size: int
-    ring_capacity: int
-    slot_payload: int
-
-    @classmethod
-    def of(cls, world_size: int) -> Layout:
-        """Return the layout for `world_size` ranks: 64 KiB a ring and a slot, less when there are many."""
-        if not 1 <= world_size <= MAX_WORLD_SIZE:
-            raise ValueError(f"world_size must be between 1 and {MAX_WORLD_SIZE}, not {world_size}")
-        ring = 64 << 10
-        while ring > 2048 and ring * world_size**2 > 16 << 20:
-            ring >>= 1
-        slot = 64 << 10 if world_size <= 8 else 16 << 10 if world_size <= 32 else 4 << 10
-        return cls(world_size, ring, slot)
-
-    def rank_word(self, rank: int, line: int) -> int:
-        """Return the index of the first word of a rank's line."""
-        return (2 + rank * _RANK_LINES + line) * LINE
-
-    @property
-    def _pairs(self) -> int:
-        return (2 + self.world_size * _RANK_LINES) * LINE
-
-    def tail_word(self, source: int, destination: int) -> int:
-        """Return the word in which `source` counts the bytes it put into the pair's ring."""
-        return self._pairs + (source * self.world_size + destination) * 2 * LINE
-
-    def head_word(self, source: int, destination: int) -> int:
-        """Return the word in which `destination` counts the bytes it took; the next one, messages taken."""
-        return self.tail_word(source, destination) + LINE
-
-    def slot_byte(self, rank: int, generation: int) -> int:
-        """Return the first byte of a collective slot."""
-        slots = (self._pairs + self.world_size**2 * 2 * LINE) * WORD
-        slots = (slots + 4095) & ~4095
-        return slots + (rank * GENERATIONS + generation) * (SLOT_HEADER + self.slot_payload)
-
-    def ring_byte(self, source: int, destination: int) -> int:
-        """Return the first byte of the pair's ring."""
-        start = (self.slot_byte(self.world_size, 0) + 4095) & ~4095
-        return start + (source * self.world_size + destination) * self.ring_capacity
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the whole segment."""
-        return (self.ring_byte(self.world_size, 0) + 4095) & ~4095
-
-
 _HEADER = struct.Struct("<QIIQQQ")
 
 
@@ -228,13 +178,13 @@ class ControlView:
 
     def write_interrupt(self, rank: int, cell: int, sequence: int) -> None:
         """Name the cell that the next SIGINT to `rank` is meant for."""
-        w = self.layout.rank_word(rank, _INTERRUPT)
+        w = self.layout.rank_word(rank, INTERRUPT)
         self.words[w] = cell
         self.words[w + 1] = sequence  # last: who sees it new sees the cell new
 
     def read_interrupt(self, rank: int) -> tuple[int, int]:
         """Return (cell, sequence); (0, 0) if there never was one."""
-        w = self.layout.rank_word(rank, _INTERRUPT)
+        w = self.layout.rank_word(rank, INTERRUPT)
         sequence = self.words[w + 1]
         return self.words[w], sequence
 
@@ -242,7 +192,7 @@ class ControlView:
 
     def write_death(self, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
         """Say that the process of `rank` has ended: with a code, by a signal, or nobody knows how."""
-        w = self.layout.rank_word(rank, _DEATH)
+        w = self.layout.rank_word(rank, DEATH)
         self.words[w + 1] = time.monotonic_ns()
         kind, value = (
             (2, signal) if signal is not None else (1, exit_code) if exit_code is not None else (3, 0)
@@ -251,7 +201,7 @@ class ControlView:
 
     def read_death(self, rank: int) -> DeathRecord | None:
         """Return how `rank` ended, None while it lives."""
-        w = self.layout.rank_word(rank, _DEATH)
+        w = self.layout.rank_word(rank, DEATH)
         status = self.words[w]
         if not status:
             return None
@@ -277,7 +227,7 @@ class ControlView:
         target: int = 0,
     ) -> None:
         """Publish what `rank` is doing: an odd version while it changes (a seqlock)."""
-        w, words = self.layout.rank_word(rank, _SLOT), self.words
+        w, words = self.layout.rank_word(rank, SLOT), self.words
         version = words[w] | 1  # odd already if an interrupt cut the last change short
         words[w] = version
         words[w + 1], words[w + 2], words[w + 3], words[w + 4] = cell, int(state), int(operation), sequence
@@ -287,7 +237,7 @@ class ControlView:
 
     def read_slot(self, rank: int) -> SlotRecord:
         """Return what `rank` says; after a few tries in vain it counts as computing."""
-        w, words = self.layout.rank_word(rank, _SLOT), self.words
+        w, words = self.layout.rank_word(rank, SLOT), self.words
         for _ in range(_RETRIES):
             version = words[w]
             values = words[w + 1 : w + 11].tolist()
@@ -307,7 +257,7 @@ class ControlView:
 
     def write_failure(self, rank: int, kind: FailureKind, cell: int, origin: int, message: str) -> None:
         """Say that `rank` failed.  The first failure of an epoch stays: later calls do nothing."""
-        w, words = self.layout.rank_word(rank, _FAILED), self.words
+        w, words = self.layout.rank_word(rank, FAILED), self.words
         if words[w]:
             return
         text = message.encode("utf-8", "backslashreplace")[:FAILED_TEXT]
@@ -323,7 +273,7 @@ class ControlView:
 
     def read_failure(self, rank: int) -> FailureRecord | None:
         """Return how `rank` failed, None if it did not."""
-        w, words = self.layout.rank_word(rank, _FAILED), self.words
+        w, words = self.layout.rank_word(rank, FAILED), self.words
         kind = KINDS.get(words[w])
         if kind is None:
             return None
@@ -334,54 +284,54 @@ class ControlView:
 
     def read_left(self, rank: int) -> int:
         """Return the number of the last cell that `rank` has ended."""
-        return self.words[self.layout.rank_word(rank, _LEFT)]
+        return self.words[self.layout.rank_word(rank, LEFT)]
 
     def read_writing(self, rank: int) -> int:
         """Return the operation in which `rank` writes into other ranks' arrays; 0: in none."""
-        return self.words[self.layout.rank_word(rank, _WRITING)]
+        return self.words[self.layout.rank_word(rank, WRITING)]
 
     def read_timing(self, rank: int) -> TimingRecord:
         """Return where the time of `rank` went."""
-        w = self.layout.rank_word(rank, _TIMING)
+        w = self.layout.rank_word(rank, TIMING)
         return TimingRecord(rank, *self.words[w : w + 4].tolist())
 
     # -- where the ranks' own modules find their words ---------------------------------------------
 
     def word_left(self, rank: int) -> int:
         """Index in `words`: the last cell that `rank` has ended."""
-        return self.layout.rank_word(rank, _LEFT)
+        return self.layout.rank_word(rank, LEFT)
 
     def word_writing(self, rank: int) -> int:
         """Index in `words`: see `read_writing`."""
-        return self.layout.rank_word(rank, _WRITING)
+        return self.layout.rank_word(rank, WRITING)
 
     def word_arrive(self, rank: int) -> int:
         """Index in `words`: how many synchronisations `rank` has reached."""
-        return self.layout.rank_word(rank, _ARRIVE)
+        return self.layout.rank_word(rank, ARRIVE)
 
     def word_done(self, rank: int) -> int:
         """Index in `words`: the last collective whose slots `rank` reads no more."""
-        return self.layout.rank_word(rank, _DONE)
+        return self.layout.rank_word(rank, DONE)
 
     def word_death(self, rank: int) -> int:
         """Index in `words`: nonzero once S saw `rank` end."""
-        return self.layout.rank_word(rank, _DEATH)
+        return self.layout.rank_word(rank, DEATH)
 
     def word_failed(self, rank: int) -> int:
         """Index in `words`: nonzero once `rank` failed."""
-        return self.layout.rank_word(rank, _FAILED)
+        return self.layout.rank_word(rank, FAILED)
 
     def word_timing(self, rank: int) -> int:
         """Index in `words`: compute_ns, wait_ns, nbytes, operations."""
-        return self.layout.rank_word(rank, _TIMING)
+        return self.layout.rank_word(rank, TIMING)
 
     def half_bell(self, rank: int) -> int:
         """Index in `halves`: the futex word that `rank` changes when somebody sleeps for it."""
-        return self.layout.rank_word(rank, _BELL) * 2
+        return self.layout.rank_word(rank, BELL) * 2
 
     def half_parked(self, rank: int) -> int:
         """Index in `halves`: whom `rank` sleeps for (its number + 1; all ones: anybody); 0 awake."""
-        return self.layout.rank_word(rank, _PARKED) * 2
+        return self.layout.rank_word(rank, PARKED) * 2
 
     # -- end -----------------------------------------------------------------------------------------
 
