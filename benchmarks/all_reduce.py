@@ -30,7 +30,8 @@ SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 64 << 20)
 SECONDS = 0.25
 """Of one operation in one launch."""
 NOTES = (
-    "Forked ranks without a session, all checks on; torch over gloo on lo with one thread, in the same processes, "
+    "Forked ranks without a session, all checks on; torch over gloo on lo with one thread, in the same "
+    "processes, "
     "taking turns; the longest time over the ranks, median of rounds and launches; the same arrays again and "
     "again (hot)."
 )

@@ -1,4 +1,4 @@
-"""Where everything lies in a control segment, from the number of ranks alone (the picture is in `control`)."""
+"""Where everything lies in a control segment, by the number of ranks alone (the picture is in `control`)."""
 
 from __future__ import annotations
 
