@@ -46,7 +46,9 @@ class MagicParser(argparse.ArgumentParser):
         return self._without_rest(*self.parse_head(line, leading_ranks=True))
 
     def _without_rest(self, options: argparse.Namespace, rest: str) -> argparse.Namespace:
-        if rest:
+        if rest.isdecimal() and "-n" in self._option_string_actions:
+            self.error(f"unexpected {rest!r}; did you mean -n {rest}?")
+        if rest and not rest.startswith("#"):  # a comment after the flags
             self.error(f"unexpected {rest!r}: flags begin with a minus, ranks are separated by commas only")
         return options
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from nbparallel.errors import NbParallelError, ParallelError
+from nbparallel.errors import ParallelError
 from nbparallel_magics.cell_output import CellOutput
 from nbparallel_magics.live import Live
 from nbparallel_magics.publisher import publisher_for
 from nbparallel_magics.ranks import RankSpec
-from nbparallel_magics.rendering import briefly, does_not_compile
+from nbparallel_magics.rendering import brief_errors, does_not_compile
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -94,23 +94,22 @@ def _run_on_ranks(live: Live, session: Session, ranks: tuple[int, ...] | None, r
     order = getattr(options, "output", None) or live.configuration.output
     sink = None if quiet else CellOutput(publisher_for(shell, live.notebook), order=order)
     try:
-        result = session.run(
-            request.source,
-            ranks=ranks,
-            namespace=shell.user_ns,
-            share=getattr(options, "share", None) or (),
-            timeout=options.timeout or live.configuration.timeout or None,
-            sink=sink,
-            execution_count=input_number(shell),
-            line_offset=request.line_offset,
-            want_values=options.out is not None,
-            seed=getattr(options, "seed", None),
-        )
+        with brief_errors():
+            result = session.run(
+                request.source,
+                ranks=ranks,
+                namespace=shell.user_ns,
+                share=getattr(options, "share", None) or (),
+                timeout=options.timeout or live.configuration.timeout or None,
+                sink=sink,
+                execution_count=input_number(shell),
+                line_offset=request.line_offset,
+                want_values=options.out is not None,
+                seed=getattr(options, "seed", None),
+            )
     except ParallelError as error:
-        live.failure = error
+        live.failures = error.failures
         raise
-    except (NbParallelError, KeyboardInterrupt) as error:
-        raise briefly(error)  # noqa: B904 - it is the same error, only its rendering changes
     finally:
         if sink is not None:
             sink.finish()  # before an error is shown; the session has done so unless it could not start

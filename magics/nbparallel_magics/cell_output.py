@@ -7,15 +7,27 @@ that is over before the first time is simply shown once, in its final form.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from nbparallel_magics.block_writer import BlockWriter
-from nbparallel_magics.layout import Item, Piece, Rich, Text, arrange
+from nbparallel_magics.layout import (
+    Item,
+    Piece,
+    Rich,
+    Text,
+    arrange,
+    as_seen,
+    in_arrival_order,
+    redraws_a_line,
+)
 from nbparallel_magics.overflow import OverflowLog
 from nbparallel_magics.publisher import Publisher
 
 INTERVAL = 0.08
 """Seconds: together with what the session waits for more (0.1 s at most) less than the promised 0.2 s."""
+REDRAW = 1.0
+"""Seconds between two looks at progress bars, which draw one line again and again."""
 LIMIT = 10_000_000
 """Characters of one cell's output that a notebook shows."""
 
@@ -36,6 +48,8 @@ class CellOutput:
     def __init__(self, publisher: Publisher, *, order: str = "rank", limit: int = LIMIT) -> None:
         self._publisher = publisher
         self._in_rank_order = order == "rank"
+        self._arranged = arrange if self._in_rank_order else in_arrival_order
+        self._next_redraw = 0.0
         self._limit = limit
         self._writer = BlockWriter(publisher)
         self._lock = threading.RLock()  # what came
@@ -163,7 +177,9 @@ class CellOutput:
     def _show_new(self) -> None:
         """Show what came since the last time; the lock on what comes is held only to look."""
         with self._lock:
-            pieces = self._new_pieces()
+            if self._only_redraws():
+                return
+            pieces = [as_seen(piece) for piece in self._new_pieces()]
             updates, self._updates = self._updates, []
             again = self._cleared and self._can_show_again() and self._affordable()
             if again:
@@ -199,14 +215,25 @@ class CellOutput:
     def _final(self) -> list[Piece]:
         above = [_note(text) for text, late in self._notes if not late]
         below = [_note(text) for text, late in self._notes if late]
-        return [*above, *arrange(self._arrivals), *below]
+        return [*above, *self._arranged(self._arrivals), *below]
 
     def _new_pieces(self) -> list[Piece]:
         notes, self._notes_shown = self._notes[self._notes_shown :], len(self._notes)
         arrivals, self._shown = self._arrivals[self._shown :], len(self._arrivals)
         above = [_note(text) for text, late in notes if not late]
         below = [_note(text) for text, late in notes if late]
-        return [*above, *arrange(arrivals), *below]
+        return [*above, *self._arranged(arrivals), *below]
+
+    def _only_redraws(self) -> bool:
+        """Whether there are only new states of progress bars, and older ones have just been shown."""
+        new = self._arrivals[self._shown :]
+        if self._finished or not any(redraws_a_line(item) for _, item in new):
+            return False
+        now = time.monotonic()
+        if now < self._next_redraw and all(redraws_a_line(item) for _, item in new):
+            return True
+        self._next_redraw = now + REDRAW
+        return False
 
     def _can_show_again(self) -> bool:
         return self._publisher.can_clear and self._log is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from nbparallel.errors import rank_list
@@ -86,6 +87,29 @@ def arrange(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
         pieces.append(Piece(tuple(bodies), common))
         bodies = {rank: _without_start(body, len(common.text)) for rank, body in bodies.items()}
     return [*pieces, *_fold(bodies), *_fold(values)]
+
+
+def in_arrival_order(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
+    """Return the pieces as they came: one for each run of one rank's text."""
+    runs = groupby(arrivals, key=lambda arrival: arrival[0])
+    return [Piece((rank,), item) for rank, run in runs for item in merged(item for _, item in run)]
+
+
+def redraws_a_line(item: Item) -> bool:
+    """Whether an item only draws a line anew, as progress bars do."""
+    return isinstance(item, Text) and "\r" in item.text and "\n" not in item.text
+
+
+def as_seen(piece: Piece) -> Piece:
+    """Return text without what carriage returns have overwritten, its last line ended; for the time being."""
+    if not isinstance(piece.item, Text) or "\r" not in piece.item.text:
+        return piece
+    *whole, last = (
+        next((part for part in reversed(line.split("\r")) if part), "")
+        for line in piece.item.text.replace("\r\n", "\n").split("\n")
+    )
+    lines = [*whole, last] if last else whole
+    return Piece(piece.ranks, Text(piece.item.name, "".join(f"{line}\n" for line in lines)))
 
 
 def _is_value(item: Item) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.errors import ParallelError
 from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.notebook_output import NotebookOutput
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
+    from nbparallel.wire.failures import RankFailure
 
 
 class Live:
@@ -20,8 +21,8 @@ class Live:
         self.shell = shell
         self.configuration = NbParallel(parent=shell)
         self.session: Session | None = None
-        self.failure: ParallelError | None = None
-        """The error of the last cell that failed."""
+        self.failures: Mapping[int, RankFailure] = {}
+        """What the ranks of the last cell that failed said, the root cause first."""
         kernel = getattr(shell, "kernel", None)
         self.notebook = NotebookOutput(kernel) if hasattr(kernel, "session") else None
         self.raw_cell = ""

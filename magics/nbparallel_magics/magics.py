@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
+from nbparallel.errors import rank_list
 from nbparallel_magics import cell as cells
 from nbparallel_magics import flags, sharing
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.cell import CellRequest, lines_above
 from nbparallel_magics.live import Live
-from nbparallel_magics.rendering import full_tracebacks
+from nbparallel_magics.rendering import brief_errors, full_tracebacks
 from nbparallel_magics.status import StatusTable
 
 if TYPE_CHECKING:
@@ -76,8 +77,10 @@ class ParallelMagics(Magics):
         names = line.replace(",", " ").split()
         if not names:
             flags.SHARE.error("which arrays? name them, as in %share weights gradients")
-        for line in sharing.share(self.live, names):
-            print(line)  # noqa: T201
+        with brief_errors():
+            notes = sharing.share(self.live, names)
+        for note in notes:
+            print(note)  # noqa: T201
 
     @line_magic
     @documented_by(flags.STRATEGY)
@@ -101,8 +104,11 @@ class ParallelMagics(Magics):
     def parallel_restart(self, line: str) -> None:
         options = flags.RESTART.parse_line(line)
         session = self._session_to(flags.RESTART)
-        for rank in [None] if options.ranks is None else cells.resolve(options.ranks, session):
-            session.restart(rank)
+        chosen = range(session.world_size) if options.ranks is None else cells.resolve(options.ranks, session)
+        with brief_errors():
+            for rank in [None] if options.ranks is None else chosen:
+                session.restart(rank)
+        print(f"{rank_list(chosen)} restarted, without variables")  # noqa: T201
 
     @line_magic
     @documented_by(flags.STOP)
@@ -114,9 +120,9 @@ class ParallelMagics(Magics):
     @documented_by(flags.TRACEBACK)
     def parallel_tb(self, line: str) -> None:
         options = flags.TRACEBACK.parse_line(line)
-        if self.live.failure is None:
+        if not self.live.failures:
             flags.TRACEBACK.error("no cell has failed on ranks yet")
-        print(full_tracebacks(self.live.failure, options.ranks))  # noqa: T201
+        print(full_tracebacks(self.live.failures, options.ranks))  # noqa: T201
 
     def _session_to(self, parser: MagicParser) -> Session:
         session = self.live.running_session()

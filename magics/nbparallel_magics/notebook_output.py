@@ -76,19 +76,20 @@ class NotebookOutput:
             self._size = 0
         return [message for _, message in others]
 
-    def _watch(self, stream: Any, message: Any, *args: Any, **options: Any) -> Any:
-        result = self._send(stream, message, *args, **options)
-        kind = message if isinstance(message, str) else message.get("msg_type")
-        if kind in _KINDS and self._complete:
+    def _watch(self, *args: Any, **options: Any) -> Any:
+        result = self._send(*args, **options)
+        if self._complete:
+            given = dict(zip(("stream", "msg_or_type", "content", "parent"), args, strict=False)) | options
+            message = given.get("msg_or_type")
             if isinstance(message, str):
-                content = args[0] if args else options.get("content")
-                parent = args[1] if len(args) > 1 else options.get("parent")
-            else:
-                content, parent = message.get("content"), message.get("parent_header")
-            self._keep(kind, content or {}, parent)
+                self._keep(message, given.get("content"), given.get("parent"))
+            elif isinstance(message, dict):
+                self._keep(message.get("msg_type"), message.get("content"), message.get("parent_header"))
         return result
 
-    def _keep(self, kind: str, content: dict[str, Any], parent: Any) -> None:
+    def _keep(self, kind: Any, content: Any, parent: Any) -> None:
+        if kind not in _KINDS or not isinstance(content, dict):
+            return
         with self._lock:
             if not self._complete or _message_id(parent) != self._cell:
                 return
@@ -96,15 +97,18 @@ class NotebookOutput:
                 self._kept.clear()
                 self._size = 0
                 return
-            parts = content.get("data") or {}
-            self._size += len(content.get("text", "")) + sum(
-                len(p) for p in parts.values() if isinstance(p, str)
-            )
+            self._size += sum(len(p) for p in _texts(content))
             if self._size > _LIMIT:
                 self._complete = False
                 self._kept.clear()
             else:
                 self._kept.append((getattr(self._sender, "value", None), (kind, content)))
+
+
+def _texts(content: dict[str, Any]) -> Iterator[str]:
+    data = content.get("data")
+    parts = [content.get("text"), *(data.values() if isinstance(data, dict) else ())]
+    return (part for part in parts if isinstance(part, str))
 
 
 def _message_id(parent: Any) -> str:

@@ -11,6 +11,9 @@ Some facts about ipykernel, 6.31 to 7.4:
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 import os
 import sys
 import threading
@@ -95,7 +98,7 @@ class KernelPublisher:
         for start in range(0, len(text), _LARGEST_MESSAGE):
             part = text[start : start + _LARGEST_MESSAGE]
             if self._pacer:
-                self._pacer.wait_for(len(part))
+                self._pacer.wait_for(len(json.dumps(part)))
             self._send("stream", {"name": name, "text": part})
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
@@ -117,12 +120,28 @@ class KernelPublisher:
         self._send(kind, content)
 
     def _send(self, kind: str, content: dict[str, Any], sender: object = ...) -> None:
+        content = _sendable(content)
         with (
             self._notebook.sending_for(self if sender is ... else sender) if self._notebook else nullcontext()
         ):
             self._kernel.session.send(
                 self._kernel.iopub_socket, kind, content, self._parent, self._kernel._topic(kind)
             )
+
+
+def _sendable(value: Any) -> Any:
+    """Return what JSON and UTF-8 can hold: bytes (pictures) as base64, lone surrogates escaped."""
+    if isinstance(value, dict):
+        return {_sendable(key): _sendable(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sendable(part) for part in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value
 
 
 class PlainPublisher:

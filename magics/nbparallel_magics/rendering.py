@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from nbparallel.errors import InternalError, ParallelError, ProtocolError, rank_list
+from nbparallel.errors import InternalError, NbParallelError, ParallelError, ProtocolError, rank_list
+from nbparallel.wire.failures import RankFailure
 from nbparallel_magics.ranks import RankSpec
 
 
@@ -40,6 +43,15 @@ def briefly(error: BaseException) -> BaseException:
         error._render_traceback_ = lambda: text.splitlines()  # type: ignore[attr-defined]  # IPython's protocol
     error.__context__ = None
     return error
+
+
+@contextmanager
+def brief_errors() -> Iterator[None]:
+    """Have errors of nbparallel, and an interrupt, shown in a line if they leave this block."""
+    try:
+        yield
+    except (NbParallelError, KeyboardInterrupt) as error:
+        raise briefly(error)  # noqa: B904 - it is the same error, only its rendering changes
 
 
 class ErrorRendering:
@@ -78,7 +90,9 @@ class ErrorRendering:
         if not isinstance(error, _OURS):
             stb = self._previous_handler(kind, error, trace, tb_offset=tb_offset)
             return stb if isinstance(stb, list) else []
-        sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace  # for %tb and %debug
+        # there is nothing for %debug here; the frames would keep the cell's arrays alive
+        error.__traceback__ = None
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, None
         if isinstance(error, SyntaxError):
             text = shell.SyntaxTB.structured_traceback(kind, error, [])
         else:
@@ -87,13 +101,15 @@ class ErrorRendering:
         return list(text)
 
 
-def full_tracebacks(error: ParallelError, spec: RankSpec | None) -> str:
+def full_tracebacks(failures: Mapping[int, RankFailure], spec: RankSpec | None) -> str:
     """Return the whole traceback of every rank that raised, or of those that `spec` names."""
     from nbparallel.session.failures import full_text
 
-    failures = error.failures
     if spec is not None:
-        chosen = spec.resolve(max(failures) + 1)
+        try:
+            chosen = spec.resolve(max(failures) + 1)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         if missing := [rank for rank in chosen if rank not in failures]:
             raise UsageError(f"{rank_list(missing)} raised nothing; {rank_list(failures)} did")
         failures = {rank: failures[rank] for rank in chosen}

@@ -194,6 +194,31 @@ def test_stream_order_stays_as_it_came(page: Page) -> None:
         assert page.clears == 0
 
 
+def test_stream_order_is_that_of_arrival_within_a_moment_too(page: Page) -> None:
+    """With order="stream" even what comes at once stays in its order, and equal text is not folded."""
+    out = CellOutput(page, order="stream")
+    for rank in (2, 0, 0, 1):
+        out.stream(rank, "stdout", "x\n")
+    out.finish()
+    assert page.text == "[rank 2] x\n[rank 0]\nx\nx\n[rank 1] x\n"
+
+
+def test_progress_bars_do_not_flood_the_page(page: Page) -> None:
+    """A line that is drawn again and again is shown about once a second, and is complete in the end."""
+    out = CellOutput(page)
+    bars = {rank: "".join(f"\r{rank}: {percent} %" for percent in range(40)) + "\n" for rank in (0, 1)}
+    for percent in range(40):
+        for rank in (0, 1):
+            out.stream(rank, "stderr", f"\r{rank}: {percent} %")
+        time.sleep(0.01)
+    assert page.text.count("%") <= 4
+    assert "\r" not in page.text
+    for rank in (0, 1):
+        out.stream(rank, "stderr", "\n")
+    out.finish()
+    assert page.text == f"[rank 0]\n{bars[0]}[rank 1]\n{bars[1]}"
+
+
 def test_late_output_is_shown_as_it_comes(page: Page) -> None:
     """A thread that prints after the cell's end is heard, under its rank's label, at once."""
     out = CellOutput(page)
