@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.mapping import Access, Mapping
@@ -93,9 +94,8 @@ class Segment:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where an array lies."""
+class Location(NamedTuple):
+    """Where an array lies; a tuple, because every operation between ranks asks for two or three."""
 
     segment: int
     """The segment's id in the session."""
