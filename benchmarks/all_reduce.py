@@ -31,9 +31,8 @@ SECONDS = 0.25
 """Of one operation in one launch."""
 NOTES = (
     "Forked ranks without a session, all checks on; torch over gloo on lo with one thread, in the same "
-    "processes, "
-    "taking turns; the longest time over the ranks, median of rounds and launches; the same arrays again and "
-    "again (hot)."
+    "processes, taking turns; the longest time over the ranks, median of rounds and launches; the same "
+    "arrays again and again (hot)."
 )
 
 

@@ -103,10 +103,9 @@ class Communicator:
         if self._closed:
             return
         self._closed = True
-        self._member.ready = False
         self._messages.close()
         self._collectives.close()
-        self._member.memory.forget()
+        self._member.close()
         if self._owns_view:
             self._view.close()
 
@@ -158,10 +157,10 @@ class Communicator:
         member.ready = False
         try:
             self._messages.send(tensor, dst, tag, view=view, deadline_ns=self._deadline(timeout))
+            member.ready = True
         except BaseException as error:
             member.failed(error)
             raise
-        member.ready = True
 
     def recv(
         self,
@@ -208,10 +207,10 @@ class Communicator:
         member.ready = False
         try:
             value = self._messages.recv(buffer, src, tag, self._deadline(timeout))
+            member.ready = True
         except BaseException as error:
             member.failed(error)
             raise
-        member.ready = True
         return value
 
     def broadcast(
@@ -239,10 +238,10 @@ class Communicator:
         member.ready = False
         try:
             value = self._collectives.broadcast(tensor, src, self._deadline(timeout))
+            member.ready = True
         except BaseException as error:
             member.failed(error)
             raise
-        member.ready = True
         return value
 
     def all_reduce(
@@ -284,10 +283,10 @@ class Communicator:
             value = self._collectives.all_reduce(
                 tensor, op, None if timeout is None else self._deadline(timeout)
             )
+            member.ready = True
         except BaseException as error:
             member.failed(error)
             raise
-        member.ready = True
         return value
 
     def barrier(self, group: object = None, async_op: bool = False, *, timeout: float | None = None) -> None:
@@ -298,10 +297,10 @@ class Communicator:
         member.ready = False
         try:
             self._collectives.barrier(None if timeout is None else self._deadline(timeout))
+            member.ready = True
         except BaseException as error:
             member.failed(error)
             raise
-        member.ready = True
 
     def strict_sync(self, on: bool = True) -> None:
         """Make every `send` of this rank wait until its message was received, to show latent deadlocks."""

@@ -35,7 +35,7 @@ def awaited_of(member: Member, record: SlotRecord) -> list[int] | None:
         return sources
     if record.operation is Operation.send:
         if record.target:  # waits until the message was taken
-            taken = words[layout.head_word(me, record.peer) + 1]
+            taken = words[layout.head_word(me, record.peer) + 2]
             return None if taken >= record.target else [record.peer]
         return None  # whoever waits makes room for others meanwhile, so this ends
     if not record.target:

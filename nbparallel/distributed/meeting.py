@@ -60,6 +60,7 @@ class Meeting:
         self._segments = [[slots[g] + SEGMENT for slots in self._slot_words] for g in range(GENERATIONS)]
         self._peers = [(r, view.word_arrive(r), self._slot_words[r]) for r in member.others]
         self.number = self.arrivals = self.generation = 0
+        self._strong_order = member.waiter.strong_order
         self._all_done = 0
         self._written: list[Fingerprint] = [_NO_FINGERPRINT] * GENERATIONS
         self._fingerprint = _NO_FINGERPRINT
@@ -105,6 +106,8 @@ class Meeting:
         for rank, arrive, slots in self._peers:
             if words[arrive] < arrivals and not self._spin(arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=True)
+            if not self._strong_order:
+                self._member.waiter.fence()  # his slot after his word
             if words[slots[generation]] != mine:
                 same = False
         return same
@@ -125,9 +128,13 @@ class Meeting:
         for rank, arrive, _ in self._peers:
             if words[arrive] < arrivals and not self._spin(arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=False)
+        if not self._strong_order:
+            self._member.waiter.fence()
 
     def end(self) -> None:
         """Give the others' slots free, and this rank's next operation."""
+        if not self._strong_order:
+            self._member.waiter.fence()  # all reads before the word that gives the slots free
         self._words[self._done] = self.number
         self._member.open = 0
         if faultpoints.ARMED:

@@ -31,6 +31,10 @@ LOSS_NS = 500_000_000
 """How long a death may take to be known after the memory of the dead was missed."""
 
 
+def _nothing(*_: object) -> None:
+    """Stand in for what other modules plug in."""
+
+
 @dataclass(slots=True)
 class Wait:
     """One wait that did not end at once."""
@@ -104,8 +108,8 @@ class Member:
         self.ready = self.whole = self.exposed = False
         self.open = 0
         self.cause: BaseException | None = None
-        self.progress: Callable[[], None] = lambda: None
-        self.diagnose: Callable[[Wait], None] = lambda wait: None
+        self.progress: Callable[[], None] = _nothing
+        self.diagnose: Callable[[Wait], None] = _nothing
         self.nbytes = self.operations = 0
         self._lines: dict[tuple[int, int], int] = {}
         self._began_ns = self._past_ns = 0
@@ -128,6 +132,8 @@ class Member:
 
     def end_cell(self, failure: BaseException | None) -> None:
         """Leave the cell; whoever waits for this rank in it is freed."""
+        if self._forked:
+            return  # the words are the rank's, and this is not the rank
         self.ready = False
         if failure is not None:
             kind, origin, text = describe(failure, self.rank, self.filename, in_operation=False)
@@ -142,6 +148,13 @@ class Member:
         self.view.write_slot(self.rank, self.cell, state)
         self.waiter.announce(self.view.word_left(self.rank), self.cell)
         self.waiter.ring()
+
+    def close(self) -> None:
+        """Let go of everything that refers back here, so that the segment is unmapped at once."""
+        self.ready = False
+        self.memory.close()
+        self.progress = _nothing
+        self.diagnose = _nothing
 
     def write_timing(self) -> None:
         """Publish where the time went."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
+from nbparallel.errors import InternalError
 from nbparallel.sharing.segment import Location
 from nbparallel.sharing.store import Store
 from nbparallel.wire.handles import ArrayHandle
@@ -19,8 +20,9 @@ from nbparallel.wire.handles import ArrayHandle
 AnyArray: TypeAlias = npt.NDArray[Any]
 MAX_KNOWN = 64
 """Arrays whose place is remembered; the next one is looked up again, which costs about a microsecond."""
-MAX_ATTACHED = 64
-"""Other ranks' arrays that stay attached until the cell ends: each attach costs page faults."""
+MAX_ATTACHED_NBYTES = 512 << 20
+"""Of other ranks' arrays that stay attached until the cell ends (each attach costs page faults): what their
+owners have dropped meanwhile lives as long."""
 
 
 def encode_handle(handle: ArrayHandle) -> bytes:
@@ -36,10 +38,11 @@ def decode_handle(data: bytes) -> ArrayHandle:
 class Place:
     """Where one array lies; `packed` is its handle once somebody needed it."""
 
-    __slots__ = ("direct", "packed", "reference", "segment", "start", "stop")
+    __slots__ = ("direct", "dtype", "packed", "reference", "segment", "start", "stop")
 
     def __init__(self, x: AnyArray, location: Location) -> None:
         self.reference = weakref.ref(x)
+        self.dtype = x.dtype
         self.segment, self.start, self.stop = location.segment, location.start, location.stop
         self.direct: bool = x.flags.c_contiguous
         """Whether other ranks can work on its elements in their order."""
@@ -64,13 +67,14 @@ class Memory:
         self.store, self._attach = store, attach
         self._places: dict[int, Place] = {}
         self._attached: OrderedDict[tuple[bytes, bool], AnyArray] = OrderedDict()
+        self._attached_nbytes = 0
 
     def place(self, x: AnyArray) -> Place | None:
         """Return where `x` lies, None if its memory is private."""
         if x.base is None:
             return None  # it owns its memory, so it is numpy's
         place = self._places.get(id(x))
-        if place is not None and place.reference() is x:
+        if place is not None and place.reference() is x and place.dtype is x.dtype:
             return place
         location = self.store.location(x)
         if location is None:
@@ -94,8 +98,10 @@ class Memory:
         array = self._attached.get(key)
         if array is None:
             array = self._attach(decode_handle(packed), writable=writable).reshape(-1)
-            while len(self._attached) >= MAX_ATTACHED:
-                self._attached.popitem(last=False)
+            self._attached_nbytes += array.nbytes
+            while self._attached and self._attached_nbytes > MAX_ATTACHED_NBYTES:
+                _, dropped = self._attached.popitem(last=False)
+                self._attached_nbytes -= dropped.nbytes
             self._attached[key] = array
         else:
             self._attached.move_to_end(key)
@@ -104,7 +110,17 @@ class Memory:
     def forget(self) -> None:
         """Let go of what was attached."""
         self._attached.clear()
+        self._attached_nbytes = 0
         self._places.clear()
+
+    def close(self) -> None:
+        """Let go of everything, for good."""
+        self.forget()
+        self._attach = _refuse
+
+
+def _refuse(*_: object, **__: object) -> AnyArray:
+    raise InternalError("an array was to be attached after the communicator was closed")
 
 
 def overlapping(spans: list[tuple[int, int, int]]) -> tuple[int, int] | None:

@@ -35,7 +35,7 @@ class PointToPoint:
         self._out = [Outgoing(view, waiter, rank, r) for r in range(member.world_size)]
         self._in = [Incoming(view, waiter, r, rank) for r in range(member.world_size)]
         self._pending: list[deque[Message]] = [deque() for _ in range(member.world_size)]
-        self._low: list[int] = [0] * member.world_size
+        self._newest = [0] * member.world_size
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(member.world_size)]
         inline = min(INLINE, view.layout.ring_capacity // 2) - RECORD.size
         self._packer = Packer(member.store, member.attach, inline)
@@ -115,10 +115,10 @@ class PointToPoint:
                 DeadlockError(f"deadlock: rank {dst} sends to itself on line {line} and waits for itself")
             )
         wait = Wait(
-            Operation.send, lambda: [] if ring.taken() >= number else [dst], explain, line,
+            Operation.send, lambda: [] if ring.newest_taken() >= number else [dst], explain, line,
             peer=dst, tag=tag, target=number, deadline_ns=deadline_ns,
         )  # fmt: skip
-        member.wait(lambda: ring.taken() >= number, dst, wait)
+        member.wait(lambda: ring.newest_taken() >= number, dst, wait)
 
     # -- receiving -------------------------------------------------------------------------------------
 
@@ -171,9 +171,8 @@ class PointToPoint:
         pending = self._pending[source]
         pending.remove(message)
         low = pending[0].number - 1 if pending else self._in[source].number
-        if low != self._low[source]:
-            self._low[source] = low
-            self._in[source].acknowledge(low)
+        self._newest[source] = newest = max(self._newest[source], message.number)
+        self._in[source].acknowledge(low, newest)
 
     def _wait_for_message(self, src: int | None, tag: int, line: int, deadline_ns: int | None) -> Message:
         member = self._member

@@ -52,6 +52,10 @@ class Outgoing:
         """Return the number of the last message up to which the receiver has taken all."""
         return self._words[self._head + 1]
 
+    def newest_taken(self) -> int:
+        """Return the highest number of any message that the receiver has taken."""
+        return self._words[self._head + 2]
+
     def put(self, record: bytes) -> None:
         """Write a record for which there is room, and announce it."""
         nbytes = len(record)
@@ -108,6 +112,7 @@ class Incoming:
             data += bytes(self._octets[self._start : self._start + nbytes - first])
         return data
 
-    def acknowledge(self, number: int) -> None:
-        """Tell the sender that all messages up to `number` have been taken by their receiver."""
-        self._waiter.announce(self._head + 1, number)
+    def acknowledge(self, all_up_to: int, newest: int) -> None:
+        """Tell the sender which messages have been taken: all up to one, and the newest of any."""
+        self._words[self._head + 1] = all_up_to
+        self._waiter.announce(self._head + 2, newest)

@@ -84,7 +84,8 @@ class Scratch:
             size = min(count, flat.size - begin)
             start, stop = slice_bounds(size, rank, world_size)
             if start < stop:
-                self._combine(parts, start, stop, operator, averaged=averaged)
+                with np.errstate(all="ignore"):
+                    self._combine(parts, start, stop, operator, averaged=averaged)
             self._position = position + 1
             if index + 1 < chunks:
                 self._copy_in(memories[rank], flat, index + 1, position + 1)

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import struct
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -89,6 +91,24 @@ MAGIC = 0x314C5254434E5042
 """Reads ``BPNCTRL1``."""
 VERSION = 1
 _RETRIES = 8
+
+
+def _order() -> None:
+    """Order the words before against those after, where the machine does not: see `distributed.waiting`."""
+
+
+if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
+    _lock = threading.Lock()
+
+    def _order() -> None:
+        for _ in range(2):
+            _lock.acquire(False)
+            try:
+                _lock.release()
+            except RuntimeError:  # another thread's round ended in between: it was a fence for both
+                pass
+
+
 _HEADER = struct.Struct("<QIIQQQ")
 
 
@@ -168,6 +188,7 @@ class ControlView:
         """End `cell` for everybody who waits in it; there is one such word an epoch."""
         w = 1 * LINE
         self.words[w + 1], self.words[w + 2] = cell, time.monotonic_ns()
+        _order()
         self.words[w] = int(cause)  # last: it makes the record valid
 
     def read_abort(self) -> AbortRecord | None:
@@ -180,6 +201,7 @@ class ControlView:
         """Name the cell that the next SIGINT to `rank` is meant for."""
         w = self.layout.rank_word(rank, INTERRUPT)
         self.words[w] = cell
+        _order()
         self.words[w + 1] = sequence  # last: who sees it new sees the cell new
 
     def read_interrupt(self, rank: int) -> tuple[int, int]:
@@ -197,6 +219,7 @@ class ControlView:
         kind, value = (
             (2, signal) if signal is not None else (1, exit_code) if exit_code is not None else (3, 0)
         )
+        _order()
         self.words[w] = kind << 32 | (value & 0xFFFF_FFFF)
 
     def read_death(self, rank: int) -> DeathRecord | None:
@@ -230,9 +253,11 @@ class ControlView:
         w, words = self.layout.rank_word(rank, SLOT), self.words
         version = words[w] | 1  # odd already if an interrupt cut the last change short
         words[w] = version
+        _order()
         words[w + 1], words[w + 2], words[w + 3], words[w + 4] = cell, int(state), int(operation), sequence
         words[w + 5], words[w + 6], words[w + 7] = peer + 1, tag & 0xFFFF_FFFF_FFFF_FFFF, line
         words[w + 8], words[w + 9], words[w + 10] = time.monotonic_ns(), int(deadline), target
+        _order()
         words[w] = version + 1
 
     def read_slot(self, rank: int) -> SlotRecord:
@@ -240,7 +265,9 @@ class ControlView:
         w, words = self.layout.rank_word(rank, SLOT), self.words
         for _ in range(_RETRIES):
             version = words[w]
+            _order()
             values = words[w + 1 : w + 11].tolist()
+            _order()
             if version & 1 or words[w] != version:
                 continue
             cell, state, operation, sequence, peer, tag, line, since, deadline, target = values
@@ -269,6 +296,7 @@ class ControlView:
             time.monotonic_ns(),
             len(text),
         )
+        _order()
         words[w] = int(kind)  # last: it makes the record valid
 
     def read_failure(self, rank: int) -> FailureRecord | None:

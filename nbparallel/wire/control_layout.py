@@ -57,7 +57,10 @@ class Layout:
         return self._pairs + (source * self.world_size + destination) * 2 * LINE
 
     def head_word(self, source: int, destination: int) -> int:
-        """Return the word in which `destination` counts the bytes it took; the next one, messages taken."""
+        """Return the word in which `destination` counts the bytes it took.
+
+        The next two: up to which message its user has taken all, and the newest that he has taken.
+        """
         return self.tail_word(source, destination) + LINE
 
     def slot_byte(self, rank: int, generation: int) -> int:
