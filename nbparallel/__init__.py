@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nbparallel.sharing import is_shared as is_shared
     from nbparallel.sharing import ones as ones
     from nbparallel.sharing import register_sharing_strategy as register_sharing_strategy
+    from nbparallel.sharing import segments as segments
     from nbparallel.sharing import set_sharing_strategy as set_sharing_strategy
     from nbparallel.sharing import share as share
     from nbparallel.sharing import zeros as zeros
@@ -35,6 +36,7 @@ _HOMES = {
     "is_shared": "nbparallel.sharing",
     "ones": "nbparallel.sharing",
     "register_sharing_strategy": "nbparallel.sharing",
+    "segments": "nbparallel.sharing",
     "set_sharing_strategy": "nbparallel.sharing",
     "share": "nbparallel.sharing",
     "zeros": "nbparallel.sharing",
@@ -53,6 +55,7 @@ __all__ = [
     "is_shared",
     "ones",
     "register_sharing_strategy",
+    "segments",
     "set_sharing_strategy",
     "share",
     "zeros",

@@ -23,7 +23,7 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.errors import ProtocolError
@@ -51,7 +51,7 @@ class Rank:
     outbox: Outbox
     pid: int = 0
     announced: bool = False
-    kernel_fds: list[int] = field(default_factory=list)
+    dead: bool = False
 
 
 class Supervisor:
@@ -224,7 +224,7 @@ class Supervisor:
             # a rank that talks nonsense is ended; the others go on (FAULTS F83)
             os.write(self._log, f"client {client} broke the protocol: {error}\n".encode())
             rank = self._ranks.get(client)
-            if rank is not None and rank.pid:
+            if rank is not None and rank.pid and not rank.dead:
                 os.kill(rank.pid, signal.SIGKILL)
 
     def _deliver(self, outgoing: list[Outgoing]) -> None:
@@ -280,7 +280,7 @@ class Supervisor:
         self._watch.forget(rank.socket)
         self._segment_sockets.pop(client, None)
         self._segment_boxes.pop(client, None)
-        if not rank.pid and self._template is None and self._template_ready:
+        if not rank.pid and not rank.dead and self._template is None and self._template_ready:
             self._bury(rank, None)
 
     # deaths -----------------------------------------------------------------------------------------
@@ -325,7 +325,10 @@ class Supervisor:
                 self._bury(rank, None)
 
     def _bury(self, rank: Rank, death: processes.Death | None) -> None:
-        del self._ranks[rank.client]
+        rank.dead = True
+        while rank.socket.fileno() >= 0 and readable(rank.socket):
+            self._on_segments(rank.client)  # what it registered before it died counts
+        self._ranks.pop(rank.client, None)
         if self._control_view is not None and rank.rank < self._control_view.world_size:
             self._control_view.write_death(
                 rank.rank,
@@ -351,6 +354,7 @@ def main(control: int, segments: int, kernel: int, log: int) -> None:
     """Run a supervisor over inherited descriptors."""
     reset_signals()
     adopt_orphans()
+    processes.raise_file_limit()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(kernel, False)

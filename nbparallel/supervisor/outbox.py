@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from nbparallel.wire import frames
 
-LIMIT = 10_000
+LIMIT = 200_000
 """Frames that may wait for one peer; one that takes none of them is dropped."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -41,6 +42,7 @@ def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int,
     try:
         die_with_parent(parent)
         reset_signals()
+        _restore_file_limit()
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         if new_session:
@@ -55,6 +57,25 @@ def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int,
         os.write(2, f"nbparallel could not start {argv[0]}: {error}\n".encode())
     finally:
         os._exit(127)
+
+
+_file_limit: tuple[int, int] | None = None
+
+
+def raise_file_limit() -> None:
+    """Let the supervisor hold as many descriptors as it may: it keeps one of every segment.
+
+    Its children get the user's own limit back.
+    """
+    global _file_limit
+    soft, hard = _file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _restore_file_limit() -> None:
+    if _file_limit is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _file_limit)
 
 
 def reap(sessions: set[int]) -> Iterator[Death]:
