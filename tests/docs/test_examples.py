@@ -67,3 +67,10 @@ def test_examples_run(page: Path, kernel: Kernel) -> None:
             f"{page}:{example.line}: {outcome.status}\n{outcome.traceback}"
         )
     assert kernel.run("%parallel_stop").status == "ok"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link to another file of the repository finds it."""
+    links = re.findall(r"\]\(([^)#:\s]+)\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
