@@ -48,6 +48,12 @@ class BlockWriter:
                 self.shown[index] = Piece(piece.ranks, new)
         self._publisher.update(new.data, new.metadata, new.transient)
 
+    def forget(self) -> None:
+        """Keep only what is shown last: more of it may come."""
+        del self.shown[:-1]
+        if self.shown and isinstance(item := self.shown[0].item, Text):
+            self.shown[0] = Piece(self.shown[0].ranks, Text(item.name, item.text[-1:]))
+
     def after(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Return what `shown` would be after ``show(pieces)``."""
         shown, continuable = list(self.shown), self._continuable

@@ -65,6 +65,7 @@ class CellOutput:
         self._cleared = False
         self._clear_before_next: set[int] = set()
         self._finished = False
+        self._final_shown = False
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
 
@@ -109,7 +110,7 @@ class CellOutput:
         """Show a line of our own: above the output if it comes before it, else below."""
         with self._lock:
             self._notes.append((text, bool(self._arrivals)))
-            self._start_ticker()
+            self._wake()
 
     def finish(self) -> None:
         """Show what is left, in its final order; what comes later is shown as it comes."""
@@ -120,8 +121,13 @@ class CellOutput:
         self._ended.set()
         if self._ticker is not None:
             self._ticker.join()
-        with self._showing, self._lock:
+        with self._showing:
             self._show_final()
+            self._forget()
+        with self._lock:
+            self._ticker = None
+            if self._has_new():
+                self._wake()
 
     def _arrive(self, rank: int, item: Item, size: int) -> None:
         with self._lock:
@@ -136,11 +142,7 @@ class CellOutput:
             if self._size > self._limit:
                 self._log = OverflowLog(self._arrivals)
                 self._notes.append((self._log.notice(self._limit), True))
-            if not self._finished:
-                self._start_ticker()
-                return
-        with self._showing:
-            self._show_new()
+            self._wake()
 
     def _update(self, rank: int, new: Rich) -> None:
         with self._lock:
@@ -150,11 +152,7 @@ class CellOutput:
                 if owner == rank and isinstance(item, Rich) and item.transient.get("display_id") == identity:
                     self._arrivals[index] = (rank, new)
             self._updates.append(new)
-            if not self._finished:
-                self._start_ticker()
-                return
-        with self._showing:
-            self._show_new()
+            self._wake()
 
     def _drop(self, rank: int) -> None:
         self._clear_before_next.discard(rank)
@@ -164,15 +162,41 @@ class CellOutput:
         self._arrivals = [(owner, item) for owner, item in self._arrivals if owner != rank]
         self._size = sum(len(i.text) if isinstance(i, Text) else _size(i.data) for _, i in self._arrivals)
 
-    def _start_ticker(self) -> None:
-        if self._ticker is None and not self._finished:
-            self._ticker = threading.Thread(target=self._tick, name="nbparallel-output", daemon=True)
+    def _wake(self) -> None:
+        if self._ticker is None:
+            work = self._tick_late if self._finished else self._tick
+            self._ticker = threading.Thread(target=work, name="nbparallel-output", daemon=True)
             self._ticker.start()
 
     def _tick(self) -> None:
         while not self._ended.wait(INTERVAL):
             with self._showing:
                 self._show_new()
+
+    def _tick_late(self) -> None:
+        """Show what comes after the end; no thread stays when nothing comes."""
+        while True:
+            with self._showing:
+                self._show_new()
+                self._forget()
+            time.sleep(INTERVAL)
+            with self._lock:
+                if not self._has_new():
+                    self._ticker = None
+                    return
+
+    def _has_new(self) -> bool:
+        return bool(
+            self._shown < len(self._arrivals) or self._notes_shown < len(self._notes) or self._updates
+        )
+
+    def _forget(self) -> None:
+        """Keep nothing of what is shown for good: a session remembers many cells."""
+        with self._lock:
+            del self._arrivals[: self._shown]
+            self._shown = 0
+            self._writer.forget()
+            self._final_shown = True
 
     def _show_new(self) -> None:
         """Show what came since the last time; the lock on what comes is held only to look."""
@@ -192,21 +216,20 @@ class CellOutput:
             self._writer.update(new)
 
     def _show_final(self) -> None:
-        updates, self._updates = self._updates, []
+        with self._lock:
+            updates, self._updates = self._updates, []
+            new, final = self._new_pieces(), self._final()
+            cleared, self._cleared = self._cleared, False
         for update in updates:
             self._writer.update(update)
-        new = self._new_pieces()
-        final = self._final()
         if not self._writer.shown:
             self._writer.show(final)
-        elif self._in_rank_order and self._can_show_again() and self._must_change(new, final):
+        elif not self._in_rank_order or not self._can_show_again():
+            self._writer.show(new)
+        elif cleared or self._writer.after(new) != final:
             self._writer.show_again(final)
         else:
             self._writer.show(new)
-        self._cleared = False
-
-    def _must_change(self, new: list[Piece], final: list[Piece]) -> bool:
-        return self._cleared or self._writer.after(new) != final
 
     def _affordable(self) -> bool:
         """Whether everything can be shown now and at the end within twice what was printed."""
@@ -227,7 +250,7 @@ class CellOutput:
     def _only_redraws(self) -> bool:
         """Whether there are only new states of progress bars, and older ones have just been shown."""
         new = self._arrivals[self._shown :]
-        if self._finished or not any(redraws_a_line(item) for _, item in new):
+        if not any(redraws_a_line(item) for _, item in new):
             return False
         now = time.monotonic()
         if now < self._next_redraw and all(redraws_a_line(item) for _, item in new):
@@ -236,7 +259,7 @@ class CellOutput:
         return False
 
     def _can_show_again(self) -> bool:
-        return self._publisher.can_clear and self._log is None
+        return self._publisher.can_clear and self._log is None and not self._final_shown
 
 
 def _note(text: str) -> Piece:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.notebook_output import NotebookOutput
+from nbparallel_magics.publisher import is_ipykernel
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -23,8 +24,7 @@ class Live:
         self.session: Session | None = None
         self.failures: Mapping[int, RankFailure] = {}
         """What the ranks of the last cell that failed said, the root cause first."""
-        kernel = getattr(shell, "kernel", None)
-        self.notebook = NotebookOutput(kernel) if hasattr(kernel, "session") else None
+        self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""
 

@@ -170,7 +170,12 @@ class PlainPublisher:
 
 def publisher_for(shell: Any, notebook: NotebookOutput | None) -> Publisher:
     """Return what suits the shell in which a cell has just begun."""
+    if is_ipykernel(shell) and hasattr(sys.stdout, "set_parent"):  # else it is being captured
+        return KernelPublisher(shell.kernel, shell.get_parent(), notebook)
+    return PlainPublisher(shell)
+
+
+def is_ipykernel(shell: Any) -> bool:
+    """Whether messages can be sent for a cell of this shell."""
     kernel = getattr(shell, "kernel", None)
-    if kernel is None or not hasattr(kernel, "iopub_socket") or not hasattr(sys.stdout, "set_parent"):
-        return PlainPublisher(shell)
-    return KernelPublisher(kernel, shell.get_parent(), notebook)
+    return hasattr(kernel, "session") and hasattr(kernel, "iopub_socket") and hasattr(shell, "get_parent")

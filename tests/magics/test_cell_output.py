@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -220,14 +221,25 @@ def test_progress_bars_do_not_flood_the_page(page: Page) -> None:
 
 
 def test_late_output_is_shown_as_it_comes(page: Page) -> None:
-    """A thread that prints after the cell's end is heard, under its rank's label, at once."""
+    """A thread that prints after the cell's end is heard under its rank's label; no thread of ours stays."""
     out = CellOutput(page)
     out.finish()
     out.stream(3, "stdout", "late\n")
-    assert page.text == "[rank 3] late\n"
+    wait_until(page, "[rank 3] late\n")
+    out.stream(3, "stdout", "more\n")
+    wait_until(page, "[rank 3] more\n")
     out.display(3, {"image/png": "x"}, {}, {"display_id": "a"}, False)
+    wait_until(page, "<display>")
     out.display(3, {"image/png": "y"}, {}, {"display_id": "a"}, True)
-    assert page.shown[-1][1] == {"image/png": "y"}
+    out.clear(3, False)
+    out.stream(3, "stdout", "last\n")
+    wait_until(page, "last\n")
+    assert page.shown[-2][1] == {"image/png": "y"}
+    assert page.clears == 0
+    end = time.monotonic() + 5
+    while any(thread.name == "nbparallel-output" for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_updates_belong_to_their_rank(page: Page) -> None:
