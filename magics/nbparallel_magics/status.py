@@ -39,7 +39,7 @@ class StatusTable:
             ("rank", "pid", "state", "in", "own memory", "threads"),
             rows,
             f"{self._shared()}; open files of the notebook: {seen.descriptors} of {seen.descriptor_limit}",
-        )
+        ).without_empty_columns()
 
     def _shared(self) -> str:
         from nbparallel.sharing.headroom import limits, size_text

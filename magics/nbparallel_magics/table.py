@@ -20,6 +20,12 @@ class Table:
     foot: str = ""
     """One line."""
 
+    def without_empty_columns(self) -> Table:
+        """Return the table without columns in which nothing stands."""
+        used = [i for i in range(len(self.head)) if any(row[i] for row in self.rows)]
+        rows = [tuple(row[i] for i in used) for row in self.rows]
+        return Table(self.title, tuple(self.head[i] for i in used), rows, self.foot)
+
     def text(self) -> str:
         """Return the table in columns of text."""
         lines = [self.head, *self.rows]

@@ -141,6 +141,7 @@ def test_capture_gets_everything(any_kernel: Kernel) -> None:
     assert any_kernel.run("words.stdout").result == "'[ranks 0-1] hello\\n'"
 
 
+@pytest.mark.slow
 def test_load_and_unload_fifty_times(kernel: Kernel) -> None:
     """50 times load, reload, cell, unload: threads, files, hooks stay as many, no process is left (F70)."""
     once = (
