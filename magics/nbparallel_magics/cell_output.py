@@ -113,14 +113,17 @@ class CellOutput:
             self._wake()
 
     def finish(self) -> None:
-        """Show what is left, in its final order; what comes later is shown as it comes."""
+        """Show what is left, in its final order; what comes later is shown as it comes.
+
+        If an interrupt cuts this short, a second call completes it.
+        """
+        if self._final_shown:
+            return
         with self._lock:
-            if self._finished:
-                return
             self._finished = True
         self._ended.set()
-        if self._ticker is not None:
-            self._ticker.join()
+        if (ticker := self._ticker) is not None:
+            ticker.join()
         with self._showing:
             self._show_final()
             self._forget()
@@ -219,17 +222,18 @@ class CellOutput:
         with self._lock:
             updates, self._updates = self._updates, []
             new, final = self._new_pieces(), self._final()
-            cleared, self._cleared = self._cleared, False
+            changed, self._cleared = self._cleared, True  # in case this is interrupted half-way
         for update in updates:
             self._writer.update(update)
         if not self._writer.shown:
             self._writer.show(final)
         elif not self._in_rank_order or not self._can_show_again():
             self._writer.show(new)
-        elif cleared or self._writer.after(new) != final:
+        elif changed or self._writer.after(new) != final:
             self._writer.show_again(final)
         else:
             self._writer.show(new)
+        self._cleared = False
 
     def _affordable(self) -> bool:
         """Whether everything can be shown now and at the end within twice what was printed."""

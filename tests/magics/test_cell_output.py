@@ -204,6 +204,26 @@ def test_stream_order_is_that_of_arrival_within_a_moment_too(page: Page) -> None
     assert page.text == "[rank 2] x\n[rank 0]\nx\nx\n[rank 1] x\n"
 
 
+def test_an_interrupt_while_the_end_is_shown_loses_nothing(page: Page) -> None:
+    """If the last words are interrupted half-way, asking again shows all of them."""
+    out = CellOutput(page)
+    for rank in (1, 0):
+        out.stream(rank, "stdout", f"a{rank}\n")
+        wait_until(page, f"a{rank}")
+        out.stream(rank, "stderr", f"b{rank}\n")
+    stream, page.stream = page.stream, interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        out.finish()
+    page.stream = stream  # type: ignore[method-assign]
+    out.finish()
+    assert page.text == "[rank 0] a0\n[rank 0] b0\n[rank 1] a1\n[rank 1] b1\n"
+
+
+def interrupted(name: str, text: str) -> None:
+    """Be interrupted."""
+    raise KeyboardInterrupt
+
+
 def test_progress_bars_do_not_flood_the_page(page: Page) -> None:
     """A line that is drawn again and again is shown about once a second, and is complete in the end."""
     out = CellOutput(page)
