@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from nbparallel.wire.failures import RankFailure
 
 
+def _ignited(world_size: int | None, start_method: str) -> Session:
+    """Return a session whose supervisor was started before the session's code was imported."""
+    from nbparallel.session.ignition import Ignition
+    from nbparallel.session.limits import check_world_size
+
+    if world_size is not None:
+        check_world_size(world_size)
+    ignition = Ignition(start_method)
+    try:
+        from nbparallel.session import Session
+
+        return Session(world_size, start_method=start_method, ignition=ignition)
+    except BaseException:
+        ignition.put_out()
+        raise
+
+
 class Live:
     """The state of the extension in one shell; `load` makes it, `unload` ends it."""
 
@@ -48,10 +65,9 @@ class Live:
         """
         session = self._usable_session()
         if session is None:
-            from nbparallel.session import Session
-
-            wanted = world_size or self.configuration.n or None
-            session = self.session = Session(wanted, start_method=self.configuration.start_method)
+            session = self.session = _ignited(
+                world_size or self.configuration.n or None, self.configuration.start_method
+            )
         elif world_size is not None and world_size != session.world_size:
             session.resize(world_size)
         return session

@@ -1,10 +1,33 @@
-"""The kernel's side: who owns the ranks, sends cells, collects what they print."""
+"""The kernel's side: who owns the ranks, sends cells, collects what they print.
 
-from nbparallel.session.result import CellResult, RankResult
-from nbparallel.session.session import Session
-from nbparallel.session.sink import OutputSink
-from nbparallel.session.statistics import RankStatistics, SessionStatistics
-from nbparallel.session.values import RankValues, RemoteValue
+Attributes load on first use (PEP 562): `ignition` has to be importable without the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbparallel.session.result import CellResult as CellResult
+    from nbparallel.session.result import RankResult as RankResult
+    from nbparallel.session.session import Session as Session
+    from nbparallel.session.sink import OutputSink as OutputSink
+    from nbparallel.session.statistics import RankStatistics as RankStatistics
+    from nbparallel.session.statistics import SessionStatistics as SessionStatistics
+    from nbparallel.session.values import RankValues as RankValues
+    from nbparallel.session.values import RemoteValue as RemoteValue
+
+_HOMES = {
+    "CellResult": "result",
+    "OutputSink": "sink",
+    "RankResult": "result",
+    "RankStatistics": "statistics",
+    "RankValues": "values",
+    "RemoteValue": "values",
+    "Session": "session",
+    "SessionStatistics": "statistics",
+}
 
 __all__ = [
     "CellResult",
@@ -16,3 +39,10 @@ __all__ = [
     "Session",
     "SessionStatistics",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nbparallel.session' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"nbparallel.session.{_HOMES[name]}"), name)
+    return value

@@ -29,6 +29,7 @@ from nbparallel.errors import (
     SupervisorDiedError,
     rank_list,
 )
+from nbparallel.session.ignition import Ignition
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import usable_cpus
 from nbparallel.session.pump import Pump
@@ -51,14 +52,10 @@ class Crew:
 
     def __init__(
         self,
-        session: str,
-        start_method: str,
-        seed: int,
+        ignition: Ignition,
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
-        self._session = session
-        self._start_method = start_method
-        self._seed = seed
+        self._session, self._seed = ignition.session, ignition.seed
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -68,13 +65,11 @@ class Crew:
         self.epoch = 0
         self.control: ControlView | None = None
         self._void = True
-        self._pump = Pump(f"nbparallel-{session}", lambda error: self._fail(_internal(error)))
+        self._pump = Pump(f"nbparallel-{ignition.session}", lambda error: self._fail(_internal(error)))
         self._pump.start()
         try:
             self.supervisor = SupervisorProcess(
-                session,
-                start_method,
-                seed & 0xFFFF_FFFF,
+                ignition,
                 self._pump,
                 on_start_failed=lambda text: self._fail(StartError(text)),
                 on_death=lambda: self._fail(SupervisorDiedError("the supervisor process died")),
@@ -82,6 +77,7 @@ class Crew:
         except BaseException:
             self._pump.stop()
             os.close(self._wake)
+            ignition.put_out()
             raise
         sharing.current_store().connect(self.supervisor.broker)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import secrets
 import threading
 import time
 import weakref
@@ -31,6 +30,7 @@ from nbparallel import sharing
 from nbparallel.errors import ClosedError, ForkedRankError, rank_list
 from nbparallel.session import roster, source, statistics
 from nbparallel.session.crew import Crew
+from nbparallel.session.ignition import Ignition
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import check_world_size, usable_cpus
 from nbparallel.session.names import Names
@@ -64,6 +64,8 @@ class Session:
         How many ranks; by default one for each CPU that this process may use.
     start_method : {"forkserver", "spawn"}
         Fork ranks from a process that has everything imported (fast), or start fresh interpreters.
+    ignition : Ignition, optional
+        A supervisor with the same start method that was started early; the session owns it from now on.
 
     Raises
     ------
@@ -72,9 +74,9 @@ class Session:
 
     Notes
     -----
-    One thread at a time may run something; another one gets a `RuntimeError`.  In a forked child every
-    method raises `ForkedRankError`.  The ranks start with the first use, or with ``with``; `stop` ends every
-    process.  A script needs no ``if __name__ == "__main__"``.
+    One thread at a time may run something, another one gets a `RuntimeError`; a forked child gets
+    `ForkedRankError`.  The ranks start with the first use, or with ``with``; `stop` ends every process.  A
+    script needs no ``if __name__ == "__main__"``.
 
     Examples
     --------
@@ -84,7 +86,13 @@ class Session:
     [1, 1]
     """
 
-    def __init__(self, world_size: int | None = None, *, start_method: str = "forkserver") -> None:
+    def __init__(
+        self,
+        world_size: int | None = None,
+        *,
+        start_method: str = "forkserver",
+        ignition: Ignition | None = None,
+    ) -> None:
         size = usable_cpus() if world_size is None else world_size
         check_world_size(size)
         if start_method not in START_METHODS:
@@ -92,8 +100,8 @@ class Session:
         self._size = int(size)
         self._start_method = start_method
         self._pid = os.getpid()
-        self._id = secrets.token_hex(7)
-        self._seed = secrets.randbits(64)
+        self._id = ""
+        self._ignition = ignition
         self._crew: Crew | None = None
         self._names = Names(sharing.current_store())
         self._tasks = Tasks(self._names)
@@ -135,15 +143,14 @@ class Session:
         self._closed = True
         crew, self._crew = self._crew, None
         _running.discard(self)
+        ignition, self._ignition = self._ignition, None
+        if ignition is not None:
+            ignition.put_out()
         if crew is None:
             return
         crew.abandon()  # another thread that waits for ranks raises
-        waited = self._busy.acquire(timeout=STOP_SECONDS)
-        try:
-            crew.stop()
-        finally:
-            if waited:
-                self._busy.release()
+        self._busy.acquire(timeout=STOP_SECONDS)  # nothing can use it afterwards: never released
+        crew.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -186,7 +193,9 @@ class Session:
                 "their variables are gone"
             )
         if self._crew is None:
-            crew = Crew(self._id, self._start_method, self._seed, self._tasks.output_of)
+            ignition, self._ignition = self._ignition or Ignition(self._start_method), None
+            self._id = ignition.session
+            crew = Crew(ignition, self._tasks.output_of)
             try:
                 crew.start(list(range(self._size)), self._size, presses)
             except BaseException:

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import ChannelClosedError
-from nbparallel.session import boot
+from nbparallel.session.ignition import Ignition
 from nbparallel.session.leftovers import end_marked
 from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
@@ -27,6 +26,8 @@ class SupervisorProcess:
 
     Parameters
     ----------
+    ignition : Ignition
+        The process, which belongs to this object from now on.
     on_start_failed : callable
         Called in the pump's thread with a sentence when the template could not start.
     on_death : callable
@@ -35,60 +36,26 @@ class SupervisorProcess:
 
     def __init__(
         self,
-        session: str,
-        start_method: str,
-        hash_seed: int,
+        ignition: Ignition,
         pump: Pump,
         *,
         on_start_failed: Callable[[str], None],
         on_death: Callable[[], None],
     ) -> None:
-        self._session = session
+        self._session = ignition.session
         self._pump = pump
         self._on_start_failed, self._on_death = on_start_failed, on_death
         self._ranks: dict[int, RankHandle] = {}
         self.template_pid = 0
         self.stopping = False
         self.dead = False
-        control, control_theirs = Channel.pair()
-        segments, segments_theirs = Channel.pair()
-        self.control = Channel(control)
-        self.broker = SegmentClient(Channel(segments), client=0)
-        # what supervisor and template say before they can say it properly; read when a start fails
-        self._log = os.memfd_create("nbp-log", os.MFD_CLOEXEC)
-        kernel = os.pidfd_open(os.getpid())
-        try:
-            given = [control_theirs.fileno(), segments_theirs.fileno(), kernel, self._log]
-            self._popen = subprocess.Popen(
-                [*boot.supervisor_argv(), *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=given,
-                start_new_session=True,  # Jupyter signals the kernel's process group; this is none of it
-                cwd="/",
-                env=boot.environment(session, hash_seed),
-            )
-        except BaseException:
-            self.control.close()
-            self.broker.close()
-            os.close(self._log)
-            raise
-        finally:
-            os.close(kernel)
-            control_theirs.close()
-            segments_theirs.close()
+        self._popen, self._log = ignition.popen, ignition.log
+        self.control = ignition.control
+        self.broker = SegmentClient(ignition.segments, client=0)
         self.pid = self._popen.pid
         self._pidfd = os.pidfd_open(self.pid)
         pump.watch(self._pidfd, self._on_pidfd)
         pump.watch(self.control.fileno(), self._on_control)
-        hello = {
-            "session": session,
-            "start_method": start_method,
-            "template": boot.template_argv(),
-            "engine": boot.engine_argv(),
-        }
-        self._send(Kind.HELLO, hello)
 
     # requests -----------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ class TaskOutput:
     def __init__(self, number: int, sink: OutputSink | None) -> None:
         self.number = number
         self._sink = sink
+        self._kept = KEPT_CHARACTERS
         self._text: dict[tuple[int, str], list[str]] = {}
         self._sizes: dict[tuple[int, str], int] = {}
         self._displays: dict[int, list[dict[str, Any]]] = {}
@@ -28,7 +29,7 @@ class TaskOutput:
         """Take text of a rank."""
         key = (rank, name)
         size = self._sizes.get(key, 0)
-        if size < KEPT_CHARACTERS:
+        if size < self._kept:
             self._text.setdefault(key, []).append(text)
             self._sizes[key] = size + len(text)
         if self._sink is not None:
@@ -37,7 +38,7 @@ class TaskOutput:
 
     def display(self, rank: int, message: Display) -> None:
         """Take a rich output of a rank."""
-        if message.kind != "clear":
+        if message.kind != "clear" and self._kept:
             self._displays.setdefault(rank, []).append(message.data)
         sink = self._sink
         if sink is None:
@@ -56,6 +57,11 @@ class TaskOutput:
         if self._sink is not None:
             sink = self._sink
             self._pass_on(lambda: sink.note(text))
+
+    def forget(self) -> None:
+        """Keep nothing from now on: the result has it, and late output is only passed on."""
+        self._kept = 0
+        self._text, self._displays = {}, {}
 
     def finish(self) -> None:
         """All ranks have ended the task."""

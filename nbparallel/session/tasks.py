@@ -73,7 +73,7 @@ class Tasks:
         presses.wake = crew.wake
         presses.check()  # nothing was sent yet
         for rank, handle in handles.items():
-            handle.task, handle.busy = number, True
+            handle.task, handle.busy, handle.stderr_tail = number, True, ""
             handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
         try:
             run.wait(presses)
@@ -93,6 +93,7 @@ class Tasks:
             copied=copied or {},
             shared=shared or {},
         )
+        output.forget()
         if run.deaths or not all(outcome.ok for outcome in run.outcomes.values()):
             crew.void()
         store.drain()

@@ -24,7 +24,9 @@ class FakeSession:
     made: list[FakeSession]
     script: Script
 
-    def __init__(self, world_size: int | None = None, *, start_method: str = "forkserver") -> None:
+    def __init__(
+        self, world_size: int | None = None, *, start_method: str = "forkserver", ignition: object = None
+    ) -> None:
         if world_size is not None:
             check_world_size(world_size)
         self.world_size = world_size or 2
@@ -104,6 +106,7 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
         "FakeSession", (FakeSession,), {"made": [], "script": staticmethod(lambda sink, call: {})}
     )
     monkeypatch.setattr("nbparallel.session.Session", sessions, raising=False)
+    monkeypatch.setattr("nbparallel.session.ignition.Ignition", lambda start_method: None)
     shell.reset(new_session=True)
     nbparallel_magics.load(shell)
     yield Notebook(shell, sessions)

@@ -1,0 +1,35 @@
+"""A supervisor that is started early: light to import, owned by one, ended if nobody takes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from nbparallel.session import Session
+from nbparallel.session.ignition import Ignition
+
+
+def test_starting_a_supervisor_imports_nothing_heavy() -> None:
+    """Neither numpy nor IPython nor the rest of the session is needed to get the template going."""
+    program = (
+        "import sys; import nbparallel.session.ignition; "
+        "print([name for name in ('numpy', 'IPython', 'cloudpickle', 'nbparallel.session.session', "
+        "'nbparallel.sharing') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_session_takes_over_what_was_started_early() -> None:
+    """The supervisor is the same process, and the session ends it."""
+    ignition = Ignition()
+    with Session(2, ignition=ignition) as session:
+        assert session.run("rank").values == [0, 1]
+        assert session.statistics().supervisor_pid == ignition.popen.pid
+        assert session.statistics().session == ignition.session
+
+
+def test_what_nobody_takes_is_put_out() -> None:
+    """`put_out`, or stopping a session that never ran, leaves no process (the autouse check looks)."""
+    Ignition().put_out()
+    Session(2, ignition=Ignition()).stop()
