@@ -10,7 +10,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from types import ModuleType
+from types import FunctionType, ModuleType, NoneType
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +23,8 @@ from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.names import NameKind, NameUpdate
 
 _MISSING = object()
+_UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
+"""Kinds of delivered values that a rank does not change in place."""
 
 
 class RankNames:
@@ -61,6 +63,17 @@ class RankNames:
             and value is not self._delivered.get(name, _MISSING)
             and value is not self._defaults.get(name, _MISSING)
         )
+
+    def is_only_here(self, name: str) -> bool:
+        """Whether something is lost if this rank goes, as far as can be told.
+
+        Modules can be imported again, and what the notebook delivered it can deliver again: unless it is an
+        object that the rank may have changed in place.
+        """
+        value = self._namespace[name]
+        if isinstance(value, ModuleType):
+            return False
+        return self.is_own(name) or not (name in self._handles or isinstance(value, _UNCHANGING))
 
     def apply(self, updates: Iterable[NameUpdate]) -> tuple[str, ...]:
         """Make the changes, all or none; return lines for the user.

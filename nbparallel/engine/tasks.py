@@ -90,7 +90,8 @@ def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
         engine.shell.user_ns.update(values)
         return _NOTHING, None
     if isinstance(task, NamesTask):
-        return engine.defaults.user_names(), None
+        names = namespace.names_of(engine.shell.user_ns)
+        return [name for name in engine.defaults.user_names() if names.is_only_here(name)], None
     raise InternalError(f"unknown task {type(task).__name__}")
 
 

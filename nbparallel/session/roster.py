@@ -42,7 +42,7 @@ def shrink(crew: Crew, tasks: Tasks, names: Names, world_size: int, presses: Pre
     Raises
     ------
     ValueError
-        One of them holds variables that the user assigned there.
+        One of them holds variables that would be lost.
     """
     who, number = tuple(range(world_size, len(crew.handles))), tasks.next_number()
     task = NamesTask(number, who, (), True, None)

@@ -360,7 +360,7 @@ class Session:
         Raises
         ------
         ValueError
-            Ranks that would have to go hold variables of the user's, or the machine cannot hold so many.
+            Ranks that would have to go hold variables that would be lost, or the machine cannot hold so many.
         """
         check_world_size(world_size, self._size)
         with self._exclusively() as presses:

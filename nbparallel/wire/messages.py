@@ -103,7 +103,7 @@ class PushTask(Task):
 
 @dataclass(frozen=True, slots=True)
 class NamesTask(Task):
-    """Give the names of the user's variables."""
+    """Give the names of the variables that would be lost with the rank."""
 
 
 @dataclass(frozen=True, slots=True)

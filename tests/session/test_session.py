@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -283,6 +284,25 @@ def test_growing_and_shrinking() -> None:
         session.run("del mine", ranks=[2, 3])
         session.resize(2)
         assert session.run("mine + world_size").values == [2, 3]
+
+
+def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
+    """A rank that has only modules and names of the notebook may go; not one that may have changed them."""
+
+    def half(value: float) -> float:
+        return value / 2
+
+    notebook = {"x": np.arange(4.0), "scale": 3, "half": half, "math": math, "parts": [1]}
+    with Session(3) as session:
+        session.run("import os, numpy as np\nhalf(x[0] * scale) + math.pi", namespace=notebook)
+        session.resize(2)
+        assert session.run("x[1] * scale", namespace=notebook).values == [3.0, 3.0]
+        session.run("parts.append(rank)", namespace=notebook)
+        with pytest.raises(ValueError, match=r"rank 1 would have to go but hold variables \(rank 1: parts\)"):
+            session.resize(1)
+        session.run("del parts; scale = 4", namespace=notebook)
+        with pytest.raises(ValueError, match=r"\(rank 1: scale\)"):
+            session.resize(1)
 
 
 def test_restart_of_one_rank_keeps_the_others() -> None:
