@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from nbparallel.engine import cell_sources
 from nbparallel.engine.read_only import explain
 from nbparallel.errors import ReadOnlyArrayError, UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store, current_store
@@ -89,6 +90,7 @@ class RankNames:
         handles: dict[str, ArrayHandle] = {}
         deleted = []
         for update in updates:
+            cell_sources.remember(update.sources)
             if update.kind is NameKind.DELETE:
                 deleted.append(update.name)
             elif update.kind is NameKind.DEFINITION:

@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 
+from nbparallel.engine import cell_sources
 from nbparallel.engine.output import RankOutput
 
 
@@ -25,6 +26,11 @@ class RankCompiler(CachingCompiler):
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         """Do as the base class says."""
         return self.filename
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        """Do as the base class says, for the notebook's other cells too."""
+        label = cell_sources.label_of(name)
+        return ("Cell", label) if label else super().format_code_name(name)
 
 
 class RankDisplayPublisher(DisplayPublisher):

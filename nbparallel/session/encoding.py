@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy.typing as npt
 
+from nbparallel.session.cell_sources import cell_sources
 from nbparallel.session.modules import find_modules, is_importable
 from nbparallel.sharing import Store
 from nbparallel.transfer.pickling import Pickled, Serialised, serialise
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.names import NameKind, NameUpdate
+from nbparallel.wire.names import CellSource, NameKind, NameUpdate
 
 _ATOMS = (int, str, bool, bytes, types.NoneType)
 _LONG = 4096
@@ -54,11 +55,12 @@ class Value:
     def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
         """Return what a rank has to do; packs the value the first time."""
         data = b""
+        sources: tuple[CellSource, ...] = ()
         if self.serialised is not None:
             if self.pickled is None:
                 self.pickled = self.serialised.pack(store, broker=broker)
-            data = self.pickled.data
-        return NameUpdate(self.name, self.kind, self.handle, data, self.modules, unless_assigned)
+            data, sources = self.pickled.data, cell_sources(self.serialised.files)
+        return NameUpdate(self.name, self.kind, self.handle, data, self.modules, unless_assigned, sources)
 
 
 class SharedArrays:

@@ -70,6 +70,8 @@ class Serialised:
         """Names of the notebook that they bind (``global``)."""
         self.mentioned = frozenset(pickler.mentioned)
         """Every name and attribute in those functions."""
+        self.files = frozenset(pickler.files)
+        """Files that those functions were compiled from, as their code names them."""
 
     def checksum(self) -> bytes:
         """Return what changes when the object does."""
@@ -124,6 +126,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.global_names: set[str] = set()
         self.assigned: set[str] = set()
         self.mentioned: set[str] = set()
+        self.files: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -169,6 +172,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.global_names |= names.reads | names.doubtful
         self.assigned |= names.stores
         self.mentioned |= names.mentioned
+        self.files.add(function.__code__.co_filename)
         return definitions.reduce_function(function, None, self.cells)
 
     def _reduce_class(self, cls: type) -> Any:

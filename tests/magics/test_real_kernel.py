@@ -202,3 +202,20 @@ def test_loading_is_quick(kernel: Kernel) -> None:
     kernel.run("import time, sys; t = time.perf_counter()\n%load_ext nbparallel\nt = time.perf_counter() - t")
     assert kernel.run("'numpy' in sys.modules").result == "False"
     assert float(kernel.run("t").result) < 0.15
+
+
+def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(any_kernel: Kernel) -> None:
+    """A function defined in a notebook cell fails on a rank: the traceback names its own cell and line."""
+    loaded(any_kernel)
+    defined = any_kernel.run(
+        "def divide(a):\n    b = a\n    return b / 0\nclass Divider:\n    go = staticmethod(divide)\n"
+        "    def __call__(self):\n        return divide(1)"
+    )
+    for call, frames in (("divide(3)", [3]), ("Divider()()", [7, 3]), ("[f(1) for f in [divide]]", [3])):
+        failed = any_kernel.run(f"%%parallel -n 2\n{call}")
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", failed.traceback)
+        assert f"Cell In[{failed.execution_count}], line 2" in shown
+        for line in frames:
+            assert f"Cell In[{defined.execution_count}], line {line}, in " in shown
+        assert "----> 3     return b / 0" in shown
+        assert "Could not get source" not in shown
