@@ -46,6 +46,10 @@ class Presses:
         return self
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.press()
+
+    def press(self) -> None:
+        """Count one press; from any thread."""
         self.count += 1
         self.wake()
 

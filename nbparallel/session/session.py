@@ -17,17 +17,15 @@ report; the waiting thread sleeps until all have reported, died, or were ended.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from nbparallel import sharing
-from nbparallel.errors import ClosedError, ForkedRankError, rank_list
+from nbparallel.errors import rank_list
 from nbparallel.session import roster, source, statistics
 from nbparallel.session.crew import Crew
 from nbparallel.session.ignition import Ignition
@@ -37,6 +35,7 @@ from nbparallel.session.names import Names
 from nbparallel.session.result import CellResult
 from nbparallel.session.sink import OutputSink
 from nbparallel.session.tasks import Tasks
+from nbparallel.session.turn import Turns
 from nbparallel.session.values import RankValues
 from nbparallel.transfer import pickling
 from nbparallel.wire.messages import CallTask, CellTask, PullTask, PushTask, Task
@@ -99,21 +98,19 @@ class Session:
             raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
         self._size = int(size)
         self._start_method = start_method
-        self._pid = os.getpid()
         self._id = ""
         self._ignition = ignition
         self._crew: Crew | None = None
         self._names = Names(sharing.current_store())
         self._tasks = Tasks(self._names)
-        self._busy = threading.Lock()
-        self._closed = False
+        self._turns = Turns()
 
     # life ---------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """Whether `stop` was called."""
-        return self._closed
+        return self._turns.closed
 
     @property
     def world_size(self) -> int:
@@ -133,14 +130,14 @@ class Session:
         StartError
             A rank ended before it was ready; nothing is left running.
         """
-        with self._exclusively() as presses:
+        with self._turns.take() as presses:
             self._ensure(presses)
 
     def stop(self) -> None:
         """End every process of the session; again is fine.  Arrays in this process stay as they are."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._turns.pid:
             return  # a forked child owns nothing
-        self._closed = True
+        self._turns.closed = True
         crew, self._crew = self._crew, None
         _running.discard(self)
         ignition, self._ignition = self._ignition, None
@@ -149,7 +146,7 @@ class Session:
         if crew is None:
             return
         crew.abandon()  # another thread that waits for ranks raises
-        self._busy.acquire(timeout=STOP_SECONDS)  # nothing can use it afterwards: never released
+        self._turns.close(STOP_SECONDS)
         crew.stop()
 
     def __enter__(self) -> Self:
@@ -162,24 +159,8 @@ class Session:
         self.stop()
 
     def __repr__(self) -> str:
-        state = "stopped" if self._closed else "running" if self.started else "not started yet"
+        state = "stopped" if self.closed else "running" if self.started else "not started yet"
         return f"<Session of {rank_list(range(self._size))}, {state}>"
-
-    @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[Presses]:
-        if os.getpid() != self._pid:
-            raise ForkedRankError(
-                f"this process ({os.getpid()}) was forked from {self._pid}, which alone may use the session"
-            )
-        if self._closed:
-            raise ClosedError("this session was stopped; make a new one")
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("the ranks are busy with another cell; wait for it or interrupt it")
-        try:
-            with Presses() as presses:  # no KeyboardInterrupt at an arbitrary place of ours
-                yield presses
-        finally:
-            self._busy.release()
 
     def _ensure(self, presses: Presses) -> tuple[Crew, list[str]]:
         """Return a crew whose ranks all live, and what had to be done for it."""
@@ -265,7 +246,7 @@ class Session:
             The time-out ran out.
         """
         source.check(cell, line_offset=line_offset, execution_count=execution_count)
-        with self._exclusively() as presses:
+        with self._turns.take() as presses:
             started = time.monotonic()
             crew, notes = self._ensure(presses)
             who = self._who(ranks)
@@ -301,7 +282,7 @@ class Session:
         Functions of ``__main__`` travel by value with their globals; shared arrays arrive as the same
         memory.  Raises as `run` does.
         """
-        with self._exclusively() as presses:
+        with self._turns.take() as presses:
             crew, notes = self._ensure(presses)
             pickled = pickling.dumps((function, args), sharing.current_store(), broker=crew.supervisor.broker)
             who, number = self._who(None), self._tasks.next_number()
@@ -314,7 +295,7 @@ class Session:
         """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
-        with self._exclusively() as presses:
+        with self._turns.take() as presses:
             crew, notes = self._ensure(presses)
             who, number = self._who(None), self._tasks.next_number()
             task = PullTask(number, who, (), True, None, name)
@@ -322,7 +303,7 @@ class Session:
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
-        with self._exclusively() as presses:
+        with self._turns.take() as presses:
             crew, notes = self._ensure(presses)
             pickled = pickling.dumps(values, sharing.current_store(), broker=crew.supervisor.broker)
             who, number = self._who(None), self._tasks.next_number()
@@ -341,7 +322,7 @@ class Session:
 
     def restart(self, rank: int | None = None) -> None:
         """Give one rank, or all, a fresh process under the same number; the others keep their variables."""
-        with self._exclusively() as presses:
+        with self._turns.take() as presses:
             if self._crew is None:
                 return
             if rank is None:
@@ -363,7 +344,7 @@ class Session:
             Ranks that would have to go hold variables that would be lost, or the machine cannot hold so many.
         """
         check_world_size(world_size, self._size)
-        with self._exclusively() as presses:
+        with self._turns.take() as presses:
             if self._crew is None:
                 self._size = int(world_size)
                 return
@@ -375,15 +356,12 @@ class Session:
             self._size = int(world_size)
 
     def interrupt(self) -> None:
-        """Interrupt the running task from another thread, as the notebook's stop button does."""
-        import _thread
-
-        if self._busy.locked():
-            _thread.interrupt_main()
+        """Interrupt what runs, from any thread, as the notebook's stop button does; else do nothing."""
+        self._turns.interrupt()
 
     def share_names(self, names: Sequence[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays of `namespace` into shared memory, writable by ranks; return notes."""
-        with self._exclusively():
+        with self._turns.take():
             return tuple(self._names.share(names, namespace))
 
     def statistics(self) -> statistics.SessionStatistics:

@@ -136,3 +136,26 @@ def test_the_first_failure_ends_ranks_that_compute_after_a_second_of_grace() -> 
         assert time.monotonic() - begin < 1.0 + GENEROUS_SECONDS
         assert list(caught.value.errors) == [1]
         assert "ranks 0, 2 were freed" in str(caught.value)
+
+
+def test_a_session_in_a_thread_is_interrupted_from_another() -> None:
+    """`Session.interrupt` reaches a run wherever it waits, and is no trap for the main thread."""
+    caught: list[BaseException] = []
+    with Session(2) as session:
+
+        def run() -> None:
+            try:
+                session.run("import time; time.sleep(60)")
+            except KeyboardInterrupt as error:
+                caught.append(error)
+
+        session.interrupt()  # nothing runs: nothing happens
+        session.run("pass")
+        thread = threading.Thread(target=run)
+        thread.start()
+        while not all(rank.state == "computing" for rank in session.statistics().ranks):
+            time.sleep(0.005)
+        session.interrupt()
+        thread.join()
+        assert len(caught) == 1
+        assert session.run("rank").values == [0, 1]

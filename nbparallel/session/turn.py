@@ -1,0 +1,66 @@
+"""Turns: one thing at a time in a session, by the process that made it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from nbparallel.errors import ClosedError, ForkedRankError
+from nbparallel.session.interrupt import Presses
+
+
+class Turns:
+    """Who may use the ranks now.
+
+    Notes
+    -----
+    `interrupt` and `close` may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        """The process that made this; a forked child gets no turn."""
+        self.closed = False
+        self._lock = threading.Lock()
+        self._presses: Presses | None = None
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[Presses]:
+        """Hold the turn; SIGINT only counts meanwhile, and raises when it is left at the latest.
+
+        Raises
+        ------
+        ForkedRankError, ClosedError
+            The caller was forked from the owner; `close` was called.
+        RuntimeError
+            Another thread has the turn.
+        """
+        if os.getpid() != self.pid:
+            raise ForkedRankError(
+                f"this process ({os.getpid()}) was forked from {self.pid}, which alone may use the session"
+            )
+        if self.closed:
+            raise ClosedError("this session was stopped; make a new one")
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("the ranks are busy with another cell; wait for it or interrupt it")
+        try:
+            with Presses() as presses:  # no KeyboardInterrupt at an arbitrary place of ours
+                self._presses = presses
+                yield presses
+        finally:
+            self._presses = None
+            self._lock.release()
+
+    def interrupt(self) -> None:
+        """Press, on behalf of the user, whatever has the turn; else do nothing."""
+        presses = self._presses
+        if presses is not None:
+            presses.press()
+
+    def close(self, seconds: float) -> None:
+        """Give no turn any more; wait up to `seconds` for who has it."""
+        self.closed = True
+        if self._lock.acquire(timeout=seconds):
+            self._lock.release()
