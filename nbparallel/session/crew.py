@@ -85,7 +85,9 @@ class Crew:
 
     def wake(self) -> None:
         """Make `next_event` return; safe in a signal handler."""
-        os.eventfd_write(self._wake, 1)
+        wake = self._wake
+        if wake >= 0:
+            os.eventfd_write(wake, 1)
 
     def _post(self, handle: RankHandle | None, message: Any) -> None:
         self._events.append((handle, message))
@@ -278,8 +280,8 @@ class Crew:
             self.supervisor.close()
             if self.control is not None:
                 self.control.close()
-            os.close(self._wake)
-            self._wake = -1
+            wake, self._wake = self._wake, -1
+            os.close(wake)
 
 
 def _internal(error: Exception) -> InternalError:

@@ -92,6 +92,8 @@ class Session:
         start_method: str = "forkserver",
         ignition: Ignition | None = None,
     ) -> None:
+        if sharing.current_store().client != 0:
+            raise RuntimeError("a rank cannot start ranks of its own: use -n in the notebook for more")
         size = usable_cpus() if world_size is None else world_size
         check_world_size(size)
         if start_method not in START_METHODS:

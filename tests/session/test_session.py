@@ -305,6 +305,23 @@ def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
             session.resize(1)
 
 
+def test_a_press_after_the_end_is_no_error() -> None:
+    """Ctrl-C while a start that failed is cleaned up, or `interrupt` beside `stop`, finds nobody to wake."""
+    session = Session(1)
+    session.start()
+    crew = session._crew
+    session.stop()
+    assert crew is not None
+    crew.wake()
+
+
+def test_a_rank_starts_no_session_of_its_own(four: Session) -> None:
+    """It is told so, in a sentence that says what to do."""
+    with pytest.raises(ParallelError, match="a rank cannot start ranks of its own") as caught:
+        four.run("nbp.Session(2)")
+    assert isinstance(caught.value.errors[0], RuntimeError)
+
+
 def test_restart_of_one_rank_keeps_the_others() -> None:
     """Same number, fresh process; the others are the same processes with their variables."""
     with Session(3) as session:
