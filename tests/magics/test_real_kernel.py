@@ -142,6 +142,7 @@ def test_capture_gets_everything(any_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.time_limit(240)
 def test_load_and_unload_fifty_times(kernel: Kernel) -> None:
     """50 times load, reload, cell, unload: threads, files, hooks stay as many, no process is left (F70)."""
     once = (
