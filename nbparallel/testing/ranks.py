@@ -146,6 +146,8 @@ def _children(
     pids: dict[int, int] = {}
     pipes: dict[int, int] = {}
     stay, go = os.pipe()
+    # A cell is what can be interrupted, as on a real rank: not the start before it, nor the end after it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         for rank in ranks:
             reader, writer = os.pipe()
@@ -158,8 +160,10 @@ def _children(
                 _child(rank, world_size, tuple(ranks), function, fd, folder, cpus, faults, writer, stay)
             pids[rank], pipes[rank] = pid, reader
             os.close(writer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield pids, pipes
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(fd)
         os.close(stay)
         os.close(go)  # ranks that have ended their function leave now
@@ -192,8 +196,11 @@ def _child(
         communicator.begin_cell(1, ranks, function.__code__.co_filename)
         value, error = None, None
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             value = function(communicator)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         except BaseException as caught:  # noqa: BLE001 - it is what the test wants to see
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             error = caught
         error_ns = time.monotonic_ns()
         communicator.end_cell(error)
