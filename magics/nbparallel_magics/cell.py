@@ -105,6 +105,7 @@ def _run_on_ranks(live: Live, session: Session, ranks: tuple[int, ...] | None, r
                 execution_count=input_number(shell),
                 line_offset=request.line_offset,
                 want_values=options.out is not None,
+                show_values=options.out is None,
                 seed=getattr(options, "seed", None),
             )
     except ParallelError as error:

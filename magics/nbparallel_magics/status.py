@@ -46,7 +46,7 @@ class StatusTable:
 
         seen = self.statistics
         free = min((limit.free for limit in limits()), default=None)
-        count = f"{len(seen.segments)} segment{'s' * (len(seen.segments) != 1)}"
+        count = f"{seen.shared_segments} segment{'s' * (seen.shared_segments != 1)}"
         room = "" if free is None else f", {size_text(free)} more would fit"
         return f"shared memory ({seen.strategy}): {size_text(seen.shared_nbytes)} in {count}{room}"
 

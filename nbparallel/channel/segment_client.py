@@ -112,6 +112,10 @@ class SegmentClient:
             f"the supervisor did not hand out segment {segment:#x} within {self._patience:g} s"
         )
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for poll: readable when `notices` has something."""
+        return self._channel.fileno()
+
     def notices(self) -> tuple[Notice, ...]:
         """Return what has come in unasked since the last call, without waiting."""
         self._check_pid()

@@ -75,6 +75,10 @@ class Communicator:
         self._messages.release()
         self._member.begin_cell(cell, participants, filename)
 
+    def at_line(self, line: int) -> None:
+        """Publish the line of the cell's statement that begins now; the error about a death names it."""
+        self._member.at_line(line)
+
     def end_cell(self, failure: BaseException | None) -> None:
         """Leave the cell; with a failure, whoever waits for this rank raises `PeerFailedError`."""
         self._member.end_cell(failure)

@@ -126,9 +126,15 @@ class Member:
         self.whole = len(self.participants) == self.world_size
         self._lines.clear()
         self._began_ns = time.monotonic_ns()
+        self._statement = 0
         self.view.write_slot(self.rank, cell, State.COMPUTING)
         self.open = 0
         self.ready = self.cause is None
+
+    def at_line(self, line: int) -> None:
+        """Publish which statement of the cell runs, for who looks when this process has died."""
+        self._statement = line
+        self.view.write_slot(self.rank, self.cell, State.COMPUTING, line=line)
 
     def end_cell(self, failure: BaseException | None) -> None:
         """Leave the cell; whoever waits for this rank in it is freed."""
@@ -144,6 +150,7 @@ class Member:
         self.write_timing()
         self._past_ns += time.monotonic_ns() - self._began_ns
         self._began_ns = 0
+        self._statement = 0
         state = State.FINISHED if failure is None else State.FAILED
         self.view.write_slot(self.rank, self.cell, state)
         self.waiter.announce(self.view.word_left(self.rank), self.cell)
@@ -228,7 +235,7 @@ class Member:
         finally:
             # Before anything acts on what came: a rank that is stopped between the two must not look as if
             # it still waited for what it has already taken (a deadlock would be seen where none is).
-            view.write_slot(rank, cell, State.COMPUTING)
+            view.write_slot(rank, cell, State.COMPUTING, line=self._statement)
             self.write_timing()
 
     def check(self, wait: Wait) -> None:

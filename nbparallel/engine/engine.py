@@ -85,6 +85,12 @@ class Engine:
         else:
             raise ProtocolError(f"a rank cannot handle {frame.kind!r}")
 
+    def tidy(self) -> None:
+        """Take back memory that others have let go of."""
+        if self.communicator is not None:
+            self.communicator.release()
+        sharing.current_store().drain()
+
     def _join(self, join: Join, frame: Frame) -> None:
         if self.communicator is not None:
             self.communicator.close()
@@ -113,7 +119,7 @@ class Engine:
             os._exit(0 if outcome.ok else 1)
         self._kept = kept
         self._report(outcome)
-        sharing.current_store().drain()
+        self.tidy()
 
     def _report(self, outcome: Outcome) -> None:
         self.output.settle()

@@ -113,8 +113,14 @@ def _configure(channel: Channel) -> Configure:
 def _loop(channel: Channel, engine: Engine) -> None:
     poll = select.poll()
     poll.register(channel, select.POLLIN)
+    segments = engine.broker.fileno()
+    poll.register(segments, select.POLLIN)
     while True:
-        poll.poll()  # no time-out: an idle rank uses no CPU; its end comes by signal
+        for fd, events in poll.poll():  # no time-out: an idle rank uses no CPU; its end comes by signal
+            if fd == segments and events & select.POLLHUP:
+                poll.unregister(fd)  # the supervisor is gone, and so are we in a moment
+            elif fd == segments:
+                engine.tidy()  # somebody let go of memory that this rank had made
         frame = channel.receive_nowait()
         if frame is None:
             continue

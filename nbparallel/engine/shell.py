@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
@@ -64,6 +65,12 @@ class RankDisplayHook(DisplayHook):
         """Do as the base class says."""
         return bool(self.semicolon_at_end_of_expression(self.shell.source))
 
+    def __call__(self, result: Any = None) -> None:
+        """Keep the value also where a semicolon hides it: ``-o`` wants it."""
+        super().__call__(result)
+        if result is not None:
+            self.fill_exec_result(result)
+
     def write_output_prompt(self) -> None:
         """Do as the base class says."""
         # the kernel writes the label
@@ -71,7 +78,8 @@ class RankDisplayHook(DisplayHook):
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         """Do as the base class says."""
         self.shell.value_text = str(format_dict.get("text/plain", ""))
-        self.shell.output.display("result", format_dict, md_dict or {})
+        if self.shell.show_value:
+            self.shell.output.display("result", format_dict, md_dict or {})
 
     def log_output(self, format_dict: Any) -> None:
         """Do as the base class says."""
@@ -91,6 +99,10 @@ class RankShell(InteractiveShell):
     output: RankOutput
     source: str = ""
     """The cell that runs."""
+    show_value: bool = True
+    """Whether the last expression's value is shown; ``-o`` only keeps it."""
+    at_line: Callable[[int], None] = staticmethod(lambda line: None)
+    """Hears the line of every statement of the cell before it runs."""
     value_text: str = ""
     """The last expression's value as text."""
 
@@ -131,6 +143,11 @@ class RankShell(InteractiveShell):
     def showsyntaxerror(self, *_: Any, **__: Any) -> None:
         """Do as the base class says."""
         # as above
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
+        """Run one statement of a cell (IPython compiles each by itself), after saying which."""
+        self.at_line(next((line for *_, line in code_obj.co_lines() if line), 0))
+        return await super().run_code(code_obj, result, async_=async_)
 
     def ask_exit(self) -> None:
         """Do as the base class says."""

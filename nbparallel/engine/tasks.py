@@ -97,6 +97,9 @@ def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
 
 def _run_cell(engine: Engine, task: CellTask) -> tuple[Any, BaseException | None]:
     shell = engine.shell
+    shell.show_value = task.show_value
+    if engine.communicator is not None:
+        shell.at_line = engine.communicator.at_line
     result = shell.run_cell(shell.source, store_history=False, silent=False)
     error = result.error_before_exec or result.error_in_exec
     return result.result, error
@@ -133,6 +136,11 @@ def _with_value(
     ), pickled
 
 
+def _made() -> tuple[int, int]:
+    own = [segment.nbytes for segment in sharing.segments() if segment.own and segment.phase != "pooled"]
+    return len(own), sum(own)
+
+
 def _snapshot(value: Any) -> Any:
     """Copy an array that lies in shared memory: the value is that of the cell's end, not a window."""
     if isinstance(value, np.ndarray) and sharing.is_shared(value):
@@ -166,4 +174,5 @@ def _outcome(
         wait_ns=wait_ns,
         notes=notes,
         applied=engine.applied == task.number,
+        made=_made(),
     )

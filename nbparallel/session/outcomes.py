@@ -103,13 +103,17 @@ def death_failure(handle: RankHandle, death: Death, control: ControlView) -> Ran
     phase = ""
     if handle.rank < control.world_size:
         slot = control.read_slot(handle.rank)
+        line = slot.line or None if slot.readable else None
+        where = f" on line {line}" if line else ""
         if slot.readable and slot.state is State.WAITING:
-            line = slot.line or None
-            phase = f" in {slot.operation.name.lower()}" + (f" on line {line}" if line else "")
+            phase = f" in {slot.operation.name.lower()}{where}"
+        elif slot.readable and slot.state is State.COMPUTING and line:
+            phase = f" in user code{where}"
     tail, crash_line = last_words(handle.stderr_tail)
-    if line is None and crash_line is not None:
-        line, phase = crash_line, f" on line {crash_line}"
-    message = f"rank {handle.rank} (process {death.pid}) {describe_death(death)}{phase}"
+    if crash_line is not None:
+        line, phase = crash_line, f" in user code on line {crash_line}"
+    place = f",{phase}," if phase else ""
+    message = f"rank {handle.rank} (process {death.pid}){place} {describe_death(death)}"
     if tail:
         message += f"; its last words on stderr:\n{tail}"
     error = RankDiedError(

@@ -73,6 +73,8 @@ class RankHandle:
         self.task = 0
         """Number of the task that it runs, or ran last."""
         self.busy = False
+        self.made = (0, 0)
+        """Segments in use that the rank had made when it ended its last task, and their bytes."""
         self._pump = pump
         self._post = post
         self._output_of = output_of
@@ -164,7 +166,7 @@ class RankHandle:
         message = pickle.loads(frame.payload)
         if isinstance(message, Outcome):
             self._drain_pipes()
-            self.busy = False
+            self.busy, self.made = False, message.made
             self._post(self, message)
         elif isinstance(message, Display):
             output = self._output_of(message.number)

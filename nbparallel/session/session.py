@@ -33,11 +33,11 @@ from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import check_world_size, usable_cpus
 from nbparallel.session.names import Names
 from nbparallel.session.result import CellResult
+from nbparallel.session.sending import dump
 from nbparallel.session.sink import OutputSink
 from nbparallel.session.tasks import Tasks
 from nbparallel.session.turn import Turns
 from nbparallel.session.values import RankValues
-from nbparallel.transfer import pickling
 from nbparallel.wire.messages import CallTask, CellTask, PullTask, PushTask, Task
 
 START_METHODS = ("forkserver", "spawn")
@@ -205,6 +205,7 @@ class Session:
         execution_count: int | None = None,
         line_offset: int = 0,
         want_values: bool = True,
+        show_values: bool = True,
         seed: int | None = None,
     ) -> CellResult:
         """Run a cell's source on the ranks and wait for all of them.
@@ -226,8 +227,8 @@ class Session:
             Takes output while the cell runs; the result holds it in any case.
         execution_count, line_offset : int
             The notebook's ``In[n]`` and the lines above `cell` in it, for tracebacks.
-        want_values : bool
-            Whether the last expression's values travel back.
+        want_values, show_values : bool
+            Whether the last expression's values travel back, and whether they are displayed.
         seed : int, optional
             Reseed every rank's random streams first.
 
@@ -247,6 +248,10 @@ class Session:
         CellTimeoutError
             The time-out ran out.
         """
+        if not isinstance(cell, str):
+            raise TypeError(
+                f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions"
+            )
         source.check(cell, line_offset=line_offset, execution_count=execution_count)
         with self._turns.take() as presses:
             started = time.monotonic()
@@ -261,7 +266,9 @@ class Session:
             def make(rank: int) -> Task:
                 updates = preparation.updates.get(rank, ()) if preparation is not None else ()
                 count = number if execution_count is None else execution_count
-                return CellTask(number, who, tuple(updates), want_values, seed, cell, line_offset, count)
+                return CellTask(
+                    number, who, tuple(updates), want_values, seed, cell, line_offset, count, show_values
+                )
 
             # `preparation` keeps alive what is on its way until this returns
             return self._tasks.perform(
@@ -286,7 +293,8 @@ class Session:
         """
         with self._turns.take() as presses:
             crew, notes = self._ensure(presses)
-            pickled = pickling.dumps((function, args), sharing.current_store(), broker=crew.supervisor.broker)
+            parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
+            pickled = dump((function, args), parts, crew.supervisor.broker)
             who, number = self._who(None), self._tasks.next_number()
             # `preparation` keeps alive what is on its way until this returns
             task = CallTask(number, who, (), True, None, pickled.data)
@@ -307,7 +315,7 @@ class Session:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
         with self._turns.take() as presses:
             crew, notes = self._ensure(presses)
-            pickled = pickling.dumps(values, sharing.current_store(), broker=crew.supervisor.broker)
+            pickled = dump(values, values, crew.supervisor.broker)
             who, number = self._who(None), self._tasks.next_number()
             task = PushTask(number, who, (), False, None, pickled.data)
             self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes)
@@ -315,6 +323,11 @@ class Session:
     def _who(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
         if ranks is None:
             return tuple(range(self._size))
+        given: Any = ranks
+        if not isinstance(given, Sequence) or not all(
+            hasattr(rank, "__index__") and not isinstance(rank, bool) for rank in given
+        ):
+            raise TypeError(f"ranks must be a sequence of integers, as [0, 2], not {given!r}")
         wrong = [rank for rank in ranks if not 0 <= rank < self._size]
         if wrong or not ranks:
             raise ValueError(f"there are {rank_list(range(self._size))}, not {list(ranks)}")

@@ -57,8 +57,10 @@ class SessionStatistics:
     """All ranks, in order."""
     segments: tuple[Any, ...]
     """Shared memory that this process maps (`sharing.SegmentStatistics`)."""
+    shared_segments: int
+    """Segments in use that this process and the ranks made; a rank's as of the end of its last task."""
     shared_nbytes: int
-    """Its bytes."""
+    """Their bytes."""
     descriptors: int
     """Open files of this process."""
     descriptor_limit: int
@@ -66,10 +68,12 @@ class SessionStatistics:
 
 
 def take(session: str, start_method: str, crew: Crew) -> SessionStatistics:
-    """Return a picture of the session now; waits for nobody."""
+    """Return a picture of the session now; waits for no rank."""
     import resource
 
     segments = tuple(sharing.current_store().segments())
+    made = [segment.nbytes for segment in segments if segment.own and segment.phase != "pooled"]
+    of_ranks = [handle.made for handle in crew.handles if handle.alive]
     return SessionStatistics(
         session=session,
         start_method=start_method,
@@ -80,7 +84,8 @@ def take(session: str, start_method: str, crew: Crew) -> SessionStatistics:
         template_pid=crew.supervisor.template_pid,
         ranks=tuple(_rank(handle, crew) for handle in crew.handles),
         segments=segments,
-        shared_nbytes=sum(segment.nbytes for segment in segments),
+        shared_segments=len(made) + sum(count for count, _ in of_ranks),
+        shared_nbytes=sum(made) + sum(nbytes for _, nbytes in of_ranks),
         descriptors=len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
         descriptor_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )

@@ -75,6 +75,8 @@ class CellTask(Task):
     """How many lines of the cell stand above `source`."""
     execution_count: int
     """The notebook's ``In[n]``."""
+    show_value: bool
+    """Whether the last expression's value is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class Outcome:
     """Lines of ours for the cell."""
     applied: bool = True
     """Whether the rank has taken the notebook's names, or there were none to take."""
+    made: tuple[int, int] = (0, 0)
+    """Segments in use that this rank made, and their bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -373,3 +373,55 @@ def test_an_idle_session_uses_no_cpu() -> None:
                 break
         time.sleep(1.0)  # the subject: a second in which nothing may happen
         assert activity() == before
+
+
+@pytest.mark.parametrize("ranks", [1, ["a"], [True], [1.0], "01"])
+def test_ranks_that_are_no_integers_are_a_type_error(four: Session, ranks: object) -> None:
+    """One sentence, whatever was passed."""
+    with pytest.raises(TypeError, match="ranks must be a sequence of integers"):
+        four.run("1", ranks=ranks)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_sent_is_named(four: Session) -> None:
+    """The argument or the variable, not a path into our own tuple."""
+    lock = threading.Lock()
+    with pytest.raises(nbp.errors.UnpicklableError, match="argument 2"):
+        four.call(print, 1, lock)
+    with pytest.raises(nbp.errors.UnpicklableError, match="'held'"):
+        four.push(fine=1, held=lock)
+    with pytest.raises(TypeError, match="a cell is its source, a string"):
+        four.run(3)  # type: ignore[arg-type]
+
+
+def test_a_value_hidden_by_a_semicolon_still_travels(four: Session) -> None:
+    """The semicolon is about showing."""
+    result = four.run("rank * 2;")
+    assert result.values == [0, 2, 4, 6]
+    assert not result.ranks[1].displays
+    quiet = four.run("rank * 3", show_values=False)
+    assert quiet.values == [0, 3, 6, 9]
+    assert not quiet.ranks[1].displays
+
+
+def test_memory_that_ranks_made_is_counted(four: Session) -> None:
+    """The statistics know every segment of the session, whoever made it."""
+    before = four.statistics()
+    four.run("made = nbp.zeros(1 << 18)", ranks=[0, 1])
+    after = four.statistics()
+    assert after.shared_segments == before.shared_segments + 2
+    assert after.shared_nbytes == before.shared_nbytes + 2 * (8 << 18)
+    four.run("del made", ranks=[0, 1])
+
+
+def test_memory_of_a_rank_comes_back_while_it_is_idle(four: Session) -> None:
+    """What another rank let go of returns without a further cell."""
+    four.run(
+        "import numpy as np\nif rank == 0: send(np.ones(1 << 20), dst=1)\nelif rank == 1: got = recv(src=0)"
+    )
+    four.run("got = None", ranks=[1])
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        (phases,) = four.run("[segment.phase for segment in nbp.segments()]", ranks=[0]).values
+        if all(phase == "pooled" for phase in phases):
+            return
+    pytest.fail(f"still {phases}")
