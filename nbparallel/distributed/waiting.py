@@ -43,6 +43,9 @@ YIELD_NS = 100_000
 """Longest time of giving the processor away before sleeping; a wake-up costs 5 to 40 µs."""
 SPINS = 1500
 """Looks at a word before the first yield: about 40 µs, what a sleep and its wake would cost."""
+MIN_SPINS = 16
+SWITCH_NS = 3_000
+"""A yield takes 0.5 µs if nobody else wants the processor, and more than this if somebody did."""
 ANYBODY = 0xFFFF_FFFF
 STRONG_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 _WAIT, _WAKE = 0, 1
@@ -94,7 +97,7 @@ class Waiter:
         self._bells = [view.half_bell(r) for r in range(view.world_size)]
         self._parked = [view.half_parked(r) for r in range(view.world_size) if r != rank]
         self._others = [r for r in range(view.world_size) if r != rank]
-        self.spins = SPINS if spin else 1
+        self.spins = self._max_spins = SPINS if spin else 1
         self.strong_order = STRONG_ORDER
         lock = threading.Lock()
         self._acquire, self._release = lock.acquire, lock.release
@@ -155,13 +158,13 @@ class Waiter:
         for _ in range(self.spins):
             if words[word] >= target:
                 return True
-        begin = time.monotonic_ns()
-        limit = begin + YIELD_NS
-        now = begin
-        while now < limit:
+        begin = now = time.monotonic_ns()
+        yields = 0
+        while now < begin + YIELD_NS:
             os.sched_yield()
+            yields += 1
             if words[word] >= target:
-                self.wait_ns += time.monotonic_ns() - begin
+                self._adapt(begin, yields)
                 return True
             now = time.monotonic_ns()
         self.wait_ns += now - begin
@@ -172,13 +175,30 @@ class Waiter:
         for _ in range(max(1, self.spins // 4)):
             if satisfied():
                 return True
-        begin = time.monotonic_ns()
-        while time.monotonic_ns() < begin + YIELD_NS:
+        begin = now = time.monotonic_ns()
+        yields = 0
+        while now < begin + YIELD_NS:
             os.sched_yield()
+            yields += 1
             if satisfied():
-                break
-        self.wait_ns += time.monotonic_ns() - begin
-        return satisfied()
+                self._adapt(begin, yields)
+                return True
+            now = time.monotonic_ns()
+        self.wait_ns += now - begin
+        return False
+
+    def _adapt(self, begin: int, yields: int) -> None:
+        """Spin less if it was our giving the processor away that let the peer go on, else more again.
+
+        On a busy machine two ranks may share a processor though there are enough: then a spin only keeps the
+        peer from running.  A yield that let somebody else run takes many times longer than one that did not.
+        """
+        spent = time.monotonic_ns() - begin
+        self.wait_ns += spent
+        if spent > yields * SWITCH_NS:
+            self.spins = max(self.spins // 2, min(MIN_SPINS, self._max_spins))
+        elif self.spins < self._max_spins:
+            self.spins = min(self.spins * 2, self._max_spins)
 
     def until(
         self,
