@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +84,17 @@ class Live:
         if self.notebook is None or self.notebook.begin_cell(self.shell.get_parent()):
             self.raw_cell = getattr(info, "raw_cell", "") or ""
 
+    def end_cell(self, _result: Any = None) -> None:
+        """Hear that a cell has ended (``post_run_cell``): memory that it let go of goes back now."""
+        sharing = sys.modules.get("nbparallel.sharing.store")
+        if sharing is not None:
+            sharing.current_store().drain()
+
     def install(self) -> None:
         """Put the hooks into the shell."""
         self.shell.configurables.append(self.configuration)
         self.shell.events.register("pre_run_cell", self.begin_cell)
+        self.shell.events.register("post_run_cell", self.end_cell)
         if self.notebook is not None:
             self.notebook.install()
         atexit.register(self.stop)
@@ -96,6 +104,7 @@ class Live:
         atexit.unregister(self.stop)
         if self.notebook is not None:
             self.notebook.remove()
+        self.shell.events.unregister("post_run_cell", self.end_cell)
         self.shell.events.unregister("pre_run_cell", self.begin_cell)
         self.shell.configurables.remove(self.configuration)
         self.stop()

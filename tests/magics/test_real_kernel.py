@@ -220,3 +220,19 @@ def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(any_kernel: Kern
             assert f"Cell In[{defined.execution_count}], line {line}, in " in shown
         assert "----> 3     return b / 0" in shown
         assert "Could not get source" not in shown
+
+
+def test_memory_goes_back_when_its_cell_ends(kernel: Kernel) -> None:
+    """`del x` in a cell of the notebook frees the array's segment for the next one, without a parallel cell."""
+    assert (
+        kernel.run("%load_ext nbparallel\nimport numpy as np, nbparallel\nx = np.ones(1 << 20)").status
+        == "ok"
+    )
+    assert kernel.run("%%parallel -n 2\nx.sum();").status == "ok"
+    assert kernel.run("%%parallel\n1;").status == "ok"
+    assert kernel.run("del x").status == "ok"
+    assert kernel.run("%%parallel\n1;").status == "ok"  # the ranks let go of the deleted name
+    phases = kernel.run(
+        "assert all(s.phase == 'pooled' for s in nbparallel.segments()), nbparallel.segments()"
+    )
+    assert phases.status == "ok", phases.evalue
