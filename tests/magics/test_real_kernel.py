@@ -223,7 +223,7 @@ def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(any_kernel: Kern
 
 
 def test_memory_goes_back_when_its_cell_ends(kernel: Kernel) -> None:
-    """`del x` in a cell of the notebook frees the array's segment for the next one, without a parallel cell."""
+    """`del x` in a cell of the notebook frees the array's segment, without a parallel cell."""
     assert (
         kernel.run("%load_ext nbparallel\nimport numpy as np, nbparallel\nx = np.ones(1 << 20)").status
         == "ok"
