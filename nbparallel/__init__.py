@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nbparallel.session import RankValues as RankValues
     from nbparallel.session import Session as Session
     from nbparallel.sharing import empty as empty
+    from nbparallel.sharing import from_file as from_file
     from nbparallel.sharing import full as full
     from nbparallel.sharing import get_all_sharing_strategies as get_all_sharing_strategies
     from nbparallel.sharing import get_sharing_strategy as get_sharing_strategy
@@ -30,6 +31,7 @@ _HOMES = {
     "RankValues": "nbparallel.session",
     "Session": "nbparallel.session",
     "empty": "nbparallel.sharing",
+    "from_file": "nbparallel.sharing",
     "full": "nbparallel.sharing",
     "get_all_sharing_strategies": "nbparallel.sharing",
     "get_sharing_strategy": "nbparallel.sharing",
@@ -49,6 +51,7 @@ __all__ = [
     "RankValues",
     "Session",
     "empty",
+    "from_file",
     "full",
     "get_all_sharing_strategies",
     "get_sharing_strategy",

@@ -83,7 +83,8 @@ SHARE = MagicParser(
 )
 STRATEGY = MagicParser(
     "%sharing_strategy",
-    "Show the sharing strategy, the others, and what each costs; or switch: %sharing_strategy NAME.\n"
+    "Show the sharing strategy, the others, and what each costs; or switch: %sharing_strategy NAME\n"
+    "(mmap takes directory=PATH).  The notebook and all ranks use it for new arrays from the next cell on.\n"
     "Arrays that are shared already stay where they are.",
     "%sharing_strategy",
 )

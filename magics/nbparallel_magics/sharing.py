@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -82,14 +83,18 @@ def _limits() -> str:
     return f"{text}; /dev/shm: {free / 1e9:.1f} of {size / 1e9:.1f} GB free"
 
 
-def switch(name: str) -> None:
-    """Choose the strategy of new arrays; UsageError if there is none of that name here."""
+def switch(line: str) -> None:
+    """Choose the strategy of new arrays: ``NAME [option=value …]``; UsageError if that does not work here."""
+    name, *words = shlex.split(line)
+    options = dict(word.partition("=")[::2] for word in words)
+    if "" in options.values():
+        raise UsageError("%sharing_strategy: options are written name=value, as in mmap directory=/var/tmp")
     import nbparallel
     from nbparallel.errors import StrategyUnavailableError
 
     try:
-        nbparallel.set_sharing_strategy(name)
-    except (ValueError, StrategyUnavailableError) as error:
+        nbparallel.set_sharing_strategy(name, **options)
+    except (TypeError, ValueError, StrategyUnavailableError) as error:
         raise UsageError(str(error)) from None
 
 

@@ -24,6 +24,7 @@ from nbparallel.wire.segments import (
     Notice,
     NoticeKind,
     Register,
+    pack_path,
     pack_segment,
     unpack_segment,
 )
@@ -65,9 +66,17 @@ class SegmentClient:
 
     # docstrings as in `nbparallel.sharing.SegmentBroker`
 
-    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool) -> None:
+    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "") -> None:
         """Announce an own segment and hold it; the caller keeps `fd`."""
-        self._send(Kind.REGISTER, Register(segment, nbytes, writable).pack(), fd=fd)
+        self._send(Kind.REGISTER, Register(segment, nbytes, writable, path).pack(), fd=fd)
+
+    def intend(self, path: str) -> None:
+        """Announce a name before it exists."""
+        self._send(Kind.INTEND, pack_path(path))
+
+    def removed(self, path: str) -> None:
+        """Say that an announced name is gone, or never came to be."""
+        self._send(Kind.REMOVED, pack_path(path))
 
     def release(self, segment: int) -> None:
         """End this process's hold; harmless if there is none."""

@@ -54,6 +54,8 @@ class Engine:
         self.interrupts = Interrupts(configure.rank)
         self.interrupts.install()
         self.communicator: Communicator | None = None
+        self.choice = b""
+        """The notebook's decision about sharing strategies, pickled, until the next task follows it."""
         self.applied = -1
         """The last task whose names were taken."""
         self.defaults = defaults.Defaults(shell.user_ns, shell.user_ns_hidden)
@@ -75,6 +77,9 @@ class Engine:
 
     def handle(self, frame: Frame) -> None:
         """Do what a frame of the kernel says."""
+        if frame.kind is Kind.STRATEGY:
+            self.choice = pickle.loads(frame.payload)
+            return
         self._kept = None  # the kernel has taken the last value, or it would not speak
         if frame.kind is Kind.COMMUNICATOR:
             self._join(pickle.loads(frame.payload), frame)

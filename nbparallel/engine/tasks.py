@@ -11,6 +11,7 @@ import numpy as np
 from nbparallel import sharing
 from nbparallel.engine import defaults, failures, namespace
 from nbparallel.errors import InternalError, UnpicklableError
+from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.messages import CallTask, CellTask, NamesTask, Outcome, PullTask, PushTask, Task
 
@@ -34,6 +35,7 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
             if communicator is not None:
                 communicator.begin_cell(task.number, task.ranks, _filename(engine, task))
             engine.interrupts.arm(task.number)
+            _follow_choice(engine)
             notes = namespace.apply(
                 task.updates, engine.shell.user_ns, sharing.current_store(), defaults=engine.defaults.values
             )
@@ -55,6 +57,14 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
         communicator.end_cell(failure)
         wait_ns = communicator.wait_ns - waited
     return _with_value(engine, task, failure, value, started, notes, wait_ns)
+
+
+def _follow_choice(engine: Engine) -> None:
+    """Use the sharing strategy that the notebook has chosen since the last task."""
+    if engine.choice:
+        store = sharing.current_store()
+        registry.follow(pickling.loads(engine.choice, store, broker=engine.broker, home=engine.shell.user_ns))
+        engine.choice = b""
 
 
 def _filename(engine: Engine, task: Task) -> str:

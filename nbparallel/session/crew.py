@@ -184,7 +184,6 @@ class Crew:
             environment=tuple(os.environ.items()),
             blas_threads=max(1, cpus // world_size),
             usable_cpus=cpus,
-            strategy=sharing.get_sharing_strategy(),
             seed=self._seed,
             colors=_colors(),
         )

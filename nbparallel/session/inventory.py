@@ -11,7 +11,7 @@ from nbparallel.errors import UnpicklableError
 from nbparallel.session.encoding import SharedArrays, Value, look_at, look_at_class, nbytes_shared
 from nbparallel.session.free_names import FreeNames, is_ipythons
 from nbparallel.session.move_arrays import is_array
-from nbparallel.sharing import Store
+from nbparallel.sharing import Store, registry
 from nbparallel.transfer import definitions
 from nbparallel.transfer.pickling import Serialised
 
@@ -127,7 +127,10 @@ class Inventory:
         value = self._find(name)
         if is_array(value):
             found = self._shared.look_at(name, value)
-            return None if found is None else found.memory_key
+            if found is not None:
+                return found.memory_key
+            if registry.find_strategy().shares:
+                return None
         try:
             return look_at(name, value, self._store, self._broker, self._namespace, frozenset()).memory_key
         except UnpicklableError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -27,8 +27,11 @@ class SharingStore(Protocol):
     def is_shared(self, x: object) -> bool:
         """Return whether `x` lies in shared memory."""
 
-    def share(self, x: AnyArray) -> AnyArray:
-        """Return a copy of `x` in shared memory."""
+    def share(self, x: AnyArray, *, for_all: bool = False) -> AnyArray:
+        """Return a copy of `x` in shared memory, where it can be made writable if `for_all`."""
+
+    def packed_read_only(self, x: object) -> tuple[int, int] | None:
+        """Return which array `x` is part of, if it has to be moved before others may write to it."""
 
 
 @dataclass(slots=True)
@@ -60,28 +63,38 @@ def is_array(value: object) -> bool:
     return type(value) is np.ndarray and not value.dtype.hasobject
 
 
-def move_arrays(names: Iterable[str], namespace: MutableMapping[str, Any], store: SharingStore) -> Moves:
+def move_arrays(
+    names: Iterable[str],
+    namespace: MutableMapping[str, Any],
+    store: SharingStore,
+    *,
+    for_all: bool = False,
+) -> Moves:
     """Move the arrays of some names, and what shares their memory, into shared memory.
 
     Every name of `namespace` that is bound to one of these arrays, or to a view of one, is bound to the
-    same part of the shared one.  Arrays that are shared already stay as they are.
+    same part of the shared one.  Arrays that are shared already stay as they are; with `for_all`, unless they
+    lie packed with others that ranks may only read.
     """
     moves = Moves()
-    wanted: dict[int, str] = {}
+    packed_in = store.packed_read_only if for_all else _nowhere
+    wanted: dict[Hashable, str] = {}
     for name in names:
         value = namespace[name]
-        if is_array(value) and not store.is_shared(value):
-            wanted.setdefault(_memory_of(value)[0], name)
+        if is_array(value) and (packed_in(value) or not store.is_shared(value)):
+            wanted.setdefault(packed_in(value) or _memory_of(value)[0], name)
     del value
     if not wanted:
         return moves
-    blocks = _collect(wanted, namespace)
+    blocks = _collect(wanted, namespace, packed_in)
     watched: list[tuple[str, weakref.ref[AnyArray], int]] = []
     for key, name in wanted.items():
         block = blocks.pop(key)
-        nbytes = _move(block, store)
+        nbytes = _move(block, store, for_all=for_all)
         moves.copied[name] = nbytes
-        if block.owner is None:
+        if isinstance(key, tuple):
+            pass  # it was shared before; the old place goes with its region
+        elif block.owner is None:
             known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
             moves.notes.append(
                 f"{', '.join(known)}: this memory belongs to a {block.foreign}; the ranks and the notebook "
@@ -111,9 +124,17 @@ def _memory_of(array: AnyArray) -> tuple[int, AnyArray | None, str]:
         current = base
 
 
-def _collect(wanted: dict[int, str], namespace: MutableMapping[str, Any]) -> dict[int, _Memory]:
+def _nowhere(value: object) -> tuple[int, int] | None:
+    return None
+
+
+def _collect(
+    wanted: dict[Hashable, str],
+    namespace: MutableMapping[str, Any],
+    packed_in: Callable[[object], tuple[int, int] | None],
+) -> dict[Hashable, _Memory]:
     """Find everything in the notebook's names (and in IPython's ``Out``) that looks at the wanted memory."""
-    blocks: dict[int, _Memory] = {}
+    blocks: dict[Hashable, _Memory] = {}
     places: list[tuple[MutableMapping[Any, Any], Any, Any]] = [
         (namespace, name, value) for name, value in list(namespace.items())
     ]
@@ -123,7 +144,8 @@ def _collect(wanted: dict[int, str], namespace: MutableMapping[str, Any]) -> dic
     for mapping, name, value in places:
         if not is_array(value):
             continue
-        key, owner, foreign = _memory_of(value)
+        memory, owner, foreign = _memory_of(value)
+        key = packed_in(value) or memory
         if key in wanted:
             block = blocks.setdefault(key, _Memory(owner, foreign))
             block.arrays[id(value)] = value
@@ -131,13 +153,13 @@ def _collect(wanted: dict[int, str], namespace: MutableMapping[str, Any]) -> dic
     return blocks
 
 
-def _move(block: _Memory, store: SharingStore) -> int:
+def _move(block: _Memory, store: SharingStore, *, for_all: bool) -> int:
     arrays = list(block.arrays.values())
     if block.owner is not None:
         arrays.append(block.owner)
     bounds = [_bounds(array) for array in arrays if array.size] or [_bounds(arrays[0])]
     low, high = min(start for start, _ in bounds), max(stop for _, stop in bounds)
-    shared = store.share(np.asarray(_Bytes(low, high - low)))
+    shared = store.share(np.asarray(_Bytes(low, high - low)), for_all=for_all)
     moved: dict[int, AnyArray] = {}
     for identity, array in block.arrays.items():
         offset = array.ctypes.data - low if array.size else 0

@@ -25,7 +25,7 @@ from nbparallel.session.encoding import SharedArrays, Value
 from nbparallel.session.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.session.inventory import Inventory
 from nbparallel.session.move_arrays import is_array, move_arrays
-from nbparallel.sharing import SegmentBroker, Store
+from nbparallel.sharing import SegmentBroker, Store, registry
 from nbparallel.wire.names import NameKind, NameUpdate
 
 
@@ -183,10 +183,10 @@ class Names:
             inventory.gather(free)
             notes += inventory.notes
             private = inventory.look_at_arrays()
-            if private:
+            if private and registry.find_strategy().shares:
                 notes += self._move(private, namespace, inventory.copied)
                 inventory.look_at_arrays()
-                inventory.copy_arrays()
+            inventory.copy_arrays()
             updates = {rank: self._updates(rank, inventory, free, namespace) for rank in ranks}
             self._namespace = namespace
             return Preparation(updates, tuple(notes), *inventory.accounts())
@@ -207,7 +207,7 @@ class Names:
             names = list(names)
             for name in names:
                 _check_shareable(name, namespace)
-            notes = self._move(names, namespace, {})
+            notes = self._move(names, namespace, {}, for_all=True)
             for name in names:
                 self._store.allow_write(namespace[name])
             return tuple(notes)
@@ -248,7 +248,12 @@ class Names:
                 self.forget_all()
 
     def _move(
-        self, names: Sequence[str], namespace: MutableMapping[str, Any], copied: dict[str, int]
+        self,
+        names: Sequence[str],
+        namespace: MutableMapping[str, Any],
+        copied: dict[str, int],
+        *,
+        for_all: bool = False,
     ) -> list[str]:
         """Move private arrays into shared memory; the names stay unchanged in the sense of the rules."""
         if not names:
@@ -259,7 +264,7 @@ class Names:
             for name, baseline in state.baselines.items()
             if baseline.key is None and baseline.is_same(namespace.get(name, _ABSENT))
         ]
-        moves = move_arrays(names, namespace, self._store)
+        moves = move_arrays(names, namespace, self._store, for_all=for_all)
         for state, name in unchanged:
             state.baselines[name] = _Baseline(namespace.get(name, _ABSENT))
         copied.update(moves.copied)

@@ -75,6 +75,8 @@ class RankHandle:
         self.busy = False
         self.made = (0, 0)
         """Segments in use that the rank had made when it ended its last task, and their bytes."""
+        self.told_strategy = 0
+        """Which decision about sharing strategies it has heard of; see `registry.generation`."""
         self._pump = pump
         self._post = post
         self._output_of = output_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from nbparallel import sharing
 from nbparallel.errors import NbParallelError
@@ -16,6 +16,7 @@ from nbparallel.session.result import CellResult
 from nbparallel.session.sink import OutputSink
 from nbparallel.session.task_output import TaskOutput
 from nbparallel.session.task_run import TaskRun
+from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import Task
@@ -31,6 +32,8 @@ class Tasks:
         self._names = names
         self._outputs: dict[int, TaskOutput] = {}
         self._number = 0
+        self._kept_choice: object = None
+        """Keeps what ranks have not unpacked yet."""
 
     def next_number(self) -> int:
         """Return a number that no task of the session has had."""
@@ -70,6 +73,7 @@ class Tasks:
             kill=crew.supervisor.kill,
             timeout=timeout,
         )
+        self._tell_strategy(crew, handles.values())
         presses.wake = crew.wake
         presses.check()  # nothing was sent yet
         for rank, handle in handles.items():
@@ -99,6 +103,20 @@ class Tasks:
         store.drain()
         outcomes.raise_if_failed(run, result, handles, control)
         return result
+
+    def _tell_strategy(self, crew: Crew, handles: Iterable[RankHandle]) -> None:
+        """Let ranks decide as the user has before their next task; a dead one hears of it when back."""
+        generation = registry.generation()
+        late = [handle for handle in handles if handle.told_strategy != generation]
+        if not late:
+            return
+        pickled = pickling.dumps(
+            registry.choice(), sharing.current_store(), broker=crew.supervisor.broker, name="sharing strategy"
+        )
+        self._kept_choice = pickled
+        for handle in late:
+            handle.send(Kind.STRATEGY, pickled.data)
+            handle.told_strategy = generation
 
     def _new_output(self, number: int, sink: OutputSink | None, notes: list[str]) -> TaskOutput:
         output = self._outputs[number] = TaskOutput(number, sink)

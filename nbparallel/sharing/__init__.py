@@ -2,6 +2,7 @@
 
 from nbparallel.sharing.array import empty, full, is_shared, ones, segments, share, zeros
 from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.from_file import from_file
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.registry import (
     SharingStrategies,
@@ -26,6 +27,7 @@ __all__ = [
     "Strategy",
     "current_store",
     "empty",
+    "from_file",
     "full",
     "get_all_sharing_strategies",
     "get_sharing_strategy",

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import ReadOnlyArrayError
+from nbparallel.sharing.layout import Shape
+from nbparallel.sharing.registry import get_sharing_strategy
 from nbparallel.sharing.segment import SegmentStatistics
-from nbparallel.sharing.store import AnyArray, Order, Shape, current_store
+from nbparallel.sharing.store import AnyArray, Order, current_store
 
 S = TypeVar("S", bound=np.generic)
 
@@ -56,7 +58,7 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
             f"share takes plain numpy arrays, not {type(x).__name__}: share np.asarray(x), or its parts"
         )
     store = current_store()
-    shared = store.share(np.asarray(x), strategy=strategy)
+    shared = store.share(np.asarray(x), strategy=strategy, for_all=True)
     store.allow_write(shared)
     if not shared.flags.writeable:
         shared = shared.view()
@@ -105,10 +107,8 @@ def empty(
     ObjectArrayError, SharedMemoryFullError, FileDescriptorLimitError
         As `share`.
     """
-    store = current_store()
-    array = store.empty(shape, dtype, order, strategy=strategy)
-    store.allow_write(array)
-    return array
+    strategy = strategy or get_sharing_strategy()
+    return current_store().empty(shape, dtype, order, strategy=strategy, for_all=True)
 
 
 def zeros(
@@ -122,10 +122,8 @@ def zeros(
     array([[0, 0],
            [0, 0]])
     """
-    store = current_store()
-    array = store.zeros(shape, dtype, order, strategy=strategy)
-    store.allow_write(array)
-    return array
+    strategy = strategy or get_sharing_strategy()
+    return current_store().zeros(shape, dtype, order, strategy=strategy, for_all=True)
 
 
 def ones(

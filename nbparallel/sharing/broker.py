@@ -24,8 +24,19 @@ class SegmentBroker(Protocol):
         """Client number of this process in the session."""
         ...
 
-    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool) -> None:
-        """Announce an own segment and hold it; the caller keeps `fd`.  Does not wait for an answer."""
+    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "") -> None:
+        """Announce an own segment and hold it; the caller keeps `fd`.  Does not wait for an answer.
+
+        `path` is its name in the file system, if it has one that somebody has to remove.
+        """
+        ...
+
+    def intend(self, path: str) -> None:
+        """Announce a name before it exists, so that it is removed whenever this process dies."""
+        ...
+
+    def removed(self, path: str) -> None:
+        """Say that an announced name is gone, or never came to be; harmless if it was not announced."""
         ...
 
     def fetch(self, segment: int, *, writable: bool) -> int:

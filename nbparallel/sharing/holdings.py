@@ -26,6 +26,7 @@ from nbparallel.sharing import registry
 from nbparallel.sharing.atlas import Atlas, Place
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.mapping import Access, Lease, Mapping, Root
+from nbparallel.sharing.packing import Region, Regions
 from nbparallel.sharing.pool import Pool
 from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics
 from nbparallel.wire.handles import ArrayHandle
@@ -47,6 +48,7 @@ class Holdings:
         """Fetched ones whose session is over, while arrays look at them."""
         self._by_mapping: dict[Mapping, Segment] = {}
         self._atlas = Atlas()
+        self.regions = Regions()
         self._dead: deque[Lease] = deque()
         self._notices: deque[tuple[SegmentBroker, Notice]] = deque()
         self._asked: set[tuple[SegmentBroker, int]] = set()
@@ -54,9 +56,36 @@ class Holdings:
         self.doubtful = False
         """Whether an operation was interrupted; see note [interrupts]."""
 
+    # Names
+
+    def intend(self, path: str) -> None:
+        """Announce a name to every session before it exists."""
+        for broker in list(self.brokers):
+            try:
+                broker.intend(path)
+            except ChannelClosedError:
+                self.disconnect(broker)
+
+    def removed(self, path: str) -> None:
+        """Tell every session that a name is gone."""
+        for broker in list(self.brokers):
+            try:
+                broker.removed(path)
+            except ChannelClosedError:
+                self.disconnect(broker)
+
+    def connect(self, broker: SegmentBroker) -> None:
+        """Join a session, which from now on sees to the names that exist already; again is fine."""
+        if broker in self.brokers:
+            return
+        for segment in self._own.values():
+            if segment.block is not None and segment.block.source.path:
+                broker.intend(segment.block.source.path)
+        self.brokers.append(broker)
+
     # Births
 
-    def add(self, block: Block, *, writable: bool) -> Root:
+    def add(self, block: Block, *, writable: bool, poolable: bool = True, packed: bool = False) -> Root:
         """Give a block of memory an identity and return its root."""
         segment = Segment(
             segment_id(self.client, next(self._serial)),
@@ -64,9 +93,14 @@ class Holdings:
             block.source.strategy,
             writable=writable,
             block=block,
+            poolable=poolable,
         )
         self._own[segment.id] = segment
-        return self._begin(segment, block.mapping)
+        root = self._begin(segment, block.mapping)
+        if packed:
+            segment.region = Region(block.mapping)
+            self.regions.open(segment.strategy, segment.region, writable=writable)
+        return root
 
     def find(self, x: object) -> Place | None:
         """Return where `x` lies, or None if nobody else could reach it there."""
@@ -83,7 +117,7 @@ class Holdings:
         if known_as is not None:
             return known_as
         if segment.block is not None:
-            self._announce(segment, broker, segment.id, segment.block.source.fd)
+            self._announce(segment, broker, segment.id, segment.block.source.fd, segment.block.source.path)
             return segment.id
         # From one session into another: the same memory under an id of ours.
         known_as = segment_id(self.client, next(self._serial))
@@ -95,9 +129,11 @@ class Holdings:
             os.close(fd)
         return known_as
 
-    def _announce(self, segment: Segment, broker: SegmentBroker, known_as: int, fd: int) -> None:
+    def _announce(
+        self, segment: Segment, broker: SegmentBroker, known_as: int, fd: int, path: str = ""
+    ) -> None:
         try:
-            broker.register(known_as, segment.nbytes, fd, writable=segment.writable)
+            broker.register(known_as, segment.nbytes, fd, writable=segment.writable, path=path)
             self._own[known_as] = segment
             segment.registered[broker] = known_as
         except BaseException:
@@ -145,7 +181,7 @@ class Holdings:
             # The hold is taken again.  An IDLE that is under way is void then; the broker sees to it.
             os.close(broker.fetch(segment.id, writable=True))
         if access is Access.PRIVATE:
-            mapping = registry.find_strategy(segment.strategy).map(block.source, access)
+            mapping = registry.strategy_of(segment.strategy).map(block.source, access)
             segment.private.add(mapping)
             return self._begin(segment, mapping)
         segment.phase = Phase.LIVE
@@ -159,8 +195,7 @@ class Holdings:
         broker: SegmentBroker,
         wanted: int,
     ) -> Root:
-        # The descriptor alone matters here: every strategy's memory travels as one.
-        strategy = registry.find_strategy("file_descriptor")
+        strategy = registry.strategy_of(handle.strategy if segment is None else segment.strategy)
         self._asked.add((broker, wanted))
         writable = access is Access.WRITE
         # In one expression: no interrupt may fall between a descriptor's arrival and its being owned.
@@ -259,8 +294,16 @@ class Holdings:
         """Put an own segment's memory into the pool once no session and no array needs it."""
         if segment.used or segment.registered or self._own.pop(segment.id, None) is None:
             return
-        if segment.block is not None:
-            self.pool.put(segment.block) if segment.poolable else segment.block.close()
+        block = segment.block
+        if block is None:
+            return
+        if segment.poolable:
+            self.pool.put(block)
+            return
+        path = block.source.path
+        block.close()
+        if path:
+            self.removed(path)
 
     def _tell(self, broker: SegmentBroker, known_as: int, *, forget: bool = False) -> None:
         try:

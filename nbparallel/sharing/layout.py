@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -13,6 +15,7 @@ from nbparallel.errors import InvalidHandleError, ObjectArrayError
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import is_segment_id
 
+Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 MAX_DIMENSIONS = 64
 """numpy's own limit (32 before numpy 2; it checks again)."""
 MAX_FIELDS = 4096
@@ -228,6 +231,8 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
         raise InvalidHandleError(f"a handle's segment, size or offset is damaged: {_cut(numbers)}")
     if not is_segment_id(handle.segment):
         raise InvalidHandleError(f"no segment has the id {handle.segment:#x}")
+    if type(handle.strategy) is not str or not handle.strategy.isidentifier():
+        raise InvalidHandleError(f"a handle's strategy is damaged: {_cut(handle.strategy)}")
     shape, strides = handle.shape, handle.strides
     if type(shape) is not tuple or type(strides) is not tuple or type(handle.writable) is not bool:
         raise InvalidHandleError("a handle's shape, strides or right is of the wrong type")
@@ -253,3 +258,11 @@ def _cut(value: object) -> str:
     """Show a damaged value, but not a megabyte of it."""
     text = str(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def sizes_of(shape: Shape) -> tuple[int, ...]:
+    """Return a shape as numpy takes it, as a tuple; errors as numpy's."""
+    sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"negative dimensions are not allowed: {sizes}")
+    return sizes

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from nbparallel.errors import StrategyUnavailableError
+from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
+from nbparallel.sharing.copy import CopyStrategy
 from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.file_region import FileRegionStrategy
+from nbparallel.sharing.file_system import FileSystemStrategy
+from nbparallel.sharing.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategy import Strategy
 
-_NOT_YET = "not part of this version"
-_PLANNED = ("file_system", "file_region", "mmap", "copy")
+_BUILT_IN = (
+    FileDescriptorStrategy(),
+    FileSystemStrategy(),
+    FileRegionStrategy(),
+    MemoryMapStrategy(),
+    CopyStrategy(),
+)
+_TRANSPORTS = ("file_descriptor", "file_system")
+"""What messages and copies of objects lie in, whatever was chosen for arrays: the first that works here."""
 
-_strategies: dict[str, Strategy] = {}
-_current = "file_descriptor"
+_strategies: dict[str, Strategy] = {strategy.name: strategy for strategy in _BUILT_IN}
+_generation = 1
+"""Counts the user's decisions."""
+_current = next((n for n in _TRANSPORTS if _strategies[n].unavailable_reason is None), _TRANSPORTS[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +54,43 @@ class SharingStrategies:
         return ", ".join(self.names) + (f"\nnot here:{others}" if others else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the user decided about strategies, for the other processes of a session."""
+
+    current: str
+    """Name of the strategy of new arrays."""
+    options: Mapping[str, Mapping[str, Any]]
+    """Options of the strategies that have any set, by name."""
+    own: tuple[Strategy, ...]
+    """The user's own strategies."""
+
+
+def generation() -> int:
+    """Return a number that is another one after every decision."""
+    return _generation
+
+
+def choice() -> Choice:
+    """Return what has been decided so far."""
+    options = {name: strategy.options for name, strategy in _strategies.items() if strategy.options}
+    own = tuple(strategy for strategy in _strategies.values() if strategy not in _BUILT_IN)
+    return Choice(_current, options, own)
+
+
+def follow(other: Choice) -> None:
+    """Decide as another process did; errors as `set_sharing_strategy`."""
+    global _current, _generation
+    _strategies.update({strategy.name: strategy for strategy in other.own})
+    for name, options in other.options.items():
+        _strategies[name].configure(**options)
+    find_strategy(other.current)
+    _current = other.current
+    _generation += 1
+
+
 def register_sharing_strategy(name: str, strategy: Strategy) -> None:
-    """Make a strategy available under a name, in this process.
+    """Make a strategy available under a name, here and, from the next cell on, on all ranks.
 
     Parameters
     ----------
@@ -55,6 +104,7 @@ def register_sharing_strategy(name: str, strategy: Strategy) -> None:
     ValueError
         The name is taken, or not the strategy's own.
     """
+    global _generation
     if not isinstance(strategy, Strategy):
         raise TypeError(f"a sharing strategy derives from nbparallel.sharing.Strategy, not {strategy!r}")
     if not name.isidentifier() or name != strategy.name:
@@ -62,6 +112,7 @@ def register_sharing_strategy(name: str, strategy: Strategy) -> None:
     if name in _strategies and _strategies[name] is not strategy:
         raise ValueError(f"there is already a sharing strategy {name!r}")
     _strategies[name] = strategy
+    _generation += 1
 
 
 def get_sharing_strategy() -> str:
@@ -69,8 +120,18 @@ def get_sharing_strategy() -> str:
     return _current
 
 
-def set_sharing_strategy(name: str) -> None:
+def set_sharing_strategy(name: str, **options: Any) -> None:
     """Choose the strategy of new shared arrays; existing ones keep their memory and stay valid.
+
+    In a notebook or script it holds for all ranks of all sessions as well, from their next task on; on a
+    rank, for this rank, until the notebook decides again.
+
+    Parameters
+    ----------
+    name : str
+        One of `get_all_sharing_strategies`.
+    **options
+        What the strategy offers: ``mmap`` takes ``directory=``, where its temporary files go.
 
     Raises
     ------
@@ -79,9 +140,12 @@ def set_sharing_strategy(name: str) -> None:
     StrategyUnavailableError
         It does not work here; the message says why, and what does.
     """
-    global _current
+    global _current, _generation
+    if options and name in _strategies:
+        _strategies[name].configure(**options)
     find_strategy(name)
     _current = name
+    _generation += 1
 
 
 def get_all_sharing_strategies() -> SharingStrategies:
@@ -95,7 +159,6 @@ def get_all_sharing_strategies() -> SharingStrategies:
         for name, strategy in _strategies.items()
         if strategy.unavailable_reason is not None
     }
-    missing |= {name: _NOT_YET for name in _PLANNED if name not in _strategies}
     return SharingStrategies(usable, MappingProxyType(missing))
 
 
@@ -114,4 +177,27 @@ def find_strategy(name: str | None = None) -> Strategy:
     raise ValueError(f"unknown sharing strategy {name!r}; available: {listed}")
 
 
-register_sharing_strategy("file_descriptor", FileDescriptorStrategy())
+def transport() -> Strategy:
+    """Return the strategy of our own messages, whatever the user chose for arrays."""
+    return find_strategy(next((n for n in _TRANSPORTS if _usable(n)), _TRANSPORTS[0]))
+
+
+def _usable(name: str) -> bool:
+    return name in _strategies and _strategies[name].unavailable_reason is None
+
+
+def strategy_of(name: str) -> Strategy:
+    """Return the strategy of a segment that exists, whether or not new ones can be made.
+
+    Raises
+    ------
+    InvalidHandleError
+        This process knows none of that name that shares memory.
+    """
+    strategy = _strategies.get(name)
+    if strategy is None or not strategy.shares:
+        raise InvalidHandleError(
+            f"a handle says that sharing strategy {name!r} made its segment, and this process knows none "
+            "of that name: call nbp.register_sharing_strategy in the notebook"
+        )
+    return strategy

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.packing import Region
 from nbparallel.sharing.strategy import SegmentSource
 
 
@@ -61,11 +62,13 @@ class Segment:
     phase: Phase = Phase.LIVE
     """Only for own ones."""
     poolable: bool = True
-    """False if a session that knew it ended: a dying rank might still write."""
+    """False if its strategy reuses nothing, or a session that knew it ended: a dying rank might write."""
     registered: dict[SegmentBroker, int] = field(default_factory=dict)
     """Sessions that know it, and under which id (another one, if it came from a different session)."""
     mappings: dict[Access, Mapping] = field(default_factory=dict)
     """Mappings of a fetched segment that arrays look at: at most one for each right."""
+    region: Region | None = None
+    """Which arrays lie in it, if it is packed."""
     private: set[Mapping] = field(default_factory=set)
     """Copy-on-write mappings: each attach has its own."""
 

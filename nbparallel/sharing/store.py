@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import (
-    FileDescriptorLimitError,
     ForkedRankError,
     InvalidHandleError,
     ReadOnlyArrayError,
-    SharedMemoryFullError,
 )
 from nbparallel.sharing import copying, registry
+from nbparallel.sharing.allocation import Allocation
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.holdings import Holdings
-from nbparallel.sharing.layout import check_handle, describe
+from nbparallel.sharing.layout import Shape, check_handle, describe, sizes_of
+from nbparallel.sharing.locking import locked
 from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.pool import Pool
 from nbparallel.sharing.segment import Block, Location, SegmentStatistics
-from nbparallel.sharing.strategy import Strategy
+from nbparallel.sharing.strategy import SegmentSource, Strategy
 from nbparallel.wire.handles import ArrayHandle
 
 AnyArray = npt.NDArray[Any]
-Shape = SupportsIndex | Sequence[SupportsIndex]
 Order = Literal["C", "F"]
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _locked(
-    method: Callable[Concatenate[Store, P], R],
-) -> Callable[Concatenate[Store, P], R]:
-    """Refuse a forked child, lock, and have the next operation repair what an interrupt left undone."""
-
-    @functools.wraps(method)
-    def locked(self: Store, /, *args: P.args, **keywords: P.kwargs) -> R:
-        self.check_pid()
-        with self._lock:
-            # Not within another operation (a user's __del__ may call us there): it is half done.
-            if self._holdings.doubtful and not self._depth:
-                self._holdings.repair()
-            self._depth += 1
-            try:
-                return method(self, *args, **keywords)
-            except BaseException:
-                self._holdings.doubtful = True
-                raise
-            finally:
-                self._depth -= 1
-
-    return locked
 
 
 class Store:
@@ -92,15 +60,14 @@ class Store:
 
     # Sessions
 
-    @_locked
+    @locked
     def connect(self, broker: SegmentBroker) -> None:
         """Take part in a session; segments are registered there when first needed."""
         if broker.client != self.client:
             raise ValueError(f"client {self.client} cannot use the broker of client {broker.client}")
-        if broker not in self._holdings.brokers:
-            self._holdings.brokers.append(broker)
+        self._holdings.connect(broker)
 
-    @_locked
+    @locked
     def disconnect(self, broker: SegmentBroker) -> None:
         """Leave a session; again is fine.  All arrays here stay valid."""
         self._holdings.disconnect(broker)
@@ -116,22 +83,49 @@ class Store:
     # Making arrays
 
     def empty(
-        self, shape: Shape, dtype: npt.DTypeLike = float, order: Order = "C", *, strategy: str | None = None
+        self,
+        shape: Shape,
+        dtype: npt.DTypeLike = float,
+        order: Order = "C",
+        *,
+        strategy: str | None = None,
+        for_all: bool = False,
     ) -> AnyArray:
-        """Return a new shared array with arbitrary content, as `numpy.empty`."""
-        return self._make(shape, dtype, order, strategy, zero=False)
+        """Return a new shared array with arbitrary content, as `numpy.empty`.
+
+        Parameters
+        ----------
+        strategy : str, optional
+            By default what messages use, whatever the user chose for arrays: see `registry.transport`.
+        for_all : bool
+            Whether every process of the session may write to it from the start.
+        """
+        return self._make(shape, dtype, order, strategy, zero=False, for_all=for_all)
 
     def zeros(
-        self, shape: Shape, dtype: npt.DTypeLike = float, order: Order = "C", *, strategy: str | None = None
+        self,
+        shape: Shape,
+        dtype: npt.DTypeLike = float,
+        order: Order = "C",
+        *,
+        strategy: str | None = None,
+        for_all: bool = False,
     ) -> AnyArray:
-        """Return a new shared array of zeros, as `numpy.zeros`."""
-        return self._make(shape, dtype, order, strategy, zero=True)
+        """Return a new shared array of zeros, as `numpy.zeros`; parameters as `empty`."""
+        return self._make(shape, dtype, order, strategy, zero=True, for_all=for_all)
 
-    def share(self, x: AnyArray, *, strategy: str | None = None) -> AnyArray:
+    def share(self, x: AnyArray, *, strategy: str | None = None, for_all: bool = False) -> AnyArray:
         """Return `x` if it lies in shared memory, else a copy that does.
 
-        The copy keeps dtype, shape, and strides as far as possible (see `copying.plan`).  The rights of
-        other processes are not changed; see `allow_write`.
+        The copy keeps dtype, shape, and strides as far as possible (see `copying.plan`).
+
+        Parameters
+        ----------
+        strategy : str, optional
+            Of the copy; by default the current one.
+        for_all : bool
+            Make sure that it lies where all may be let write (`allow_write`): what is packed with arrays that
+            they may only read is copied once more.
 
         Raises
         ------
@@ -141,10 +135,11 @@ class Store:
             It does not fit.
         """
         describe(x.dtype)
-        if self.is_shared(x):
+        if self.is_shared(x) and not (for_all and self.packed_read_only(x)):
             return x
         plan = copying.plan(x)
-        root, fresh = self._allocate(plan.nbytes, strategy, plan.verbatim)
+        chosen = registry.find_strategy(strategy)
+        root, fresh = self._allocate(plan.nbytes, chosen, plan.verbatim, for_all=for_all)
         copy: AnyArray = np.ndarray(x.shape, x.dtype, root, plan.offset, plan.strides)
         if plan.verbatim is None:
             np.copyto(copy, x)
@@ -153,48 +148,62 @@ class Store:
         return copy
 
     def _make(
-        self, shape: Shape, dtype: npt.DTypeLike, order: Order, strategy: str | None, *, zero: bool
+        self,
+        shape: Shape,
+        dtype: npt.DTypeLike,
+        order: Order,
+        strategy: str | None,
+        *,
+        zero: bool,
+        for_all: bool,
     ) -> AnyArray:
         if order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {order!r}")
         dt: np.dtype[Any] = np.empty(0, dtype).dtype  # numpy's rule: "S" means "S1" here
         describe(dt)
-        sizes = _sizes(shape)
+        sizes = sizes_of(shape)
         nbytes = math.prod(sizes) * dt.itemsize
-        root, fresh = self._allocate(nbytes, strategy)
+        chosen = registry.transport() if strategy is None else registry.find_strategy(strategy)
+        root, fresh = self._allocate(nbytes, chosen, for_all=for_all, pack=strategy is not None)
         if zero and not fresh:
             root[:nbytes] = 0
         return np.ndarray(sizes, dt, root, 0, None, order)
 
-    @_locked
-    def _allocate(self, nbytes: int, strategy: str | None, content: Root | None = None) -> tuple[Root, bool]:
-        """Return the root of a new segment, and whether it is fresh: zeros, or `content`."""
-        chosen = registry.find_strategy(strategy)
-        nbytes = max(nbytes, 1)
+    @locked
+    def _allocate(
+        self,
+        nbytes: int,
+        strategy: Strategy,
+        content: Root | None = None,
+        *,
+        for_all: bool = False,
+        pack: bool = True,
+    ) -> tuple[Root, bool]:
+        """Return memory for a new array, and whether it is fresh: zeros, or `content`."""
         self.drain()
-        pooled = self._holdings.pool.take(nbytes, chosen.name)
-        block = self._fresh_block(chosen, nbytes, content) if pooled is None else pooled
         # Only the notebook's arrays have to be protected from its ranks.
-        return self._holdings.add(block, writable=self.client != 0), pooled is None
+        writable = for_all or self.client != 0
+        allocation = Allocation(self._holdings, strategy, writable=writable)
+        nbytes = max(nbytes, 1)
+        if pack and nbytes < strategy.packs_below:
+            return allocation.packed(nbytes), False
+        return allocation.alone(nbytes, content)
 
-    def _fresh_block(self, strategy: Strategy, nbytes: int, content: Root | None) -> Block:
-        data = None if content is None or not content.size else content.data
-        try:
-            return _mapped_block(strategy, nbytes, data)
-        except (SharedMemoryFullError, FileDescriptorLimitError):
-            # What lies in the pool may be all that is missing.
-            if not self.trim():
-                raise
-        return _mapped_block(strategy, nbytes, data)
+    @locked
+    def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
+        """Return the root of memory that was made elsewhere, such as a user's file, as an own segment."""
+        self.drain()
+        block = Block(source, registry.strategy_of(source.strategy).map(source, access))
+        return self._holdings.add(block, writable=for_all, poolable=False)
 
     # Looking at arrays
 
-    @_locked
+    @locked
     def is_shared(self, x: object) -> bool:
         """Return whether `x` is an array in shared memory, or a view of one."""
         return self._holdings.find(x) is not None
 
-    @_locked
+    @locked
     def location(self, x: object) -> Location | None:
         """Return where `x` lies in shared memory, or None if it is private."""
         place = self._holdings.find(x)
@@ -203,7 +212,18 @@ class Store:
         segment, writable = place.segment, place.mapping.access is Access.WRITE
         return Location(segment.id, place.start, place.stop, writable, segment.writable)
 
-    @_locked
+    @locked
+    def packed_read_only(self, x: object) -> tuple[int, int] | None:
+        """Return which array `x` is part of, (segment, first byte), if only moving it lets others write.
+
+        It then lies in one region with arrays that they may only read.  Otherwise None.
+        """
+        place = self._holdings.find(x)
+        if place is None or place.segment.region is None or place.segment.writable:
+            return None
+        return place.segment.id, place.segment.region.start_of(place.start)
+
+    @locked
     def allow_write(self, x: AnyArray) -> None:
         """Let every process of the session write to the memory of `x` from now on.
 
@@ -212,11 +232,18 @@ class Store:
         ReadOnlyArrayError
             The memory belongs to another process, which did not allow this one to write.
         ValueError
-            `x` is not shared.
+            `x` is not shared, or packed with arrays that others may only read: share it first.
         """
         place = self._holdings.find(x)
         if place is None:
             raise ValueError("only an array in shared memory can be made writable for other processes")
+        if self.packed_read_only(x) is not None:
+            raise ValueError("this array is packed with others: `x = nbp.share(x)` moves it")
+        if place.segment.own and place.mapping.access is not Access.WRITE:
+            raise ReadOnlyArrayError(
+                'this array is a file that was opened for reading only: nbp.from_file(path, mode="r+"), '
+                "or work on `x.copy()`"
+            )
         if place.segment.own:
             self._holdings.allow_write(place.segment)
             self.rights_changes += 1
@@ -228,7 +255,7 @@ class Store:
 
     # Handles
 
-    @_locked
+    @locked
     def handle(
         self, x: AnyArray, *, broker: SegmentBroker | None = None, writable: bool = False
     ) -> ArrayHandle | None:
@@ -242,9 +269,12 @@ class Store:
             return None
         form = describe(x.dtype)
         known_as = self._holdings.register(place.segment, self._chosen(broker))
-        return ArrayHandle(known_as, place.segment.nbytes, place.offset, x.shape, x.strides, form, writable)
+        segment = place.segment
+        return ArrayHandle(
+            known_as, segment.nbytes, place.offset, x.shape, x.strides, form, writable, segment.strategy
+        )
 
-    @_locked
+    @locked
     def attach(
         self,
         handle: ArrayHandle,
@@ -286,25 +316,25 @@ class Store:
 
     # What died
 
-    @_locked
+    @locked
     def drain(self) -> None:
         """Act on arrays that died and on what the sessions said; never waits for an answer."""
         self._holdings.bury()
         self._holdings.collect()
         self._holdings.pool.trim()
 
-    @_locked
+    @locked
     def trim(self) -> int:
         """Give all pooled memory back to the system; return the bytes."""
         return self._holdings.pool.trim(0.0)
 
-    @_locked
+    @locked
     def segments(self) -> tuple[SegmentStatistics, ...]:
         """Return what this process has: own, fetched and pooled segments."""
         self._holdings.bury()
         return self._holdings.statistics()
 
-    @_locked
+    @locked
     def close(self) -> None:
         """Leave all sessions and give back what no array uses; again is fine.
 
@@ -322,22 +352,6 @@ class Store:
                 f"this process ({os.getpid()}) was forked from {self._pid}, which alone may share arrays; "
                 "arrays that exist can be read here, results go back through a pipe or a file"
             )
-
-
-def _mapped_block(strategy: Strategy, nbytes: int, content: memoryview | None) -> Block:
-    source = strategy.create(nbytes, content)
-    try:
-        return Block(source, strategy.map(source, Access.WRITE))
-    except BaseException:
-        source.close()
-        raise
-
-
-def _sizes(shape: Shape) -> tuple[int, ...]:
-    sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"negative dimensions are not allowed: {sizes}")
-    return sizes
 
 
 _current: dict[str, Store] = {}

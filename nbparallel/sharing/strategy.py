@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+from nbparallel.sharing import living_names
 from nbparallel.sharing.mapping import Access, Mapping
+
+Intend: TypeAlias = Callable[[str], None]
+"""Called with the path of a name before it is made."""
+
+
+def nobody(path: str) -> None:
+    """Announce a name to nobody: there is no session."""
 
 
 @dataclass(slots=True, eq=False)
@@ -16,14 +26,22 @@ class SegmentSource:
     fd: int
     """Descriptor of the memory; -1 once closed."""
     nbytes: int
-    """Size of the whole segment in bytes, a multiple of the page size."""
+    """Size of the whole segment in bytes, as a rule a multiple of the page size."""
     strategy: str
     """Name of the strategy that made it."""
+    path: str = ""
+    """Its name in the file system, which goes with it; empty if it has none, or it is the user's file."""
     _pid: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
-        """Close the descriptor; again is fine.  Mappings stay.  In a forked child: nothing."""
-        if self.fd >= 0 and os.getpid() == self._pid:
+        """Close the descriptor, remove the name; again is fine.  Mappings stay.  A forked child: nothing."""
+        if os.getpid() != self._pid:
+            return
+        if self.path:
+            # First: an interrupt in between may leave the descriptor to the next call, never the name.
+            living_names.remove(self.path)
+            self.path = ""
+        if self.fd >= 0:
             # Nothing is called in between, so no interrupt falls there; and never is a number closed twice.
             fd, self.fd = self.fd, -1
             os.close(fd)
@@ -36,15 +54,16 @@ class SegmentSource:
 class Strategy(ABC):
     """How a segment of memory is made and mapped.
 
-    Implementations hold no state of their own: one object serves the whole process.
+    Implementations hold no state but their options: one object serves the whole process.
 
     Notes
     -----
-    What every strategy promises, and `nbparallel.testing` will check:
+    What every strategy promises, and `nbparallel.testing.StrategyTests` checks:
 
     * space is reserved before a segment is used: full memory is `SharedMemoryFullError`, never a signal;
     * a segment that was made is full of zeros, or holds the content that was given;
-    * nobody who merely maps a segment can change its size.
+    * a name that outlives its process is announced before it exists;
+    * what another process sends is checked before it is mapped.
     """
 
     @property
@@ -72,8 +91,48 @@ class Strategy(ABC):
     def needs_descriptor(self) -> bool:
         """Whether every live segment costs a file descriptor."""
 
+    @property
+    def shares(self) -> bool:
+        """Whether there is shared memory at all; False: arrays are copied to the ranks."""
+        return True
+
+    @property
+    def reuses_memory(self) -> bool:
+        """Whether freed segments are kept a while for the next array; a name would stay as long."""
+        return not self.needs_clean_up
+
+    @property
+    def packs_below(self) -> int:
+        """Arrays of fewer bytes are packed into regions; 0: every array has a segment of its own."""
+        return 0
+
+    @property
+    def region_nbytes(self) -> int:
+        """Size of a region, at least `packs_below`."""
+        return self.packs_below
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `configure` has set; travels to the ranks."""
+        return {}
+
+    def configure(self, **options: Any) -> None:
+        """Take the keyword arguments of ``set_sharing_strategy(name, …)``.
+
+        Raises
+        ------
+        TypeError
+            It knows no such option.
+        ValueError, StrategyUnavailableError
+            The value makes no sense, or does not work here.  Nothing has changed.
+        """
+        if options:
+            raise TypeError(f"sharing strategy {self.name!r} has no option {', '.join(sorted(options))}")
+
     @abstractmethod
-    def create(self, nbytes: int, content: memoryview | None = None) -> SegmentSource:
+    def create(
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+    ) -> SegmentSource:
         """Make a segment of at least `nbytes` bytes.
 
         Parameters
@@ -82,6 +141,9 @@ class Strategy(ABC):
             At least 1; rounded up to whole pages.
         content : contiguous memoryview of bytes, at most `nbytes` long, optional
             What the segment starts with; the rest is zeros.
+        intend : callable
+            To be called with the absolute path of a name in the file system *before* it is made, if the
+            segment gets one (`needs_clean_up`); the file's name begins with ``nbp_``.
 
         Raises
         ------

@@ -22,7 +22,16 @@ from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.supervisor import ledger
 from nbparallel.supervisor.ledger import Ledger
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.segments import Fetch, Fetched, Lost, LostReason, Register, pack_segment, unpack_segment
+from nbparallel.wire.segments import (
+    Fetch,
+    Fetched,
+    Lost,
+    LostReason,
+    Register,
+    pack_segment,
+    unpack_path,
+    unpack_segment,
+)
 
 SPARE_DESCRIPTORS = 64
 """Left for sockets, pidfds and descriptors on their way out."""
@@ -121,8 +130,15 @@ class SegmentDesk:
         finally:
             frame.close()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name in the file system that may exist and has to be removed."""
+        return tuple(self._ledger.names)
+
     def close(self) -> None:
-        """Close every descriptor; again is fine."""
+        """Remove every name and close every descriptor: the session is over.  Again is fine."""
+        while self._ledger.names:
+            _unlink(self._ledger.names.popitem()[0])
         while self._fds:
             os.close(self._fds.popitem()[1])
 
@@ -136,6 +152,8 @@ class SegmentDesk:
                     fd = self._fds.pop(segment, None)
                     if fd is not None:
                         os.close(fd)
+                case ledger.Unlink(path):
+                    _unlink(path)
                 case ledger.Grant():
                     outgoing += self._grant(action)
                 case ledger.Refuse(client, segment, reason, sequence):
@@ -189,7 +207,11 @@ def _event(client: int, frame: Frame) -> ledger.Event:
     kind, payload = frame.kind, frame.payload
     if kind is Kind.REGISTER:
         register = Register.unpack(payload)
-        return ledger.Registered(client, register.segment, register.nbytes, register.writable)
+        return ledger.Registered(client, register.segment, register.nbytes, register.writable, register.path)
+    if kind is Kind.INTEND:
+        return ledger.Intended(client, unpack_path(payload, kind))
+    if kind is Kind.REMOVED:
+        return ledger.Removed(client, unpack_path(payload, kind))
     if kind is Kind.FETCH:
         fetch = Fetch.unpack(payload)
         return ledger.Asked(client, fetch.segment, fetch.writable, frame.sequence)
@@ -200,6 +222,15 @@ def _event(client: int, frame: Frame) -> ledger.Event:
     if kind is Kind.FORGET:
         return ledger.Forgotten(client, unpack_segment(payload, kind))
     raise ProtocolError(f"unexpected {kind.name} frame on a segment socket")
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # its maker was quicker, or never made it
+    except OSError:
+        pass  # a directory that went away or became read-only: what is left there is the sweep's
 
 
 def _check_memory(fd: int, nbytes: int) -> None:

@@ -9,6 +9,13 @@ A client either holds a segment or does not: registering and fetching take the h
 all of a client's holds end with it.  While anybody holds a segment its memory stays.  When nobody does any
 more, its living creator gets it back (`Idle`), otherwise it is closed.  What only a *dead* client held goes
 back to the system, even if the creator lives (`Drop`): it is not reused.
+
+Note [names]
+------------
+A client says which name it will make before it makes it (`Intended`).  From then on the name is the
+ledger's: it goes when the last hold of its segment goes, when its maker ends and nobody holds it, and with
+the session.  Removing a name takes no memory from anybody who has mapped it, so removing too early costs an
+outsider the way in, never a user the data.
 """
 
 from __future__ import annotations
@@ -45,6 +52,24 @@ class Registered:
     nbytes: int
     writable: bool
     """Whether others may write."""
+    path: str = ""
+    """Its name in the file system, or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intended:
+    """A client is about to make a name."""
+
+    client: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A client has removed a name of its own, or did not make it after all."""
+
+    client: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +113,9 @@ class Drained:
     """Everything that had been sent before some question about an unknown segment has been read."""
 
 
-Event: TypeAlias = Joined | Gone | Registered | Asked | Released | WriteAllowed | Forgotten | Drained
+Event: TypeAlias = (
+    Joined | Gone | Registered | Intended | Removed | Asked | Released | WriteAllowed | Forgotten | Drained
+)
 
 # What to do
 
@@ -105,6 +132,13 @@ class Close:
     """Close the descriptor of a segment."""
 
     segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """Remove a name from the file system; it may never have come to be, or be gone already."""
+
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +189,7 @@ class Offend:
     text: str
 
 
-Action: TypeAlias = Keep | Close | Grant | Refuse | Idle | Drop | Offend
+Action: TypeAlias = Keep | Close | Unlink | Grant | Refuse | Idle | Drop | Offend
 
 
 @dataclass(slots=True)
@@ -170,6 +204,8 @@ class Entry:
     """Clients that hold it; empty: its creator has been told and may use the memory again."""
     unwanted: bool = False
     """Its creator does not want the memory back."""
+    path: str = ""
+    """Its name in the file system; empty: none, or no longer."""
 
 
 @dataclass(slots=True)
@@ -182,6 +218,8 @@ class Ledger:
     """Segment id -> entry."""
     waiting: list[Asked] = field(default_factory=list)
     """Questions about segments that nobody has registered yet: the message may be under way."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Every name that may exist -> the client that said so."""
     _held: dict[int, set[int]] = field(default_factory=dict)
     """Client -> ids of the segments that it holds."""
     _made: dict[int, set[int]] = field(default_factory=dict)
@@ -205,6 +243,14 @@ class Ledger:
                 return self._asked(event)
             case Registered():
                 return self._registered(event)
+            case Intended(client, path):
+                if self.names.setdefault(path, client) != client:
+                    return [Offend(client, f"client {client} wants to make {path}, which is another's")]
+                return []
+            case Removed(client, path):
+                if self.names.get(path) == client:
+                    del self.names[path]
+                return []
             case Released(client, segment):
                 return self._release(client, segment)
             case WriteAllowed() | Forgotten():
@@ -223,7 +269,9 @@ class Ledger:
             entry.unwanted = False
             self._hold(client, segment, entry)
             return []
-        self.entries[segment] = entry = Entry(event.nbytes, event.writable, set())
+        if event.path and self.names.setdefault(event.path, client) != client:
+            return [Offend(client, f"client {client} registered {event.path}, which is another's")]
+        self.entries[segment] = entry = Entry(event.nbytes, event.writable, set(), path=event.path)
         self._made.setdefault(client, set()).add(segment)
         self._hold(client, segment, entry)
         actions: list[Action] = [Keep(segment)]
@@ -261,12 +309,17 @@ class Ledger:
         if entry.holders:
             return []
         creator = creator_of(segment)
+        actions = self._unname(entry)
         if creator in self.clients and not entry.unwanted and not died:
-            return [Idle(creator, segment)]
+            return [*actions, Idle(creator, segment)]
         self._delete(segment)
         if died and creator in self.clients and not entry.unwanted:
-            return [Drop(creator, segment), Close(segment)]
-        return [Close(segment)]
+            actions.append(Drop(creator, segment))
+        return [*actions, Close(segment)]
+
+    def _unname(self, entry: Entry) -> list[Action]:
+        path, entry.path = entry.path, ""
+        return [Unlink(path)] if path and self.names.pop(path, None) is not None else []
 
     def _decided(self, event: WriteAllowed | Forgotten) -> list[Action]:
         client, segment = event.client, event.segment
@@ -296,6 +349,11 @@ class Ledger:
             if entry is not None and not entry.holders:
                 self._delete(segment)
                 actions.append(Close(segment))
+        in_use = {entry.path for entry in self.entries.values()}
+        for path in sorted(path for path, maker in self.names.items() if maker == client):
+            if path not in in_use:
+                del self.names[path]
+                actions.append(Unlink(path))
         return actions
 
     def _hold(self, client: int, segment: int, entry: Entry) -> None:

@@ -91,7 +91,20 @@ class Supervisor:
                 self._answer_unknown()
         finally:
             processes.end_all(self._grace or 0.0)
+            self._hear_last_words()
             self._desk.close()
+
+    def _hear_last_words(self) -> None:
+        """Learn which names the dead had still announced: the desk removes what it knows."""
+        for client, sock in self._segment_sockets.items():
+            while sock.fileno() >= 0 and isinstance(frame := _take_or_end(sock), Frame):
+                try:
+                    for item in self._desk.receive(client, frame):
+                        item.close()
+                except ProtocolError:
+                    break
+                finally:
+                    frame.close()
 
     def _leave(self, grace: float) -> None:
         self._grace = grace
@@ -348,6 +361,13 @@ class Supervisor:
             "signal": death.signal_number if death else None,
         }
         self._control_box.send(Kind.DIED, json.dumps(said).encode())
+
+
+def _take_or_end(sock: socket.socket) -> Frame | bool | None:
+    try:
+        return take(sock)
+    except ProtocolError:
+        return None
 
 
 def main(control: int, segments: int, kernel: int, log: int) -> None:

@@ -37,12 +37,18 @@ class FolderBroker:
         self._folder = Path(folder)
         self._fds: dict[int, int] = {}
 
-    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool) -> None:
+    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "") -> None:
         """Keep a descriptor for others."""
         self._fds[segment] = os.dup(fd)
         draft = self._folder / f"{segment}.{os.getpid()}"
         draft.write_text(f"/proc/{os.getpid()}/fd/{self._fds[segment]}")
         draft.rename(self._folder / str(segment))
+
+    def intend(self, path: str) -> None:
+        """Nobody cleans up here but the process itself."""
+
+    def removed(self, path: str) -> None:
+        """As above."""
 
     def fetch(self, segment: int, *, writable: bool) -> int:
         """Open another process's descriptor."""

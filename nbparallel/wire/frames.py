@@ -67,6 +67,8 @@ class Kind(enum.IntEnum):
     FORGET = 46
     IDLE = 47
     DROP = 48
+    INTEND = 49
+    REMOVED = 50
     # kernel -> rank
     CONFIGURE = 60
     CELL = 61
@@ -75,6 +77,7 @@ class Kind(enum.IntEnum):
     PUSH = 64
     COMMUNICATOR = 65
     LEAVE = 66
+    STRATEGY = 67
     # rank -> kernel
     RANK_READY = 80
     DISPLAY = 81

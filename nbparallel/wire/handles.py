@@ -24,3 +24,5 @@ class ArrayHandle:
     """As `numpy.lib.format.dtype_to_descr` gives it: a string or a list of fields."""
     writable: bool
     """Whether the receiver is meant to write (the supervisor decides whether it may)."""
+    strategy: str = "file_descriptor"
+    """Name of the sharing strategy that made the segment, and knows how to check and map it."""

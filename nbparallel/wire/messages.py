@@ -31,8 +31,6 @@ class Configure:
     """How many threads BLAS may use on a rank."""
     usable_cpus: int
     """CPUs that this session may use (affinity and cgroup)."""
-    strategy: str
-    """The sharing strategy in force."""
     seed: int
     """Entropy of the session; every rank derives its own random streams from it."""
     colors: str

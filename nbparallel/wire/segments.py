@@ -1,15 +1,19 @@
 """Payloads of the segment protocol, between the supervisor and everybody who maps shared memory.
 
-``REGISTER`` (with the descriptor), ``RELEASE``, ``ALLOW_WRITE`` and ``FORGET`` go one way, to the
-supervisor.  ``FETCH`` is answered by ``FETCHED`` (with a descriptor) or by ``LOST``, which carry the
-question's sequence number.  ``IDLE`` and ``DROP`` come unasked.
+``REGISTER`` (with the descriptor), ``RELEASE``, ``ALLOW_WRITE``, ``FORGET``, ``INTEND`` and ``REMOVED`` go
+one way, to the supervisor.  ``FETCH`` is answered by ``FETCHED`` (with a descriptor) or by ``LOST``, which
+carry the question's sequence number.  ``IDLE`` and ``DROP`` come unasked.
 
 What a client holds is a set: fetching a segment twice is one hold, and one ``RELEASE`` ends it.
+
+A segment may have a name in the file system.  ``INTEND`` announces it *before* it exists: whenever its
+maker is killed, the supervisor knows what to remove.
 """
 
 from __future__ import annotations
 
 import enum
+import os
 import struct
 from dataclasses import dataclass
 from typing import Self
@@ -21,6 +25,10 @@ CLIENT_SHIFT = 40
 """A segment's id is its creator's client number << 40 | serial: nobody has to be asked for one."""
 MAX_CLIENT = 1 << 23
 """Client numbers lie below this, so that an id fits 63 bits."""
+NAME_PREFIX = "nbp_"
+"""How the file name of every named segment begins."""
+MAX_PATH = 4096
+"""Longest path of a named segment, in characters."""
 MAX_NBYTES = 1 << 62
 """A size at or above this is damage, not data."""
 
@@ -76,16 +84,21 @@ class Register:
     """Size of the memory behind the descriptor in bytes."""
     writable: bool
     """Whether others may map it for writing."""
+    path: str = ""
+    """Its name in the file system, to be removed when nobody needs it; empty: it has none."""
 
     def pack(self) -> bytes:
         """Return the payload."""
-        return _REGISTER.pack(self.segment, self.nbytes, self.writable)
+        path = pack_path(self.path) if self.path else b""
+        return _REGISTER.pack(self.segment, self.nbytes, self.writable) + path
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Read a payload; `ProtocolError` if it is damaged."""
-        segment, nbytes, writable = _unpack(_REGISTER, payload, "REGISTER")
-        return cls(_checked(segment), _checked_size(nbytes), _flag(writable))
+        fixed, rest = payload[: _REGISTER.size], payload[_REGISTER.size :]
+        segment, nbytes, writable = _unpack(_REGISTER, fixed, "REGISTER")
+        path = unpack_path(rest, Kind.REGISTER) if rest else ""
+        return cls(_checked(segment), _checked_size(nbytes), _flag(writable), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,33 @@ def pack_segment(segment: int) -> bytes:
 def unpack_segment(payload: bytes, kind: Kind) -> int:
     """Read the payload of one of these; `ProtocolError` if it is damaged."""
     return _checked(_unpack(_SEGMENT, payload, kind.name)[0])
+
+
+def is_name(path: str) -> bool:
+    """Return whether a path could be a segment's name: nothing else is ever removed.
+
+    >>> is_name("/dev/shm/nbp_abc_1"), is_name("/home/me/thesis.tex"), is_name("nbp_abc_1")
+    (True, False, False)
+    """
+    return (
+        len(path) <= MAX_PATH
+        and os.path.isabs(path)
+        and "\0" not in path
+        and os.path.basename(path).startswith(NAME_PREFIX)
+    )
+
+
+def pack_path(path: str) -> bytes:
+    """Return the payload of ``INTEND`` and ``REMOVED``."""
+    return os.fsencode(path)
+
+
+def unpack_path(payload: bytes, kind: Kind) -> str:
+    """Read the payload of one of these; `ProtocolError` if it names no segment."""
+    path = os.fsdecode(payload)
+    if not is_name(path):
+        raise ProtocolError(f"{kind.name} frame with {path[:80]!r}, which is no segment's name")
+    return path
 
 
 class NoticeKind(enum.Enum):

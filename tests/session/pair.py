@@ -19,9 +19,15 @@ class DirectBroker:
         self.client = client
         self.segments = segments
 
-    def register(self, segment, nbytes, fd, *, writable):
+    def register(self, segment, nbytes, fd, *, writable, path=""):
         """Keep a descriptor of the segment."""
         self.segments[segment] = [os.dup(fd), writable]
+
+    def intend(self, path):
+        """Nobody cleans up here but the process itself."""
+
+    def removed(self, path):
+        """As above."""
 
     def fetch(self, segment, *, writable):
         """Open the segment once more, with the right that was asked for."""

@@ -20,7 +20,7 @@ from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
 from nbparallel.supervisor.desk import SegmentDesk
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.segments import Fetch, Lost, Notice, NoticeKind, Register, pack_segment
+from nbparallel.wire.segments import Fetch, Lost, Notice, NoticeKind, Register, pack_path, pack_segment
 
 WAIT = 10.0
 
@@ -86,10 +86,15 @@ class Broker:
         self.exchange = exchange
         self.client = client
 
-    def register(self, segment, nbytes, fd, *, writable):
-        self.exchange.say(
-            self.client, Kind.REGISTER, Register(segment, nbytes, writable).pack(), [os.dup(fd)]
-        )
+    def register(self, segment, nbytes, fd, *, writable, path=""):
+        said = Register(segment, nbytes, writable, path)
+        self.exchange.say(self.client, Kind.REGISTER, said.pack(), [os.dup(fd)])
+
+    def intend(self, path):
+        self.exchange.say(self.client, Kind.INTEND, pack_path(path))
+
+    def removed(self, path):
+        self.exchange.say(self.client, Kind.REMOVED, pack_path(path))
 
     def fetch(self, segment, *, writable):
         self.exchange.say(self.client, Kind.FETCH, Fetch(segment, writable).pack(), sequence=1)

@@ -44,6 +44,8 @@ def damaged(random_, handle):
             changes[name] = random_.choice(ODD)
         elif name == "dtype":
             changes[name] = random_.choice(DTYPES)
+        elif name == "strategy":
+            changes[name] = random_.choice(["file_system", "mmap", "copy", "none_such", "../x", ""])
         elif name in ("shape", "strides"):
             sizes = list(value)
             for _ in range(random_.randint(1, 2)):

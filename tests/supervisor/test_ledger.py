@@ -15,6 +15,7 @@ from nbparallel.supervisor.ledger import (
     Gone,
     Grant,
     Idle,
+    Intended,
     Joined,
     Keep,
     Ledger,
@@ -22,12 +23,15 @@ from nbparallel.supervisor.ledger import (
     Refuse,
     Registered,
     Released,
+    Removed,
+    Unlink,
     WriteAllowed,
 )
 from nbparallel.wire.segments import LostReason, creator_of, segment_id
 
 CLIENTS = st.integers(0, 3)
 SEGMENTS = st.builds(segment_id, CLIENTS, st.integers(1, 3))
+PATHS = st.builds("/dev/shm/nbp_{}_{}".format, CLIENTS, st.integers(1, 2))
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -41,6 +45,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.open = set()
         self.questions = {}
         self.sequence = 0
+        self.files = {}
+        self.named = {}
 
     def step(self, event):
         actions = list(self.ledger.step(event))
@@ -53,10 +59,16 @@ class LedgerMachine(RuleBasedStateMachine):
             case Keep(segment):
                 assert segment not in self.open
                 self.open.add(segment)
+            case Unlink(path):
+                user = next((s for s, p in self.named.items() if p == path and s in self.open), None)
+                assert not self.holds.get(user), "a name went while its segment was held"
+                self.files.pop(path)
+                self.named.pop(user, None)
             case Close(segment):
                 assert not self.holds.get(segment), "a segment with a living hold was closed"
                 self.open.remove(segment)
                 self.holds.pop(segment, None)
+                self.named.pop(segment, None)
             case Grant(client, segment):
                 assert segment in self.open
                 assert client in self.alive
@@ -90,6 +102,30 @@ class LedgerMachine(RuleBasedStateMachine):
             self.holds.setdefault(segment, set()).add(client)
         actions = self.step(Registered(client, segment, 4096, writable))
         assert good != any(isinstance(action, Offend) for action in actions)
+
+    @rule(client=CLIENTS, path=PATHS)
+    def intend(self, client, path):
+        good = client in self.alive and self.files.get(path, client) == client
+        if good:
+            self.files[path] = client
+        assert good != any(isinstance(action, Offend) for action in self.step(Intended(client, path)))
+
+    @rule(client=CLIENTS, path=PATHS)
+    def remove(self, client, path):
+        if client in self.alive and self.files.get(path) == client:
+            del self.files[path]
+            self.named = {segment: p for segment, p in self.named.items() if p != path}
+        self.step(Removed(client, path))
+
+    @rule(segment=SEGMENTS, path=PATHS)
+    def register_named(self, segment, path):
+        client = creator_of(segment)
+        fresh = segment not in self.ledger.entries and path not in self.named.values()
+        if client not in self.alive or not fresh or self.files.get(path) != client:
+            return
+        self.holds.setdefault(segment, set()).add(client)
+        self.named[segment] = path
+        self.step(Registered(client, segment, 4096, False, path))
 
     @rule(client=CLIENTS, segment=SEGMENTS, writable=st.booleans())
     def ask(self, client, segment, writable):
@@ -153,6 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for client in sorted(self.alive):
             self.go(client)
         assert self.open == set()
+        assert self.files == {}, "every name that may exist has been removed"
         assert self.ledger == Ledger()
 
     @invariant()
@@ -160,6 +197,10 @@ class LedgerMachine(RuleBasedStateMachine):
         recorded = {segment: set(entry.holders) for segment, entry in self.ledger.entries.items()}
         assert {s: h for s, h in recorded.items() if h} == {s: h for s, h in self.holds.items() if h}
         assert set(recorded) == self.open
+        assert self.ledger.names == self.files
+        for path, maker in self.files.items():
+            held = [segment for segment, p in self.named.items() if p == path and recorded.get(segment)]
+            assert maker in self.alive or held, "nobody needs it, and its name was kept"
         for segment, holders in recorded.items():
             assert holders <= self.alive, "a dead client holds nothing"
             assert holders or creator_of(segment) in self.alive, "nobody needs it, and it was kept"

@@ -1,0 +1,65 @@
+"""Allocation: memory for a new array, from the pool, a region or the system."""
+
+from __future__ import annotations
+
+from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
+from nbparallel.sharing.holdings import Holdings
+from nbparallel.sharing.mapping import Access, Root
+from nbparallel.sharing.segment import Block
+from nbparallel.sharing.strategy import Strategy
+
+
+class Allocation:
+    """Makes segments of one strategy and right; not thread-safe, the store locks."""
+
+    def __init__(self, holdings: Holdings, strategy: Strategy, *, writable: bool) -> None:
+        self._holdings, self._strategy, self._writable = holdings, strategy, writable
+
+    def alone(self, nbytes: int, content: Root | None = None, *, region: bool = False) -> tuple[Root, bool]:
+        """Return the root of a segment of its own, and whether it is fresh: zeros, or `content`."""
+        pooled = self._holdings.pool.take(nbytes, self._strategy.name)
+        block = self._fresh_block(nbytes, content) if pooled is None else pooled
+        poolable = self._strategy.reuses_memory
+        root = self._holdings.add(block, writable=self._writable, poolable=poolable, packed=region)
+        return root, pooled is None
+
+    def packed(self, nbytes: int) -> Root:
+        """Return room in a region that other arrays lie in as well; its content is arbitrary."""
+        regions, name = self._holdings.regions, self._strategy.name
+        room = regions.take(name, nbytes, writable=self._writable)
+        if room is None:
+            # Held until there is an array in it, or it would end at once.
+            root, _ = self.alone(self._strategy.region_nbytes, region=True)
+            room = regions.take(name, nbytes, writable=self._writable)
+            del root
+        if room is None:
+            raise InternalError(f"a new region of {name!r} has no room for {nbytes} bytes: please file a bug")
+        return room
+
+    def _fresh_block(self, nbytes: int, content: Root | None) -> Block:
+        data = None if content is None or not content.size else content.data
+        try:
+            return self._mapped_block(nbytes, data)
+        except (SharedMemoryFullError, FileDescriptorLimitError):
+            # What lies in the pool may be all that is missing.
+            if not self._holdings.pool.trim(0.0):
+                raise
+        return self._mapped_block(nbytes, data)
+
+    def _mapped_block(self, nbytes: int, content: memoryview | None) -> Block:
+        intended: list[str] = []
+
+        def intend(path: str) -> None:
+            intended.append(path)
+            self._holdings.intend(path)
+
+        source = None
+        try:
+            source = self._strategy.create(nbytes, content, intend)
+            return Block(source, self._strategy.map(source, Access.WRITE))
+        except BaseException:
+            if source is not None:
+                source.close()
+            for path in intended:
+                self._holdings.removed(path)
+            raise

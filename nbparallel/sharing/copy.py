@@ -1,0 +1,63 @@
+"""The strategy `copy`: no shared memory; every rank gets its own copy, as with most other libraries.
+
+It is the baseline to compare with.  Arrays of the notebook travel as other objects do (the first time, and
+again when their content has changed), and whoever asks for shared memory is told that there is none.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+from nbparallel.errors import StrategyUnavailableError
+from nbparallel.sharing.mapping import Access
+from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
+
+
+class CopyStrategy(Strategy):
+    """Shares nothing."""
+
+    # docstrings inherited
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return "copy"
+
+    @property
+    def unavailable_reason(self) -> str | None:  # noqa: D102
+        return None
+
+    @property
+    def supports_read_only(self) -> bool:  # noqa: D102
+        return False
+
+    @property
+    def needs_clean_up(self) -> bool:  # noqa: D102
+        return False
+
+    @property
+    def needs_descriptor(self) -> bool:  # noqa: D102
+        return False
+
+    @property
+    def shares(self) -> bool:  # noqa: D102
+        return False
+
+    def create(  # noqa: D102
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+    ) -> SegmentSource:
+        _refuse()
+
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+        os.close(fd)
+        _refuse()
+
+    def map(self, source: SegmentSource, access: Access) -> NoReturn:  # noqa: D102
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise StrategyUnavailableError(
+        "the sharing strategy 'copy' has no shared memory: choose another one with `%sharing_strategy NAME` "
+        '(nbp.set_sharing_strategy), or for this array alone: nbp.share(x, strategy="file_descriptor")'
+    )

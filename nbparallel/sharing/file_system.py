@@ -1,0 +1,73 @@
+"""The strategy `file_system`: named POSIX shared memory.
+
+A segment is a file in /dev/shm that any process of this user can open by its name.  It costs what the size of
+/dev/shm allows, and somebody has to remove the name: see `supervisor.ledger`, note [names].
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from nbparallel.sharing.headroom import Headroom
+from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.named import adopt_named, create_named
+from nbparallel.sharing.reserving import map_whole
+from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
+
+DIRECTORY = "/dev/shm"
+"""Where `shm_open` puts names on Linux (shm_overview(7))."""
+
+
+class FileSystemStrategy(Strategy):
+    """Named shared memory under `directory`."""
+
+    def __init__(self, directory: str = DIRECTORY, headroom: Headroom | None = None) -> None:
+        self._directory = directory
+        self._headroom = headroom or Headroom()
+
+    # docstrings inherited
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return "file_system"
+
+    @property
+    def unavailable_reason(self) -> str | None:  # noqa: D102
+        if not os.path.isdir(self._directory):
+            return f"{sys.platform} has no {self._directory}"
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            return f"{self._directory} may not be written to by this user"
+        return None
+
+    @property
+    def supports_read_only(self) -> bool:  # noqa: D102
+        return True
+
+    @property
+    def needs_clean_up(self) -> bool:  # noqa: D102
+        return True
+
+    @property
+    def needs_descriptor(self) -> bool:  # noqa: D102
+        return True
+
+    def create(  # noqa: D102
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+    ) -> SegmentSource:
+        hint = "use `%sharing_strategy file_descriptor`, or Docker's --shm-size"
+        return create_named(
+            self._directory,
+            nbytes,
+            content,
+            intend,
+            strategy=self.name,
+            headroom=self._headroom,
+            hint=hint,
+        )
+
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+        return adopt_named(fd, nbytes, strategy=self.name, own=True)
+
+    def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
+        return map_whole(source.fd, source.nbytes, access)

@@ -1,0 +1,158 @@
+"""``from_file``: an array in a file that the user keeps, as shared memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy_format
+
+from nbparallel.errors import ObjectArrayError, StrategyUnavailableError
+from nbparallel.sharing import living_names
+from nbparallel.sharing.layout import Shape, describe, sizes_of
+from nbparallel.sharing.mapping import Access
+from nbparallel.sharing.memory_map import MemoryMapStrategy, network_reason
+from nbparallel.sharing.reserving import explained, reserve
+from nbparallel.sharing.store import AnyArray, current_store
+from nbparallel.sharing.strategy import SegmentSource
+
+_FLAGS = {"r": os.O_RDONLY, "r+": os.O_RDWR, "w+": os.O_RDWR | os.O_CREAT | os.O_EXCL}
+
+
+def from_file(
+    path: str | os.PathLike[str],
+    dtype: npt.DTypeLike | None = None,
+    shape: Shape | None = None,
+    mode: str = "r",
+) -> AnyArray:
+    """Return the array in a file as a shared one; nothing is read until it is used.
+
+    It may be larger than memory, every rank sees the same pages, and what is written with mode ``"r+"`` or
+    ``"w+"`` is in the file afterwards: such an array survives a restart of the notebook.
+
+    Parameters
+    ----------
+    path : path
+        A ``.npy`` file as `numpy.save` makes it, or raw values (then `dtype` is needed).
+    dtype : dtype, optional
+        Of raw values, or of a new file.
+    shape : int or sequence of ints, optional
+        Of raw values (by default as many as there are, one-dimensional), or of a new file.
+    mode : {"r", "r+", "w+"}
+        Read; read and write, on every rank; make the file, full of zeros (one that exists is replaced).
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError
+        As `open`.
+    ValueError
+        The file does not hold what was asked for.
+    ObjectArrayError
+        It holds Python objects.
+    SharedMemoryFullError
+        The disk is full.
+    StrategyUnavailableError
+        The file lies on a network file system.
+
+    Notes
+    -----
+    Whoever makes the file shorter while it is used kills its users (SIGBUS).  ``"w+"`` does not: it puts a
+    new file in the old one's place, and arrays of the old one keep what they had.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.npy")
+    >>> a = from_file(path, dtype="i4", shape=(2, 2), mode="w+")
+    >>> a[0] = 7
+    >>> np.load(path)
+    array([[7, 7],
+           [0, 0]], dtype=int32)
+    """
+    if mode not in _FLAGS:
+        raise ValueError(f"mode must be 'r', 'r+' or 'w+', not {mode!r}")
+    full = os.path.realpath(os.fspath(path))
+    reason = network_reason(full)
+    if reason is not None:
+        raise StrategyUnavailableError(f"{reason}: copy it to a local disk first")
+    if mode == "w+" and (dtype is None or shape is None):
+        raise TypeError("a new file needs dtype= and shape=")
+    wanted = None if dtype is None else np.empty(0, dtype).dtype
+    if wanted is not None:
+        describe(wanted)
+    # A new file gets its name when it is complete.
+    draft = os.path.join(os.path.dirname(full), living_names.fresh()) if mode == "w+" else ""
+    fd = os.open(draft or full, _FLAGS[mode] | os.O_CLOEXEC, 0o666)
+    source = SegmentSource(fd, 0, MemoryMapStrategy().name, draft)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{full} is no regular file")
+        if mode == "w+" and wanted is not None and shape is not None:
+            form = _make(fd, full, wanted, sizes_of(shape))
+            os.replace(draft, full)
+            source.path = ""
+        else:
+            form = _look(fd, full, wanted, None if shape is None else sizes_of(shape))
+        source.nbytes = os.fstat(fd).st_size
+        access = Access.READ if mode == "r" else Access.WRITE
+        root = current_store().adopt(source, access, for_all=mode != "r")
+    except BaseException:
+        source.close()
+        raise
+    offset, found, sizes, order = form
+    return np.ndarray(sizes, found, root, offset, None, "F" if order else "C")
+
+
+_Form = tuple[int, np.dtype[Any], tuple[int, ...], bool]
+"""Offset of the first element, dtype, shape, whether the first axis varies fastest."""
+
+
+def _make(fd: int, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
+    with open(fd, "r+b", closefd=False) as file:
+        if path.endswith(".npy"):
+            header = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+            npy_format.write_array_header_2_0(file, header)
+        file.flush()
+        offset = file.tell()
+    size = max(offset + math.prod(shape) * dtype.itemsize, 1)
+    try:
+        reserve(fd, size)
+    except OSError as error:
+        raise explained(error, size, os.path.dirname(path)) from error
+    return offset, dtype, shape, False
+
+
+def _look(fd: int, path: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> _Form:
+    size = os.fstat(fd).st_size
+    with open(fd, "rb", closefd=False) as file:
+        magic = file.read(len(npy_format.MAGIC_PREFIX))
+        file.seek(0)
+        form = _header(file, path) if magic == npy_format.MAGIC_PREFIX else None
+    if form is None:
+        if dtype is None:
+            raise ValueError(f"{path} is no .npy file: raw values need dtype=")
+        sizes = (size // dtype.itemsize if dtype.itemsize else 0,) if shape is None else shape
+        form = 0, dtype, sizes, False
+    offset, found, sizes, _ = form
+    if (dtype is not None and dtype != found) or (shape is not None and shape != sizes):
+        raise ValueError(f"{path} holds {found} of shape {sizes}, not {dtype or found} of {shape or sizes}")
+    needed = offset + math.prod(sizes) * found.itemsize
+    if size < max(needed, 1):
+        raise ValueError(f"{path} has {size} bytes, {found} of shape {sizes} needs {needed}")
+    return form
+
+
+def _header(file: BinaryIO, path: str) -> _Form:
+    version = npy_format.read_magic(file)
+    readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+    if version not in readers:
+        # Version 3 differs in field names that are not latin-1 only; numpy has no public reader for it.
+        raise ValueError(f"{path} is a .npy file of version {version}: save it again with numpy.save")
+    shape, fortran, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ObjectArrayError(f"{path} holds Python objects, whose memory cannot be shared: use numpy.load")
+    return file.tell(), dtype, shape, fortran

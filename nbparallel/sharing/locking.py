@@ -1,0 +1,37 @@
+"""Locking: what every operation of a store begins and ends with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from nbparallel.sharing.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def locked(
+    method: Callable[Concatenate[Store, P], R],
+) -> Callable[Concatenate[Store, P], R]:
+    """Refuse a forked child, lock, and have the next operation repair what an interrupt left undone."""
+
+    @functools.wraps(method)
+    def wrapper(self: Store, /, *args: P.args, **keywords: P.kwargs) -> R:
+        self.check_pid()
+        with self._lock:
+            # Not within another operation (a user's __del__ may call us there): it is half done.
+            if self._holdings.doubtful and not self._depth:
+                self._holdings.repair()
+            self._depth += 1
+            try:
+                return method(self, *args, **keywords)
+            except BaseException:
+                self._holdings.doubtful = True
+                raise
+            finally:
+                self._depth -= 1
+
+    return wrapper

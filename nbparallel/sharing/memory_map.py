@@ -1,0 +1,138 @@
+"""The strategy `mmap`: files on a disk.
+
+A segment is a file in a directory of the user's choice.  What is not used lies on the disk, so arrays may
+be larger than memory.  The files that this strategy makes are temporary and go as names in /dev/shm do;
+`nbparallel.from_file` shares a file that the user keeps.
+
+Some facts about files that several processes map (mmap(2), nfs(5), posix_fallocate(3)):
+
+* on one machine all mappings of a file show the same pages, whether they have been written back or not;
+* over a network that does not hold between machines, a write may fail long after it was made, and
+  ``posix_fallocate`` is imitated by writing, which races with others: so network file systems are refused;
+* a file that is cut off under its users kills them with SIGBUS, and files cannot be sealed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from nbparallel.errors import StrategyUnavailableError
+from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.named import adopt_named, create_named
+from nbparallel.sharing.reserving import map_whole
+from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}
+    | {"lustre", "ncpfs", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"}
+    | {"fuse.gcsfuse", "fuse.ceph"}
+)
+"""Kinds of file systems, as /proc/self/mountinfo calls them, whose files live on another machine."""
+ON_DISK = "/var/tmp"
+"""Large temporary files belong here (hier(7)); /tmp is often in memory."""
+
+
+class MemoryMapStrategy(Strategy):
+    """Files in a directory; the option ``directory=`` chooses it."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        self._directory = directory
+
+    # docstrings inherited
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return "mmap"
+
+    @property
+    def directory(self) -> str:
+        """Where temporary files go."""
+        if self._directory is not None:
+            return self._directory
+        return ON_DISK if os.access(ON_DISK, os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+    @property
+    def unavailable_reason(self) -> str | None:  # noqa: D102
+        return _why_not(self.directory)
+
+    @property
+    def supports_read_only(self) -> bool:  # noqa: D102
+        return True
+
+    @property
+    def needs_clean_up(self) -> bool:  # noqa: D102
+        return True
+
+    @property
+    def needs_descriptor(self) -> bool:  # noqa: D102
+        return True
+
+    @property
+    def options(self) -> dict[str, Any]:  # noqa: D102
+        return {} if self._directory is None else {"directory": self._directory}
+
+    def configure(self, *, directory: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        """Choose where new files go; nothing else."""
+        super().configure(**options)
+        if directory is None:
+            return
+        path = os.path.realpath(os.fspath(directory))
+        reason = _why_not(path)
+        if reason is not None:
+            raise StrategyUnavailableError(f"sharing strategy 'mmap' cannot use {path}: {reason}")
+        self._directory = path
+
+    def create(  # noqa: D102
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+    ) -> SegmentSource:
+        hint = 'another disk: nbp.set_sharing_strategy("mmap", directory=…)'
+        return create_named(
+            self.directory, nbytes, content, intend, strategy=self.name, headroom=None, hint=hint
+        )
+
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+        # A file that the user opened may be another user's.
+        return adopt_named(fd, nbytes, strategy=self.name, own=False)
+
+    def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
+        return map_whole(source.fd, source.nbytes, access)
+
+
+def _why_not(directory: str) -> str | None:
+    if not os.path.isdir(directory):
+        return f"there is no directory {directory}"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} may not be written to by this user"
+    return network_reason(directory)
+
+
+def network_reason(path: str) -> str | None:
+    """Return why files there are not shared, if it lies on a network file system, else None."""
+    kind = file_system_of(path)
+    if kind not in NETWORK_FILE_SYSTEMS:
+        return None
+    return f"{path} lies on a network file system ({kind}), where mappings of several processes may disagree"
+
+
+def file_system_of(path: str) -> str:
+    """Return the kind of file system that holds `path`; empty if the system does not say.
+
+    >>> file_system_of("/proc/self")
+    'proc'
+    """
+    path = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.readlines()
+    except OSError:
+        return ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind

@@ -1,0 +1,111 @@
+"""Named files: how a strategy whose segments have names makes and checks them.
+
+Some facts (open(2), shm_overview(7), statfs(2)):
+
+* ``O_EXCL`` makes sure that nobody has put a file or a link there; ``O_NOFOLLOW`` says so once more to
+  those who open it later.  The mode is set with ``fchmod``, because the umask may take bits away;
+* files in memory (tmpfs) count against their mount's size, by default half of memory, 64 MB in Docker.
+  ``posix_fallocate`` fails cleanly when it is used up;
+* files cannot be sealed: whoever may open one may cut it off, and its users then get SIGBUS.  Only
+  processes of the same user may.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from nbparallel.errors import InvalidHandleError
+from nbparallel.sharing import living_names
+from nbparallel.sharing.headroom import Headroom, full_error, size_text
+from nbparallel.sharing.reserving import explained, fill, whole_pages
+from nbparallel.sharing.strategy import Intend, SegmentSource
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_TRIES = 8
+"""A random name that is taken is drawn again; arbitrary."""
+
+
+def create_named(
+    directory: str,
+    nbytes: int,
+    content: memoryview | None,
+    intend: Intend,
+    *,
+    strategy: str,
+    headroom: Headroom | None,
+    hint: str,
+) -> SegmentSource:
+    """Make a file of its own in `directory`, reserved; errors as `Strategy.create`.
+
+    Parameters
+    ----------
+    headroom : Headroom, optional
+        Of memory, if the file lies there.
+    hint : str
+        What to do when `directory` is full.
+    """
+    size = whole_pages(nbytes)
+    if headroom is not None:
+        headroom.require(size)
+    where = _where(directory, size, hint)
+    try:
+        source = _create(directory, size, intend, strategy)
+        try:
+            os.fchmod(source.fd, 0o600)
+            fill(source.fd, size, content)
+        except BaseException:
+            source.close()
+            raise
+    except OSError as error:
+        raise explained(error, size, where) from error
+    return source
+
+
+def _create(directory: str, size: int, intend: Intend, strategy: str) -> SegmentSource:
+    for attempt in range(_TRIES):
+        path = os.path.join(directory, living_names.fresh())
+        intend(path)
+        living_names.remember(path)
+        # Owned before it exists: whatever falls in between, closing removes the name.
+        source = SegmentSource(-1, size, strategy, path)
+        try:
+            source.fd = os.open(path, _FLAGS, 0o600)
+        except FileExistsError:
+            source.path = ""  # another's
+            living_names.forget(path)
+            if attempt + 1 == _TRIES:
+                raise
+        except BaseException:
+            source.close()
+            raise
+        else:
+            return source
+    raise AssertionError("unreachable")
+
+
+def _where(directory: str, size: int, hint: str) -> str:
+    """Return how to call the place; `SharedMemoryFullError` if it has not enough room."""
+    try:
+        place = os.statvfs(directory)
+    except OSError:
+        return f"{directory} ({hint})"
+    where = f"{directory} ({size_text(place.f_blocks * place.f_frsize)} in all; {hint})"
+    free = place.f_bavail * place.f_frsize
+    if free < size:
+        raise full_error(size, free, where)
+    return where
+
+
+def adopt_named(fd: int, nbytes: int, *, strategy: str, own: bool) -> SegmentSource:
+    """Take over a descriptor if it is a file of this size (and, if `own`, of this user)."""
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or (own and status.st_uid != os.geteuid()):
+            raise InvalidHandleError("a segment's descriptor is no file of this user")
+        if status.st_size != nbytes:
+            raise InvalidHandleError(f"a segment of {nbytes} bytes was announced, {status.st_size} came")
+    except BaseException:
+        os.close(fd)
+        raise
+    return SegmentSource(fd, nbytes, strategy)

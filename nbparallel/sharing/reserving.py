@@ -1,0 +1,104 @@
+"""What making and mapping any segment takes: reserve, write, map, and say what went wrong.
+
+Some facts (posix_fallocate(3), pwrite(2), mmap(2)):
+
+* pages of a file in memory, and blocks of one on a disk, come into being when touched; if there is none
+  left then, the process gets SIGBUS.  So they are reserved first.  ``posix_fallocate`` zeroes them;
+  ``pwrite`` of whole pages needs no zeroing and no page fault, which makes the first copy of an array 20 %
+  cheaper;
+* ``fallocate`` is undone and begun again when a signal arrives, so it is called in steps;
+* Python's `mmap` keeps a duplicate of the descriptor until 3.12 (``trackfd=False`` from 3.13): an own
+  segment costs two descriptors there, a fetched one costs one.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+from typing import Any
+
+from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
+from nbparallel.sharing.headroom import full_error, size_text
+from nbparallel.sharing.mapping import Access, Mapping
+
+RESERVE_STEP = 64 << 20
+"""Bytes reserved by one call, about 20 ms: signals are answered in between."""
+
+
+def whole_pages(nbytes: int) -> int:
+    """Return `nbytes` rounded up to whole pages.
+
+    >>> whole_pages(1) == mmap.PAGESIZE
+    True
+    """
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def fill(fd: int, size: int, content: memoryview | None) -> None:
+    """Give an empty file its size and content, every page of it reserved."""
+    if content is None:
+        reserve(fd, size)
+        return
+    os.ftruncate(fd, size)
+    _write(fd, content)
+    # What the content did not touch; the page it ends in exists already.
+    reserve(fd, size, start=content.nbytes)
+
+
+def reserve(fd: int, size: int, start: int = 0) -> None:
+    """Reserve every page from `start` to `size`."""
+    while start < size:
+        step = min(RESERVE_STEP, size - start)
+        os.posix_fallocate(fd, start, step)
+        start += step
+
+
+def _write(fd: int, content: memoryview) -> None:
+    offset, nbytes = 0, content.nbytes
+    while offset < nbytes:
+        # One call writes at most 2 GiB less a page (write(2)); a signal may cut it short.
+        offset += os.pwrite(fd, content[offset : offset + RESERVE_STEP], offset)
+
+
+def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
+    """Map all of a segment into this process."""
+    # An untracked descriptor is one less for every mapping, where Python offers it.
+    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    flags = mmap.MAP_PRIVATE if access is Access.PRIVATE else mmap.MAP_SHARED
+    prot = mmap.PROT_READ if access is Access.READ else mmap.PROT_READ | mmap.PROT_WRITE
+    try:
+        memory = mmap.mmap(fd, nbytes, flags, prot, **options)
+    except OSError as error:
+        raise explained(error, nbytes) from error
+    if hasattr(mmap, "MADV_DONTDUMP"):
+        # A crash of one rank must not write gigabytes of everybody's arrays into a core file.
+        memory.madvise(mmap.MADV_DONTDUMP)
+    return Mapping(memory, access)
+
+
+def explained(error: OSError, nbytes: int, where: str = "this machine") -> OSError | SharedMemoryFullError:
+    """Return the error that says what did not work, and what to do; `where` the memory lies."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return descriptor_error(error)
+    if error.errno == errno.ENOMEM:
+        return full_error(nbytes, None, "this process (limits: `ulimit -v`, vm.max_map_count)")
+    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        return full_error(nbytes, None, where)
+    return OSError(
+        error.errno, f"a shared segment of {size_text(nbytes)} could not be made: {error.strerror}"
+    )
+
+
+def descriptor_error(error: OSError) -> FileDescriptorLimitError:
+    """Return the error that names the limit of open files and what to do."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    whose = f"this process ({soft} of at most {hard})" if error.errno == errno.EMFILE else "this machine"
+    return FileDescriptorLimitError(
+        error.errno,
+        f"too many open files for {whose}: every shared array needs a descriptor or two; delete shared "
+        "arrays, put small ones into one large array, or raise the limit (`ulimit -n`)",
+    )

@@ -1,0 +1,108 @@
+"""`from_file`: a file that the user keeps, as a shared array."""
+
+import os
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.errors import (
+    ObjectArrayError,
+    ReadOnlyArrayError,
+    SharedMemoryFullError,
+    StrategyUnavailableError,
+)
+from nbparallel.sharing import current_store, memory_map
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["f8", ">i2", "U3", [("a", "i4"), ("b", "f8", 2)]])
+def test_what_numpy_saved_is_there(tmp_path, dtype, order):
+    """Dtype, shape, order and values are those of the file, and nothing is copied."""
+    x = np.zeros((3, 4), dtype, order)
+    x.ravel("K").view("u1")[:] = np.arange(x.nbytes) % 7 if x.dtype.kind != "U" else 0
+    np.save(tmp_path / "x.npy", x)
+    y = nbp.from_file(tmp_path / "x.npy")
+    assert type(y) is np.ndarray
+    assert (y.dtype, y.shape, y.strides) == (x.dtype, x.shape, x.strides)
+    assert y.tobytes() == x.tobytes()
+    assert nbp.is_shared(y)
+    assert not y.flags.writeable
+    with pytest.raises(ReadOnlyArrayError):
+        nbp.share(y)
+
+
+def test_writing_is_saving(tmp_path):
+    """What is written through mode w+ or r+ is in the file, which stays when the array goes."""
+    path = tmp_path / "x.npy"
+    x = nbp.from_file(path, "i8", (2, 3), mode="w+")
+    assert not x.any()
+    x[1, 2] = 5
+    y = nbp.from_file(path, mode="r+")
+    y[0, 0] = 6
+    assert x[0, 0] == 6
+    del x, y
+    current_store().drain()
+    assert np.load(path).tolist() == [[6, 0, 0], [0, 0, 5]]
+    assert os.listdir(tmp_path) == ["x.npy"]
+
+
+def test_making_a_file_anew_leaves_the_old_array_alone(tmp_path):
+    """Running the same cell again replaces the file; who still sees the old one is not killed."""
+    path = tmp_path / "x.npy"
+    old = nbp.from_file(path, float, 100_000, mode="w+")
+    old[:] = 1
+    new = nbp.from_file(path, float, 10, mode="w+")
+    assert old.sum() == 100_000
+    assert new.sum() == 0
+    assert np.load(path).shape == (10,)
+
+
+def test_raw_values(tmp_path):
+    """A file without a header needs a dtype; the shape is found from its size."""
+    path = tmp_path / "raw"
+    np.arange(10, dtype="i2").tofile(path)
+    assert nbp.from_file(path, "i2").tolist() == list(range(10))
+    assert nbp.from_file(path, "i2", (2, 5)).tolist() == np.arange(10).reshape(2, 5).tolist()
+    with pytest.raises(ValueError, match="need dtype="):
+        nbp.from_file(path)
+    with pytest.raises(ValueError, match="has 20 bytes"):
+        nbp.from_file(path, "i2", (3, 5))
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
+    """Objects, other shapes, cut-off files, full disks, network file systems: each in a sentence."""
+    np.save(tmp_path / "o.npy", np.array([None]), allow_pickle=True)
+    with pytest.raises(ObjectArrayError):
+        nbp.from_file(tmp_path / "o.npy")
+    np.save(tmp_path / "x.npy", np.arange(10))
+    with pytest.raises(ValueError, match="not float32"):
+        nbp.from_file(tmp_path / "x.npy", "f4")
+    os.truncate(tmp_path / "x.npy", 150)
+    with pytest.raises(ValueError, match="has 150 bytes"):
+        nbp.from_file(tmp_path / "x.npy")
+    with pytest.raises(ValueError, match="mode"):
+        nbp.from_file(tmp_path / "x.npy", mode="a")
+    with pytest.raises(TypeError, match="needs dtype= and shape="):
+        nbp.from_file(tmp_path / "new.npy", mode="w+")
+    with pytest.raises(FileNotFoundError):
+        nbp.from_file(tmp_path / "none.npy")
+    with pytest.raises(SharedMemoryFullError):
+        nbp.from_file(tmp_path / "big.npy", "u1", 1 << 60, mode="w+")
+    monkeypatch.setattr(memory_map, "file_system_of", lambda path: "nfs4")
+    with pytest.raises(StrategyUnavailableError, match="network file system"):
+        nbp.from_file(tmp_path / "x.npy")
+    with pytest.raises(StrategyUnavailableError, match="network file system"):
+        nbp.set_sharing_strategy("mmap", directory=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["o.npy", "x.npy"]
+
+
+def test_ranks_see_the_same_file(tmp_path):
+    """A file opened for reading is read-only on ranks; one opened for writing is written by all of them."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(4.0))
+    names = {"x": nbp.from_file(path), "y": nbp.from_file(tmp_path / "y.npy", float, 2, mode="w+")}
+    with nbp.Session(2) as session:
+        result = session.run("y[rank] = x.sum() + rank\nx.flags.writeable", namespace=names)
+        assert result.values == [False, False]
+    assert names["y"].tolist() == [6.0, 7.0]
