@@ -43,6 +43,8 @@ from nbparallel.wire.messages import Configure, Join
 
 START_SECONDS = 60.0
 """A generous bound for ranks to come up; a death or a failure is seen at once."""
+SPAWN_TRIES = 3
+"""How often a rank is started whose template died before it was forked; then something is really wrong."""
 SLICE_SECONDS = 1.0
 """No wait is longer without a look whether the supervisor lives."""
 
@@ -142,35 +144,39 @@ class Crew:
         KeyboardInterrupt
             The user interrupted; nothing of the new ones is left.
         """
-        new = [self._spawn(rank, world_size) for rank in ranks]
-        for handle in new:
-            if handle.rank < len(self.handles):
-                self.handles[handle.rank].close_later()
-                self.handles[handle.rank] = handle
-            else:
-                self.handles.append(handle)
+        for rank in ranks:
+            self._spawn(rank, world_size)
+        tries = dict.fromkeys(ranks, 1)
         self._void = True
         deadline = time.monotonic() + START_SECONDS
         presses.wake = self.wake
-        while not all(handle.ready for handle in new):
+        while not all(self.handles[rank].usable for rank in ranks):
             try:
                 self.next_event(deadline - time.monotonic())
             except StartError as error:
                 raise StartError(f"{error}\n{self.supervisor.log()}") from None
-            for handle in new:
-                if handle.death is not None:
+            for handle in [self.handles[rank] for rank in ranks]:
+                if handle.death is None:
+                    continue
+                if handle.death.pid or tries[handle.rank] == SPAWN_TRIES:
                     raise StartError(self._why(handle, handle.death))
+                tries[handle.rank] += 1  # its template died before it had forked; the next one will
+                self._spawn(handle.rank, world_size)
             presses.check()
             if time.monotonic() >= deadline:
-                late = rank_list(handle.rank for handle in new if not handle.ready)
+                late = rank_list(rank for rank in ranks if not self.handles[rank].usable)
                 raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
 
-    def _spawn(self, rank: int, world_size: int) -> RankHandle:
+    def _spawn(self, rank: int, world_size: int) -> None:
         client, self._next_client = self._next_client, self._next_client + 1
         handle = RankHandle(rank, client, self._pump, post=self._post, output_of=self._output_of)
         handle.send(Kind.CONFIGURE, self._configure(rank, client, world_size))
         self.supervisor.spawn(handle)
-        return handle
+        if rank < len(self.handles):
+            self.handles[rank].close_later()
+            self.handles[rank] = handle
+        else:
+            self.handles.append(handle)
 
     def _configure(self, rank: int, client: int, world_size: int) -> Configure:
         cpus = usable_cpus()

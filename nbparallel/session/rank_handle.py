@@ -201,6 +201,10 @@ class RankHandle:
             self._pump.forget(fd)
             os.close(fd)
 
+    def changed(self) -> None:
+        """Wake who waits for this rank."""
+        self._post(self, "changed")
+
     def died(self, death: Death) -> None:
         """Take note of the end of the process; only in the pump's thread."""
         self._on_socket()  # what it sent before it died counts
@@ -210,6 +214,14 @@ class RankHandle:
         self._post(self, death)
 
     # any thread ---------------------------------------------------------------------------------------
+
+    @property
+    def usable(self) -> bool:
+        """Whether it said that it is ready, and the supervisor handed over how to signal it.
+
+        The two come by different sockets, in any order.
+        """
+        return self.ready and self.pidfd >= 0
 
     @property
     def alive(self) -> bool:

@@ -110,6 +110,7 @@ class SupervisorProcess:
                 handle.pid = said["pid"]
                 handle.pidfd = frame.fds.pop(0)
                 self.template_pid = said["template"]
+                handle.changed()
         elif frame.kind is Kind.DIED:
             handle = self._ranks.pop(said["client"], None)
             if handle is not None:

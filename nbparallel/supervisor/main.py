@@ -52,6 +52,7 @@ class Rank:
     pid: int = 0
     announced: bool = False
     dead: bool = False
+    template: int = 0
 
 
 class Supervisor:
@@ -199,6 +200,7 @@ class Supervisor:
             if self._template is None:
                 self._start_template()
             assert self._template is not None
+            rank.template = self._template_pid
             self._template_box.send(
                 Kind.FORK,
                 json.dumps({"rank": said["rank"], "client": client}).encode(),
@@ -293,7 +295,9 @@ class Supervisor:
         self._watch.forget(rank.socket)
         self._segment_sockets.pop(client, None)
         self._segment_boxes.pop(client, None)
-        if not rank.pid and not rank.dead and self._template is None and self._template_ready:
+        # one that never was ready is a failed start, told as such
+        orphaned = self._template_ready if self._template is None else rank.template != self._template_pid
+        if orphaned and not rank.pid and not rank.dead:
             self._bury(rank, None)
 
     # deaths -----------------------------------------------------------------------------------------

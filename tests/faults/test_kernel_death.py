@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from nbparallel.testing.processes import family
+from nbparallel.testing.processes import ProcessRecord, family
 
 GENEROUS_SECONDS = 5.0
 """The promise is 2 s; a loaded machine gets more."""
@@ -58,10 +58,15 @@ def start(source: str, call: str = "session.run(source)") -> tuple[subprocess.Po
     return owner, session
 
 
+def records(session: str) -> list[ProcessRecord]:
+    """Return the processes of a session."""
+    mark = os.environ["NBP_TEST_RUN"]
+    return [record for record in family(os.getpid(), mark) if record.session == session]
+
+
 def members(session: str) -> list[str]:
     """Return the processes of a session, as text."""
-    mark = os.environ["NBP_TEST_RUN"]
-    return [str(record) for record in family(os.getpid(), mark) if record.session == session]
+    return [str(record) for record in records(session)]
 
 
 def wait_until_gone(session: str) -> None:
@@ -121,10 +126,10 @@ def test_f71_two_owners_do_not_touch_each_other() -> None:
     """One is killed; the other's ranks are the same processes and work."""
     first, first_session = start("")
     second, second_session = start("")
-    before = members(second_session)
+    before = {record.pid for record in records(second_session)}
     first.kill()
     wait_until_gone(first_session)
-    assert members(second_session) == before
+    assert {record.pid for record in records(second_session)} == before
     for owner in (first, second):
         close(owner)
     wait_until_gone(second_session)
