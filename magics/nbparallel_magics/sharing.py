@@ -21,7 +21,7 @@ _COSTS = {
     ),
     "file_system": (
         "a named object in /dev/shm",
-        "no open file; size of /dev/shm; cleaned up by name",
+        "a name, and one or two open files; size of /dev/shm; cleaned up by name",
     ),
     "file_region": ("a block inside one large region", "the least for many small arrays"),
     "mmap": ("a file in a folder of your choice", "disk instead of memory; survives a restart"),
