@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,16 @@ def test_public_names_exist_and_are_documented(path: Path) -> None:
         thing = getattr(module, name)
         if inspect.isroutine(thing) or inspect.isclass(thing):
             assert inspect.getdoc(thing), f"{module.__name__}.{name} has no docstring"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_sizes_have_one_spelling(path: Path) -> None:
+    """What users read counts bytes in KiB, MiB and GiB (`wire.units`), never sometimes in MB."""
+    tree = ast.parse(path.read_text())
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    found = [n.lineno for n in texts if id(n) not in prose and re.search(r"\b[KMGT]B\b", n.value)]
+    assert not found, f"lines {found}"
 
 
 def test_import_is_cheap() -> None:

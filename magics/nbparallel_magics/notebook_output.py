@@ -15,7 +15,7 @@ from typing import Any
 _KINDS = frozenset(
     {"stream", "display_data", "execute_result", "update_display_data", "clear_output", "error"}
 )
-_LIMIT = 10_000_000
+_LIMIT = 10 << 20
 """Characters that are kept of one cell; a cell that shows more is never cleared."""
 
 Message = tuple[str, dict[str, Any]]

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 
+from nbparallel.wire.units import size_text
 from nbparallel_magics.layout import Item, Text
 
 _LARGEST_LOG = 1_000_000_000
@@ -25,7 +26,7 @@ class OverflowLog:
 
     def notice(self, limit: int) -> str:
         """Return the line that tells the user."""
-        return f"the cell printed more than {limit / 1e6:g} MB; all of it is in {self.path}"
+        return f"the cell printed more than {size_text(limit)}; all of it is in {self.path}"
 
     def write(self, rank: int, item: Item) -> None:
         """Append one arrival; beyond `_LARGEST_LOG` it is dropped."""

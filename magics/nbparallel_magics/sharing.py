@@ -11,6 +11,7 @@ from typing import Self
 
 from IPython.core.error import UsageError
 
+from nbparallel.wire.units import size_text
 from nbparallel_magics.live import Live
 from nbparallel_magics.table import Table
 
@@ -80,7 +81,7 @@ def _limits() -> str:
     except OSError:
         return text
     free, size = shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize
-    return f"{text}; /dev/shm: {free / 1e9:.1f} of {size / 1e9:.1f} GB free"
+    return f"{text}; /dev/shm: {size_text(free)} of {size_text(size)} free"
 
 
 def switch(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nbparallel.wire.units import size_text
 from nbparallel_magics.table import Table
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ class StatusTable:
 
     def table(self) -> Table:
         """Return one row for each rank, and below it what is shared, of how much."""
-        from nbparallel.sharing.headroom import size_text  # brings numpy, which loading must not
-
         seen = self.statistics
         rows = [
             (
@@ -42,7 +41,7 @@ class StatusTable:
         ).without_empty_columns()
 
     def _shared(self) -> str:
-        from nbparallel.sharing.headroom import limits, size_text
+        from nbparallel.sharing.headroom import limits  # brings numpy, which loading must not
 
         seen = self.statistics
         free = min((limit.free for limit in limits()), default=None)

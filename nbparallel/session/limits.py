@@ -6,6 +6,8 @@ import os
 import resource
 from pathlib import Path
 
+from nbparallel.wire.units import size_text
+
 RANK_BYTES = 24 << 20
 """Private memory of a rank at rest (9 MB forked, 23 MB as a fresh interpreter), rounded up."""
 RANK_FILES = 6
@@ -78,7 +80,7 @@ def _limits(running: int) -> list[tuple[int, str]]:
         limits.append((processes // 2, f"the limit of processes is {processes} (ulimit -u)"))
     free = _free_bytes()
     if free is not None:
-        text = f"each needs about {RANK_BYTES >> 20} MB and {free >> 20} MB of memory are free"
+        text = f"each needs about {size_text(RANK_BYTES)} and {size_text(free)} of memory are free"
         limits.append((running + free // RANK_BYTES, text))
     return limits
 

@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nbparallel.wire.units import size_text
+
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 
@@ -98,7 +100,7 @@ def move_arrays(
             known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
             moves.notes.append(
                 f"{', '.join(known)}: this memory belongs to a {block.foreign}; the ranks and the notebook "
-                f"see a shared copy from now on ({format_nbytes(nbytes)}), not later writes to the original"
+                f"see a shared copy from now on ({size_text(nbytes)}), not later writes to the original"
             )
         else:
             watched.append((name, weakref.ref(block.owner), nbytes))
@@ -208,20 +210,7 @@ def _still_held(watched: list[tuple[str, weakref.ref[AnyArray], int]]) -> list[s
         gc.collect()  # it may only be garbage that refers to itself
     return [
         f"{name} moved into shared memory, but something else (a list, an attribute …) still holds the old "
-        f"array ({format_nbytes(nbytes)}): writes to one are not seen in the other"
+        f"array ({size_text(nbytes)}): writes to one are not seen in the other"
         for name, owner, nbytes in watched
         if owner() is not None
     ]
-
-
-def format_nbytes(nbytes: float) -> str:
-    """Write a number of bytes for people.
-
-    >>> format_nbytes(80), format_nbytes(64 * 2**20)
-    ('80 B', '64.0 MB')
-    """
-    for unit in ("B", "KB", "MB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GB"

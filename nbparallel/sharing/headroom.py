@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nbparallel.errors import SharedMemoryFullError
+from nbparallel.wire.units import size_text
 
 MARGIN = 32 << 20
 """Bytes left to everybody else: below this the machine is about to kill something anyway."""
@@ -126,20 +127,6 @@ def _cgroup(read: ReadText, directory: str, version: int) -> Limit | None:
 def _key_values(text: str) -> dict[str, int]:
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size as people write it.
-
-    >>> size_text(64 << 20), size_text(1000)
-    ('64.0 MiB', '1000 B')
-    """
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        if abs(size) < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "B" else f"{nbytes} B"
 
 
 class Headroom:

@@ -17,9 +17,10 @@ import stat
 
 from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing import living_names
-from nbparallel.sharing.headroom import Headroom, full_error, size_text
+from nbparallel.sharing.headroom import Headroom, full_error
 from nbparallel.sharing.reserving import explained, fill, whole_pages
 from nbparallel.sharing.strategy import Intend, SegmentSource
+from nbparallel.wire.units import size_text
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 8

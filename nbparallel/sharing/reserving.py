@@ -20,8 +20,9 @@ import sys
 from typing import Any
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
-from nbparallel.sharing.headroom import full_error, size_text
+from nbparallel.sharing.headroom import full_error
 from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.wire.units import size_text
 
 RESERVE_STEP = 64 << 20
 """Bytes reserved by one call, about 20 ms: signals are answered in between."""

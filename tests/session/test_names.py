@@ -117,7 +117,7 @@ def test_other_holders_are_told(pair):
     pair.run("x, y")
     assert len(pair.notes) == 1
     assert pair.notes[0].startswith("x moved into shared memory, but something else")
-    assert "7.8 KB" in pair.notes[0]
+    assert "7.8 KiB" in pair.notes[0]
 
 
 def test_ipythons_history_moves_along(pair):
