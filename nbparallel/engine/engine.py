@@ -11,7 +11,7 @@ from nbparallel import distributed, sharing
 from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.engine import defaults, tasks
+from nbparallel.engine import defaults, namespace, tasks
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.output import RankOutput, mark_threads
 from nbparallel.engine.shell import RankShell
@@ -94,6 +94,7 @@ class Engine:
         """Take back memory that others have let go of."""
         if self.communicator is not None:
             self.communicator.release()
+        namespace.let_go(self.shell.user_ns)
         sharing.current_store().drain()
 
     def _join(self, join: Join, frame: Frame) -> None:

@@ -16,14 +16,15 @@ from typing import Any, cast
 import numpy as np
 
 from nbparallel.engine import cell_sources
+from nbparallel.engine.delivered import MISSING, Delivered
 from nbparallel.engine.read_only import explain
 from nbparallel.errors import ReadOnlyArrayError, UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store, current_store
+from nbparallel.sharing.layout import span
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.names import NameKind, NameUpdate
 
-_MISSING = object()
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
 """Kinds of delivered values that a rank does not change in place."""
 
@@ -51,18 +52,18 @@ class RankNames:
         self._defaults: Mapping[str, Any] = ChainMap(
             cast(dict[str, Any], {} if defaults is None else defaults), dict(namespace)
         )
-        self._delivered: dict[str, Any] = {}
+        self._delivered = Delivered()
         self._handles: dict[str, ArrayHandle] = {}
         # An instance may come long after the last one died, and the kernel does not send its class again.
         self._classes: dict[int, type] = {}
 
     def is_own(self, name: str) -> bool:
         """Whether this rank assigned a name itself."""
-        value = self._namespace.get(name, _MISSING)
+        value = self._namespace.get(name, MISSING)
         return (
-            value is not _MISSING
-            and value is not self._delivered.get(name, _MISSING)
-            and value is not self._defaults.get(name, _MISSING)
+            value is not MISSING
+            and value is not self._delivered.get(name)
+            and value is not self._defaults.get(name, MISSING)
         )
 
     def is_only_here(self, name: str) -> bool:
@@ -124,22 +125,35 @@ class RankNames:
 
         `variable` is what the code calls it; of several names that one is preferred, then the largest.
         """
-        found = [
-            (self._delivered[name] is array and name == variable, self._delivered[name].nbytes, name)
-            for name, handle in self._handles.items()
-            if not handle.writable and np.may_share_memory(self._delivered[name], array)
-        ]
+        place = self._store.location(array)
+        if place is None:
+            return None
+        found = []
+        for name, handle in self._handles.items():
+            if handle.writable or handle.segment != place.segment:
+                continue
+            start, stop = span(handle)
+            if start < place.stop and place.start < stop:
+                same = name == variable and self._delivered.get(name) is array
+                found.append((same, stop - start, name))
         return max(found, key=itemgetter(0, 1))[2] if found else None
+
+    def let_go(self) -> None:
+        """Keep nothing alive that was delivered and whose name the rank has deleted or bound anew."""
+        self._delivered.let_go(self._namespace)
 
     def _attach(
         self, handle: ArrayHandle, values: dict[str, Any], handles: dict[str, ArrayHandle]
     ) -> np.ndarray[Any, Any]:
         # Two names of the notebook for one array are two names for one array here too.
-        for known, arrays in ((handles, values), (self._handles, self._delivered)):
-            for name, other in known.items():
-                if other == handle:
-                    same: np.ndarray[Any, Any] = arrays[name]
-                    return same
+        for name, other in handles.items():
+            if other == handle:
+                same: np.ndarray[Any, Any] = values[name]
+                return same
+        for name, other in self._handles.items():
+            if other == handle and (living := self._delivered.get(name)) is not MISSING:
+                there: np.ndarray[Any, Any] = living
+                return there
         array = self._store.attach(handle, writable=handle.writable, broker=self._broker)
         if not handle.writable:
             array.flags.writeable = False
@@ -158,7 +172,7 @@ class RankNames:
 
     def _delete(self, name: str) -> None:
         own = self.is_own(name)
-        self._delivered.pop(name, None)
+        self._delivered.discard(name)
         self._handles.pop(name, None)
         if own:
             return
@@ -213,6 +227,13 @@ def apply(
 ) -> tuple[str, ...]:
     """Make the changes in a rank's namespace, all or none; see `RankNames`."""
     return names_of(namespace, store, broker, defaults).apply(updates)
+
+
+def let_go(namespace: dict[str, Any]) -> None:
+    """Keep nothing alive that a rank's namespace does not hold any more; see `RankNames.let_go`."""
+    table = _tables.get(id(namespace))
+    if table is not None:
+        table.let_go()
 
 
 def explain_read_only(

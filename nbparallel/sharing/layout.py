@@ -254,6 +254,12 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
     return dtype
 
 
+def span(handle: ArrayHandle) -> tuple[int, int]:
+    """Return the first byte of a handle's array in its segment, and one past the last."""
+    low, high = extent(handle.shape, handle.strides, rebuild(handle.dtype).itemsize)
+    return handle.offset + low, handle.offset + high
+
+
 def _cut(value: object) -> str:
     """Show a damaged value, but not a megabyte of it."""
     text = str(value)
