@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nbparallel.session import CellResult as CellResult
     from nbparallel.session import RankValues as RankValues
     from nbparallel.session import Session as Session
+    from nbparallel.session import spawn as spawn
     from nbparallel.sharing import empty as empty
     from nbparallel.sharing import from_file as from_file
     from nbparallel.sharing import full as full
@@ -41,6 +42,7 @@ _HOMES = {
     "segments": "nbparallel.sharing",
     "set_sharing_strategy": "nbparallel.sharing",
     "share": "nbparallel.sharing",
+    "spawn": "nbparallel.session",
     "zeros": "nbparallel.sharing",
 }
 _MODULES = ("distributed", "errors", "session", "sharing", "testing")
@@ -61,6 +63,7 @@ __all__ = [
     "segments",
     "set_sharing_strategy",
     "share",
+    "spawn",
     "zeros",
 ]
 

@@ -5,6 +5,7 @@ The functions here use the communicator of the running session; the engine sets 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed.communicator import Communicator
@@ -16,6 +17,7 @@ __all__ = [
     "all_reduce",
     "barrier",
     "broadcast",
+    "call_with_rank",
     "current",
     "destroy_process_group",
     "get_rank",
@@ -75,6 +77,11 @@ def get_rank() -> int:
 def get_world_size() -> int:
     """Return how many ranks there are."""
     return current().world_size
+
+
+def call_with_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Return ``function(rank, *args)``: what `nbparallel.spawn` calls on every rank."""
+    return function(get_rank(), *args)
 
 
 def send(tensor: Any, dst: int, group: None = None, tag: int = 0, **options: Any) -> None:

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.engine import defaults, failures, namespace
+from nbparallel.engine import defaults, failures, namespace, script
 from nbparallel.errors import InternalError, UnpicklableError
 from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
-from nbparallel.wire.messages import CallTask, CellTask, NamesTask, Outcome, PullTask, PushTask, Task
+from nbparallel.wire.messages import (
+    CallTask,
+    CellTask,
+    NamesTask,
+    Outcome,
+    PullTask,
+    PushTask,
+    ScriptTask,
+    Task,
+)
 
 if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine
@@ -74,7 +83,7 @@ def _filename(engine: Engine, task: Task) -> str:
         engine.shell.source = cell_text(task)
         filename = engine.shell.compile.filename = f"<In[{task.execution_count}] #{task.number}>"
         return filename
-    return ""
+    return task.path if isinstance(task, ScriptTask) else ""
 
 
 def cell_text(task: CellTask) -> str:
@@ -91,6 +100,9 @@ def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
     if isinstance(task, CallTask):
         function, args = pickling.loads(task.call, store, broker=engine.broker, home=engine.shell.user_ns)
         return function(*args), None
+    if isinstance(task, ScriptTask):
+        script.run(task, engine.shell.user_ns)
+        return _NOTHING, None
     if isinstance(task, PullTask):
         if task.name not in engine.shell.user_ns:
             raise NameError(f"name {task.name!r} is not defined on rank {engine.rank}")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbparallel.session.result import CellResult as CellResult
     from nbparallel.session.result import RankResult as RankResult
+    from nbparallel.session.script import Script as Script
     from nbparallel.session.session import Session as Session
     from nbparallel.session.sink import OutputSink as OutputSink
+    from nbparallel.session.spawning import spawn as spawn
     from nbparallel.session.statistics import RankStatistics as RankStatistics
     from nbparallel.session.statistics import SessionStatistics as SessionStatistics
     from nbparallel.session.values import RankValues as RankValues
@@ -25,8 +27,10 @@ _HOMES = {
     "RankStatistics": "statistics",
     "RankValues": "values",
     "RemoteValue": "values",
+    "Script": "script",
     "Session": "session",
     "SessionStatistics": "statistics",
+    "spawn": "spawning",
 }
 
 __all__ = [
@@ -36,8 +40,10 @@ __all__ = [
     "RankStatistics",
     "RankValues",
     "RemoteValue",
+    "Script",
     "Session",
     "SessionStatistics",
+    "spawn",
 ]
 
 

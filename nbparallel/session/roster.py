@@ -1,6 +1,9 @@
-"""Changing who is there: bringing dead ranks back, adding ranks, taking them away from the top."""
+"""Who is there: choosing ranks, bringing dead ones back, adding some, taking them away from the top."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from nbparallel.errors import rank_list
 from nbparallel.session.crew import Crew
@@ -9,6 +12,27 @@ from nbparallel.session.names import Names
 from nbparallel.session.outcomes import describe_death
 from nbparallel.session.tasks import Tasks
 from nbparallel.wire.messages import NamesTask
+
+
+def chosen(ranks: Sequence[int] | None, world_size: int) -> tuple[int, ...]:
+    """Return which ranks take part, ascending; None means all.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no sequence of integers, or names ranks that do not exist.
+    """
+    if ranks is None:
+        return tuple(range(world_size))
+    given: Any = ranks
+    if not isinstance(given, Sequence) or not all(
+        hasattr(rank, "__index__") and not isinstance(rank, bool) for rank in given
+    ):
+        raise TypeError(f"ranks must be a sequence of integers, as [0, 2], not {given!r}")
+    wrong = [rank for rank in ranks if not 0 <= rank < world_size]
+    if wrong or not ranks:
+        raise ValueError(f"there are {rank_list(range(world_size))}, not {list(ranks)}")
+    return tuple(sorted(set(ranks)))
 
 
 def revive(crew: Crew, names: Names, presses: Presses) -> list[str]:

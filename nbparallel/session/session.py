@@ -31,6 +31,7 @@ from nbparallel.session.crew import Crew
 from nbparallel.session.ignition import Ignition
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import check_world_size, usable_cpus
+from nbparallel.session.line_sink import LineSink
 from nbparallel.session.names import Names
 from nbparallel.session.result import CellResult
 from nbparallel.session.sending import dump
@@ -256,7 +257,7 @@ class Session:
         with self._turns.take() as presses:
             started = time.monotonic()
             crew, notes = self._ensure(presses)
-            who = self._who(ranks)
+            who = roster.chosen(ranks, self._size)
             preparation = None
             if namespace is not None:
                 preparation = self._names.prepare(cell, namespace, who, share)
@@ -289,49 +290,44 @@ class Session:
         """Call ``function(*args)`` on every rank; return the results in rank order.
 
         Functions of ``__main__`` travel by value with their globals; shared arrays arrive as the same
-        memory.  Raises as `run` does.
+        memory.  What they print is printed here, each line behind its rank.  Raises as `run` does.
         """
-        with self._turns.take() as presses:
-            crew, notes = self._ensure(presses)
+
+        def make(crew: Crew, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
             parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
             pickled = dump((function, args), parts, crew.supervisor.broker)
-            who, number = self._who(None), self._tasks.next_number()
-            # `preparation` keeps alive what is on its way until this returns
-            task = CallTask(number, who, (), True, None, pickled.data)
-            result = self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes)
-            return [result.ranks[rank].value for rank in who]
+            return CallTask(number, who, (), True, None, pickled.data), pickled
+
+        return [rank.value for rank in self.perform(make, LineSink()).ranks.values()]
 
     def pull(self, name: str) -> RankValues:
         """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
-        with self._turns.take() as presses:
-            crew, notes = self._ensure(presses)
-            who, number = self._who(None), self._tasks.next_number()
-            task = PullTask(number, who, (), True, None, name)
-            return self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes).values
+        return self.perform(lambda _, number, who: (PullTask(number, who, (), True, None, name), None)).values
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
+
+        def make(crew: Crew, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
+            pickled = dump(values, values, crew.supervisor.broker)
+            return PushTask(number, who, (), False, None, pickled.data), pickled
+
+        self.perform(make)
+
+    def perform(
+        self,
+        make: Callable[[Crew, int, tuple[int, ...]], tuple[Task, object]],
+        sink: OutputSink | None = None,
+    ) -> CellResult:
+        """Perform a task on all ranks; `make` also returns what must live until they have taken it."""
         with self._turns.take() as presses:
             crew, notes = self._ensure(presses)
-            pickled = dump(values, values, crew.supervisor.broker)
-            who, number = self._who(None), self._tasks.next_number()
-            task = PushTask(number, who, (), False, None, pickled.data)
-            self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes)
-
-    def _who(self, ranks: Sequence[int] | None) -> tuple[int, ...]:
-        if ranks is None:
-            return tuple(range(self._size))
-        given: Any = ranks
-        if not isinstance(given, Sequence) or not all(
-            hasattr(rank, "__index__") and not isinstance(rank, bool) for rank in given
-        ):
-            raise TypeError(f"ranks must be a sequence of integers, as [0, 2], not {given!r}")
-        wrong = [rank for rank in ranks if not 0 <= rank < self._size]
-        if wrong or not ranks:
-            raise ValueError(f"there are {rank_list(range(self._size))}, not {list(ranks)}")
-        return tuple(sorted(set(ranks)))
+            who, number = roster.chosen(None, self._size), self._tasks.next_number()
+            task, kept = make(crew, number, who)
+            result = self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes, sink=sink)
+            del kept
+            return result
 
     # ranks --------------------------------------------------------------------------------------------
 
@@ -345,7 +341,7 @@ class Session:
                 crew.stop()
                 self._names.forget_all()
             else:
-                (rank,) = self._who([rank])
+                (rank,) = roster.chosen([rank], self._size)
                 if not self._crew.lost:
                     self._crew.end(self._crew.handles[rank])
             self._ensure(presses)

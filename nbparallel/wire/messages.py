@@ -86,6 +86,20 @@ class CallTask(Task):
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptTask(Task):
+    """A whole script, to be run as ``__main__``."""
+
+    source: str
+    """Its text."""
+    path: str
+    """Where it lies: ``__file__``, and the file name in tracebacks."""
+    package: str | None
+    """``__package__``, if it is a module (``-m``)."""
+    arguments: tuple[str, ...]
+    """``sys.argv[1:]``."""
+
+
+@dataclass(frozen=True, slots=True)
 class PullTask(Task):
     """Give the value of a variable."""
 

@@ -1,0 +1,58 @@
+"""spawn: one function on fresh ranks, from their start to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbparallel.distributed import call_with_rank
+from nbparallel.session.session import Session
+
+
+def spawn(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    *,
+    start_method: str = "forkserver",
+) -> None:
+    """Call ``function(rank, *args)`` on `nprocs` fresh ranks, and wait until all have returned.
+
+    What they print is printed here, each line behind its rank.  The ranks talk through
+    `nbparallel.distributed`, and are gone when this returns, whatever happened.
+
+    Parameters
+    ----------
+    function : callable
+        One that is defined in ``__main__`` travels by value; no ``if __name__ == "__main__"`` is needed.
+    args : sequence
+        Shared arrays arrive as the same memory, and so do arrays that you shared with `nbparallel.share`;
+        everything else is copied.
+    nprocs : int
+        How many ranks.
+    start_method : {"forkserver", "spawn"}
+        As for `nbparallel.Session`.
+
+    Raises
+    ------
+    ParallelError
+        Ranks failed; ``.errors`` maps rank to exception.  The others were freed.
+    KeyboardInterrupt
+        It was interrupted.
+
+    Notes
+    -----
+    As ``torch.multiprocessing.spawn``; what the functions return is dropped.  `Session.call` gives it back
+    and keeps the ranks.
+
+    Examples
+    --------
+    >>> def train(rank, steps):
+    ...     for step in range(steps):
+    ...         loss = nbparallel.distributed.all_reduce(float(rank))
+    >>> nbparallel.spawn(train, args=(100,), nprocs=4)  # doctest: +SKIP
+    """
+    if not callable(function):
+        raise TypeError(f"spawn needs a function to call, not {type(function).__name__}")
+    with Session(nprocs, start_method=start_method) as session:
+        session.call(call_with_rank, function, tuple(args))

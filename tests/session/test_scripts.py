@@ -1,0 +1,164 @@
+"""Scripts as ranks: ``nbparallel.spawn`` and ``python -m nbparallel run``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.errors import ParallelError
+
+
+def test_spawn_gives_every_rank_its_number_and_the_same_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    """As torch.multiprocessing.spawn: function(rank, *args); a shared array is written by all."""
+    seen = nbp.zeros(3)
+
+    def work(rank: int, out: np.ndarray, factor: int) -> None:
+        out[rank] = nbp.distributed.all_reduce(rank) * factor + rank
+        print(f"this is {rank}")
+
+    assert nbp.spawn(work, args=(seen, 10), nprocs=3) is None
+    assert seen.tolist() == [30, 31, 32]
+    out = capfd.readouterr().out.splitlines()
+    assert sorted(out) == [f"[rank {r}] this is {r}" for r in range(3)]
+
+
+def test_spawn_raises_what_a_rank_raised() -> None:
+    """The others are freed, and nothing is left."""
+
+    def work(rank: int) -> None:
+        if rank == 1:
+            raise ZeroDivisionError("mine")
+        nbp.distributed.barrier()
+
+    with pytest.raises(ParallelError, match="ZeroDivisionError on rank 1") as caught:
+        nbp.spawn(work, nprocs=2)
+    assert isinstance(caught.value.errors[1], ZeroDivisionError)
+
+
+def test_spawn_refuses_what_is_no_function() -> None:
+    """Before anything is started."""
+    with pytest.raises(TypeError, match="a function to call, not int"):
+        nbp.spawn(3)  # type: ignore[arg-type]
+
+
+SCRIPT = """\
+import sys
+import nbparallel.distributed as dist
+from beside import double
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+if __name__ == "__main__":
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.send(Point(double(rank)), (rank + 1) % size)
+    got = dist.recv(src=(rank - 1) % size)
+    assert isinstance(got, Point)
+    print(sys.argv[1:], "got", got.x, end="")
+    if "raise" in sys.argv and rank == 1:
+        raise ValueError("as asked")
+    if "exit" in sys.argv:
+        sys.exit(0 if rank == 0 else 7)
+    if "leave" in sys.argv and rank == 0:
+        sys.exit()
+    if "sleep" in sys.argv:
+        import time
+        print("", "asleep", flush=True)
+        time.sleep(100)
+    dist.barrier()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return a script with a module beside it."""
+    (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def _run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nbparallel", "run", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+def test_a_script_runs_as_main_on_every_rank(script: Path) -> None:
+    """With its arguments, its neighbours importable, its classes the same on all ranks."""
+    done = _run("--nproc", 2, script, "-a", "--nproc", "5")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[rank 0] ['-a', '--nproc', '5'] got 2",
+        "[rank 1] ['-a', '--nproc', '5'] got 0",
+    ]
+    assert done.stderr == ""
+
+
+def test_a_module_runs_as_with_python_m(script: Path) -> None:
+    """``-m`` takes a module's name and looks where the command was given."""
+    done = _run("-n", 2, "-m", "script", cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] [] got 2", "[rank 1] [] got 0"]
+
+
+def test_a_script_that_raises_is_shown_with_its_own_lines(script: Path) -> None:
+    """The status is 1, the root cause is named, our frames are not shown."""
+    done = _run("-n", 2, script, "raise")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ParallelError: ValueError on rank 1, line 17")
+    assert "---> 17 " in done.stderr
+    assert "engine" not in done.stderr
+
+
+def test_the_exit_status_is_the_scripts_own(script: Path) -> None:
+    """``sys.exit(7)`` of a rank is the command's status; ``sys.exit()`` is success."""
+    assert _run("-n", 2, script, "exit").returncode == 7
+    left = _run("-n", 1, script, "leave")
+    assert (left.returncode, left.stderr) == (0, "")
+
+
+def test_what_cannot_be_run_is_said_once_before_anything_starts(tmp_path: Path) -> None:
+    """A missing file, a syntax error, a missing module, too many ranks."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("x = 1\ny = (\n")
+    missing = _run(tmp_path / "none.py")
+    assert missing.returncode == 2
+    assert "No such file or directory" in missing.stderr
+    syntax = _run("-n", 4, broken)
+    assert syntax.returncode == 2
+    assert syntax.stderr.count("SyntaxError") == 1
+    assert "line 2" in syntax.stderr
+    module = _run("-m", "no_such_module_here")
+    assert (module.returncode, module.stderr.count("no_such_module_here")) == (2, 1)
+    many = _run("-n", 100000, broken.with_name("ok.py"))
+    assert many.returncode == 2
+    (tmp_path / "ok.py").write_text("")
+    many = _run("-n", 100000, tmp_path / "ok.py")
+    assert many.returncode == 1
+    assert "Traceback" not in many.stderr
+    assert "100000" in many.stderr
+
+
+@pytest.mark.fault
+def test_interrupting_the_command_ends_all_ranks(script: Path) -> None:
+    """Ctrl-C, as a shell sends it: status 130, one line, nobody left (the fixture looks)."""
+    command = [sys.executable, "-m", "nbparallel", "run", "-n", "2", str(script), "sleep"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        asleep = 0
+        deadline = time.monotonic() + 60
+        while asleep < 2 and time.monotonic() < deadline:
+            asleep += "asleep" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "nbparallel run: interrupted; all ranks have ended\n"
