@@ -12,6 +12,7 @@ import sys
 from nbparallel.sharing.headroom import Headroom
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.named import adopt_named, create_named
+from nbparallel.sharing.place import Place
 from nbparallel.sharing.reserving import map_whole
 from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
 
@@ -55,16 +56,10 @@ class FileSystemStrategy(Strategy):
     def create(  # noqa: D102
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
-        hint = "use `%sharing_strategy file_descriptor`, or Docker's --shm-size"
-        return create_named(
-            self._directory,
-            nbytes,
-            content,
-            intend,
-            strategy=self.name,
-            headroom=self._headroom,
-            hint=hint,
+        place = Place(
+            self._directory, "use `%sharing_strategy file_descriptor`, or make it larger (Docker: --shm-size)"
         )
+        return create_named(place, nbytes, content, intend, strategy=self.name, headroom=self._headroom)
 
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
         return adopt_named(fd, nbytes, strategy=self.name, own=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import stat
@@ -15,8 +16,8 @@ from nbparallel.errors import ObjectArrayError, StrategyUnavailableError
 from nbparallel.sharing import living_names
 from nbparallel.sharing.layout import Shape, describe, sizes_of
 from nbparallel.sharing.mapping import Access
-from nbparallel.sharing.memory_map import MemoryMapStrategy, network_reason
-from nbparallel.sharing.reserving import explained, reserve
+from nbparallel.sharing.memory_map import MemoryMapStrategy, network_reason, place
+from nbparallel.sharing.reserving import explained, fill
 from nbparallel.sharing.store import AnyArray, current_store
 from nbparallel.sharing.strategy import SegmentSource
 
@@ -112,17 +113,18 @@ _Form = tuple[int, np.dtype[Any], tuple[int, ...], bool]
 
 
 def _make(fd: int, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
-    with open(fd, "r+b", closefd=False) as file:
-        if path.endswith(".npy"):
-            header = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-            npy_format.write_array_header_2_0(file, header)
-        file.flush()
-        offset = file.tell()
+    header = io.BytesIO()
+    if path.endswith(".npy"):
+        described = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        npy_format.write_array_header_2_0(header, described)
+    offset = header.tell()
     size = max(offset + math.prod(shape) * dtype.itemsize, 1)
+    disk = place(os.path.dirname(path))
+    disk.require(size)
     try:
-        reserve(fd, size)
+        fill(fd, size, header.getbuffer())
     except OSError as error:
-        raise explained(error, size, os.path.dirname(path)) from error
+        raise explained(error, size, disk) from error
     return offset, dtype, shape, False
 
 

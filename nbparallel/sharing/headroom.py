@@ -163,10 +163,14 @@ class Headroom:
         self._until = time.monotonic() + FRESH_SECONDS
 
 
-def full_error(nbytes: int, free: int | None, where: str) -> SharedMemoryFullError:
+def full_error(
+    nbytes: int, free: int | None, where: str, remedy: str = "raise the limit (Docker: --memory)"
+) -> SharedMemoryFullError:
     """Return the error that says what was needed, what is free, where, and what to do."""
-    have = "" if free is None else f", {size_text(free)} free"
+    need, have = size_text(nbytes), "" if free is None else size_text(free)
+    if need == have:  # within a twentieth of a MiB: a page too much must not read "8.0 MiB, 8.0 MiB free"
+        need, have = f"{-(-nbytes // 1024)} KiB", f"{(free or 0) // 1024} KiB"
     return SharedMemoryFullError(
-        f"a shared array needs {size_text(nbytes)}{have} on {where}: delete arrays (and names that view "
-        "them) with `del`, work on parts, or raise the limit (Docker: --memory)"
+        f"a shared array needs {need}{have and f', {have} free'} on {where}: delete shared arrays (and names "
+        f"that view them) with `del`, work on parts, or {remedy}"
     )

@@ -21,6 +21,7 @@ from typing import Any
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.named import adopt_named, create_named
+from nbparallel.sharing.place import Place, file_system_of
 from nbparallel.sharing.reserving import map_whole
 from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
 
@@ -87,10 +88,7 @@ class MemoryMapStrategy(Strategy):
     def create(  # noqa: D102
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
-        hint = 'another disk: nbp.set_sharing_strategy("mmap", directory=…)'
-        return create_named(
-            self.directory, nbytes, content, intend, strategy=self.name, headroom=None, hint=hint
-        )
+        return create_named(place(self.directory), nbytes, content, intend, strategy=self.name, headroom=None)
 
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
         # A file that the user opened may be another user's.
@@ -98,6 +96,11 @@ class MemoryMapStrategy(Strategy):
 
     def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
         return map_whole(source.fd, source.nbytes, access)
+
+
+def place(directory: str) -> Place:
+    """Return what to say when a directory on a disk is full."""
+    return Place(directory, 'choose another disk: nbp.set_sharing_strategy("mmap", directory=…)')
 
 
 def _why_not(directory: str) -> str | None:
@@ -114,25 +117,3 @@ def network_reason(path: str) -> str | None:
     if kind not in NETWORK_FILE_SYSTEMS:
         return None
     return f"{path} lies on a network file system ({kind}), where mappings of several processes may disagree"
-
-
-def file_system_of(path: str) -> str:
-    """Return the kind of file system that holds `path`; empty if the system does not say.
-
-    >>> file_system_of("/proc/self")
-    'proc'
-    """
-    path = os.path.realpath(path)
-    best, kind = "", ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.readlines()
-    except OSError:
-        return ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind

@@ -17,10 +17,10 @@ import stat
 
 from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing import living_names
-from nbparallel.sharing.headroom import Headroom, full_error
+from nbparallel.sharing.headroom import Headroom
+from nbparallel.sharing.place import Place
 from nbparallel.sharing.reserving import explained, fill, whole_pages
 from nbparallel.sharing.strategy import Intend, SegmentSource
-from nbparallel.wire.units import size_text
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 8
@@ -28,30 +28,27 @@ _TRIES = 8
 
 
 def create_named(
-    directory: str,
+    place: Place,
     nbytes: int,
     content: memoryview | None,
     intend: Intend,
     *,
     strategy: str,
     headroom: Headroom | None,
-    hint: str,
 ) -> SegmentSource:
-    """Make a file of its own in `directory`, reserved; errors as `Strategy.create`.
+    """Make a file of its own in `place`, reserved; errors as `Strategy.create`.
 
     Parameters
     ----------
     headroom : Headroom, optional
         Of memory, if the file lies there.
-    hint : str
-        What to do when `directory` is full.
     """
     size = whole_pages(nbytes)
     if headroom is not None:
         headroom.require(size)
-    where = _where(directory, size, hint)
+    place.require(size)
     try:
-        source = _create(directory, size, intend, strategy)
+        source = _create(place.directory, size, intend, strategy)
         try:
             os.fchmod(source.fd, 0o600)
             fill(source.fd, size, content)
@@ -59,7 +56,7 @@ def create_named(
             source.close()
             raise
     except OSError as error:
-        raise explained(error, size, where) from error
+        raise explained(error, size, place) from error
     return source
 
 
@@ -83,19 +80,6 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
         else:
             return source
     raise AssertionError("unreachable")
-
-
-def _where(directory: str, size: int, hint: str) -> str:
-    """Return how to call the place; `SharedMemoryFullError` if it has not enough room."""
-    try:
-        place = os.statvfs(directory)
-    except OSError:
-        return f"{directory} ({hint})"
-    where = f"{directory} ({size_text(place.f_blocks * place.f_frsize)} in all; {hint})"
-    free = place.f_bavail * place.f_frsize
-    if free < size:
-        raise full_error(size, free, where)
-    return where
 
 
 def adopt_named(fd: int, nbytes: int, *, strategy: str, own: bool) -> SegmentSource:

@@ -22,6 +22,7 @@ from typing import Any
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
 from nbparallel.sharing.headroom import full_error
 from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.place import Place
 from nbparallel.wire.units import size_text
 
 RESERVE_STEP = 64 << 20
@@ -79,14 +80,16 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
     return Mapping(memory, access)
 
 
-def explained(error: OSError, nbytes: int, where: str = "this machine") -> OSError | SharedMemoryFullError:
-    """Return the error that says what did not work, and what to do; `where` the memory lies."""
+def explained(error: OSError, nbytes: int, place: Place | None = None) -> OSError | SharedMemoryFullError:
+    """Return the error that says what did not work, and what to do; `place`: of a file."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return descriptor_error(error)
     if error.errno == errno.ENOMEM:
-        return full_error(nbytes, None, "this process (limits: `ulimit -v`, vm.max_map_count)")
+        return full_error(
+            nbytes, None, "this process", "raise the limit of it (`ulimit -v`, vm.max_map_count)"
+        )
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return full_error(nbytes, None, where)
+        return full_error(nbytes, None, "this machine") if place is None else place.full(nbytes)
     return OSError(
         error.errno, f"a shared segment of {size_text(nbytes)} could not be made: {error.strerror}"
     )

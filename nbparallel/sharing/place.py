@@ -1,0 +1,82 @@
+"""Place: a directory whose files are segments, and what to say when it is full."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from nbparallel.errors import SharedMemoryFullError
+from nbparallel.sharing.headroom import full_error
+from nbparallel.wire.units import size_text
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory, as errors speak of it."""
+
+    directory: str
+    """Absolute path."""
+    remedy: str
+    """What to do when it is full."""
+
+    def require(self, nbytes: int) -> None:
+        """Return if a file of `nbytes` bytes seems to fit; whether it does, only `posix_fallocate` knows.
+
+        Raises
+        ------
+        SharedMemoryFullError
+            It does not; the message has the numbers.
+        """
+        try:
+            room = os.statvfs(self.directory)
+        except OSError:
+            return
+        if room.f_files and not room.f_favail:
+            raise SharedMemoryFullError(
+                f"no file can be added to {self}: all {room.f_files} names that it can hold are taken; "
+                f"delete shared arrays (and names that view them) with `del`, or {self.remedy}"
+            )
+        free = room.f_bavail * room.f_frsize
+        if free < nbytes:
+            # Raised as it is made: an error that a variable of its own traceback holds is a cycle, which
+            # would keep the caller's arrays alive until the garbage collector comes.
+            raise full_error(nbytes, free, str(self), self.remedy)
+
+    def full(self, nbytes: int) -> SharedMemoryFullError:
+        """Return the error for a file that the system has just refused for want of room."""
+        try:
+            self.require(nbytes)
+        except SharedMemoryFullError as error:
+            return error
+        # What is free by now need not be what was missing: others come and go.
+        return full_error(nbytes, None, f"{self}, which a moment ago was too full", self.remedy)
+
+    def __str__(self) -> str:
+        try:
+            room = os.statvfs(self.directory)
+        except OSError:
+            return self.directory
+        kind = file_system_of(self.directory) or "file system"
+        return f"{self.directory} ({kind} of {size_text(room.f_blocks * room.f_frsize)})"
+
+
+def file_system_of(path: str) -> str:
+    """Return the kind of file system that holds `path`; empty if the system does not say.
+
+    >>> file_system_of("/proc/self")
+    'proc'
+    """
+    path = os.path.realpath(path)
+    best, kind = "", ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.readlines()
+    except OSError:
+        return ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
