@@ -91,6 +91,12 @@ STRATEGY = MagicParser(
 STATUS = MagicParser(
     "%parallel_status", "Show the ranks and the shared memory that they use.", "%parallel_status"
 )
+SEGMENTS = MagicParser(
+    "%parallel_segments",
+    "Show every piece of shared memory of the session: its strategy and size, the notebook's names that lie\n"
+    "in it (views too), who uses it, and who made it.  Without ranks: the notebook's own.",
+    "%parallel_segments",
+)
 RESTART = MagicParser(
     "%parallel_restart",
     "Restart all ranks, or those of -r; a restarted rank keeps its number and loses its variables.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
+import nbparallel
 from nbparallel.errors import rank_list
 from nbparallel_magics import cell as cells
 from nbparallel_magics import flags, sharing
@@ -17,6 +18,7 @@ from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.cell import CellRequest, lines_above
 from nbparallel_magics.live import Live
 from nbparallel_magics.rendering import brief_errors, full_tracebacks
+from nbparallel_magics.segments import SegmentTable
 from nbparallel_magics.status import StatusTable
 
 if TYPE_CHECKING:
@@ -98,6 +100,16 @@ class ParallelMagics(Magics):
             print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
         else:
             display(StatusTable(session.statistics()))
+
+    @line_magic
+    @documented_by(flags.SEGMENTS)
+    def parallel_segments(self, line: str) -> None:
+        flags.SEGMENTS.parse_line(line)
+        session = self.live.running_session()
+        if session is None:
+            display(nbparallel.segments())
+        else:
+            display(SegmentTable(session.statistics(self.live.shell.user_ns)))
 
     @line_magic
     @documented_by(flags.RESTART)

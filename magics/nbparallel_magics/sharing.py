@@ -11,9 +11,9 @@ from typing import Self
 
 from IPython.core.error import UsageError
 
+from nbparallel.table import Table
 from nbparallel.wire.units import size_text
 from nbparallel_magics.live import Live
-from nbparallel_magics.table import Table
 
 _COSTS = {
     "file_descriptor": (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nbparallel.table import Table
 from nbparallel.wire.units import size_text
-from nbparallel_magics.table import Table
+from nbparallel_magics.segments import total
 
 if TYPE_CHECKING:
     from nbparallel.session.statistics import RankStatistics, SessionStatistics
@@ -41,13 +42,9 @@ class StatusTable:
         ).without_empty_columns()
 
     def _shared(self) -> str:
-        from nbparallel.sharing.headroom import limits  # brings numpy, which loading must not
-
         seen = self.statistics
-        free = min((limit.free for limit in limits()), default=None)
-        count = f"{seen.shared_segments} segment{'s' * (seen.shared_segments != 1)}"
-        room = "" if free is None else f", {size_text(free)} more would fit"
-        return f"shared memory ({seen.strategy}): {size_text(seen.shared_nbytes)} in {count}{room}"
+        room = "" if seen.free_nbytes is None else f", {size_text(seen.free_nbytes)} more would fit"
+        return f"shared memory ({seen.strategy}): {total(seen)}{room}"
 
     def __repr__(self) -> str:
         return self.table().text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from nbparallel.wire.messages import (
     Outcome,
     PullTask,
     PushTask,
+    RankMemory,
+    RankSegment,
     ScriptTask,
     Task,
 )
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine
 
 _NOTHING = object()
+MOST_SEGMENTS = 50
+"""Told one by one with every task; a rank that makes more of them tells the largest, and the sum of all."""
 
 
 def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
@@ -158,9 +164,20 @@ def _with_value(
     ), pickled
 
 
-def _made() -> tuple[int, int]:
-    own = [segment.nbytes for segment in sharing.segments() if segment.own and segment.phase != "pooled"]
-    return len(own), sum(own)
+def _memory() -> RankMemory:
+    """Return what shared memory this rank has made."""
+    own = [segment for segment in sharing.current_store().segments() if segment.own]
+    if not own:
+        return RankMemory()
+    used = [segment for segment in own if segment.phase != "pooled"]
+    nbytes = sum(segment.nbytes for segment in used)
+    largest = heapq.nlargest(MOST_SEGMENTS, used, attrgetter("nbytes"))
+    return RankMemory(
+        tuple(RankSegment(s.segment, s.nbytes, s.strategy, s.phase, s.writable) for s in largest),
+        len(used),
+        nbytes,
+        sum(segment.nbytes for segment in own) - nbytes,
+    )
 
 
 def _snapshot(value: Any) -> Any:
@@ -196,5 +213,5 @@ def _outcome(
         wait_ns=wait_ns,
         notes=notes,
         applied=engine.applied == task.number,
-        made=_made(),
+        memory=_memory(),
     )

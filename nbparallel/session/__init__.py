@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nbparallel.session.result import RankResult as RankResult
     from nbparallel.session.script import Script as Script
     from nbparallel.session.session import Session as Session
+    from nbparallel.session.shared_segments import SharedSegment as SharedSegment
     from nbparallel.session.sink import OutputSink as OutputSink
     from nbparallel.session.spawning import spawn as spawn
     from nbparallel.session.statistics import RankStatistics as RankStatistics
@@ -30,6 +31,7 @@ _HOMES = {
     "Script": "script",
     "Session": "session",
     "SessionStatistics": "statistics",
+    "SharedSegment": "shared_segments",
     "spawn": "spawning",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "Script",
     "Session",
     "SessionStatistics",
+    "SharedSegment",
     "spawn",
 ]
 

@@ -212,6 +212,11 @@ class Names:
                 self._store.allow_write(namespace[name])
             return tuple(notes)
 
+    @property
+    def namespace(self) -> Mapping[str, Any] | None:
+        """Where the last cell's names were looked up; None before the first."""
+        return self._namespace
+
     def delivered(self, rank: int) -> None:
         """Note that a rank has applied what the last `prepare` gave it."""
         with self._lock:

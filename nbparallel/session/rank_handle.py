@@ -15,7 +15,7 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.session.pump import Pump
 from nbparallel.session.task_output import Decoder, TaskOutput
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.messages import Display, Outcome, Stream
+from nbparallel.wire.messages import Display, Outcome, RankMemory, Stream
 
 COALESCE_SECONDS = 0.05
 """Text is passed on at most this often, so that a print loop does not flood the front end."""
@@ -73,8 +73,8 @@ class RankHandle:
         self.task = 0
         """Number of the task that it runs, or ran last."""
         self.busy = False
-        self.made = (0, 0)
-        """Segments in use that the rank had made when it ended its last task, and their bytes."""
+        self.memory = RankMemory()
+        """Shared memory that the rank had made when it ended its last task."""
         self.told_strategy = 0
         """Which decision about sharing strategies it has heard of; see `registry.generation`."""
         self._pump = pump
@@ -168,7 +168,7 @@ class RankHandle:
         message = pickle.loads(frame.payload)
         if isinstance(message, Outcome):
             self._drain_pipes()
-            self.busy, self.made = False, message.made
+            self.busy, self.memory = False, message.memory
             self._post(self, message)
         elif isinstance(message, Display):
             output = self._output_of(message.number)

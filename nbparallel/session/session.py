@@ -20,7 +20,7 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -375,8 +375,13 @@ class Session:
         with self._turns.take():
             return tuple(self._names.share(names, namespace))
 
-    def statistics(self) -> statistics.SessionStatistics:
-        """Return a frozen picture of the session; waits for nobody, works while a cell runs.
+    def statistics(self, namespace: Mapping[str, Any] | None = None) -> statistics.SessionStatistics:
+        """Return a frozen picture of the session; waits for no rank, works while a cell runs.
+
+        Parameters
+        ----------
+        namespace : mapping, optional
+            Whose names of shared arrays are told; by default that of the last cell.
 
         Raises
         ------
@@ -386,4 +391,5 @@ class Session:
         crew = self._crew
         if crew is None:
             raise RuntimeError("no ranks are running; the first cell starts them")
-        return statistics.take(self._id, self._start_method, crew)
+        names = self._names.namespace if namespace is None else namespace
+        return statistics.take(self._id, self._start_method, crew, names)

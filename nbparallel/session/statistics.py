@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nbparallel import sharing
 from nbparallel.session.crew import Crew
 from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.shared_segments import SharedSegment, gather, names_by_segment
+from nbparallel.sharing.headroom import limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +58,37 @@ class SessionStatistics:
     """Process that ranks are forked from; 0 without one."""
     ranks: tuple[RankStatistics, ...]
     """All ranks, in order."""
-    segments: tuple[Any, ...]
-    """Shared memory that this process maps (`sharing.SegmentStatistics`)."""
+    segments: tuple[SharedSegment, ...]
+    """Shared memory that is in use, the largest first; a rank that made many tells its largest only."""
     shared_segments: int
     """Segments in use that this process and the ranks made; a rank's as of the end of its last task."""
     shared_nbytes: int
     """Their bytes."""
+    pooled_nbytes: int
+    """Memory that this process and the ranks keep for the next arrays, in bytes."""
+    free_nbytes: int | None
+    """How much more the machine, or the container, lets be taken, in bytes; None if it does not say."""
+    ledger_answered: bool
+    """Whether the supervisor said who holds what; False: `SharedSegment.ranks` is not complete."""
     descriptors: int
     """Open files of this process."""
     descriptor_limit: int
     """How many it may have (``ulimit -n``)."""
 
 
-def take(session: str, start_method: str, crew: Crew) -> SessionStatistics:
-    """Return a picture of the session now; waits for no rank."""
+def take(
+    session: str, start_method: str, crew: Crew, namespace: Mapping[str, Any] | None
+) -> SessionStatistics:
+    """Return a picture of the session now; waits for no rank, and a second at most for the supervisor."""
     import resource
 
-    segments = tuple(sharing.current_store().segments())
-    made = [segment.nbytes for segment in segments if segment.own and segment.phase != "pooled"]
-    of_ranks = [handle.made for handle in crew.handles if handle.alive]
+    store = sharing.current_store()
+    ledger = crew.supervisor.ledger.ask()
+    here = store.segments(crew.supervisor.broker)
+    made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
+    pooled = sum(segment.nbytes for segment in here if segment.phase == "pooled")
+    of_ranks = [handle.memory for handle in crew.handles if handle.alive]
+    names = {} if namespace is None else names_by_segment(namespace, store)
     return SessionStatistics(
         session=session,
         start_method=start_method,
@@ -83,9 +98,12 @@ def take(session: str, start_method: str, crew: Crew) -> SessionStatistics:
         supervisor_pid=crew.supervisor.pid,
         template_pid=crew.supervisor.template_pid,
         ranks=tuple(_rank(handle, crew) for handle in crew.handles),
-        segments=segments,
-        shared_segments=len(made) + sum(count for count, _ in of_ranks),
-        shared_nbytes=sum(made) + sum(nbytes for _, nbytes in of_ranks),
+        segments=gather(here, ledger or (), crew.handles, names),
+        shared_segments=len(made) + sum(memory.count for memory in of_ranks),
+        shared_nbytes=sum(made) + sum(memory.nbytes for memory in of_ranks),
+        pooled_nbytes=pooled + sum(memory.pooled_nbytes for memory in of_ranks),
+        free_nbytes=min((limit.free for limit in limits()), default=None),
+        ledger_answered=ledger is not None,
         descriptors=len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
         descriptor_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )

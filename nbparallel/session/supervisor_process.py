@@ -12,6 +12,7 @@ from typing import Any
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import ChannelClosedError
 from nbparallel.session.ignition import Ignition
+from nbparallel.session.ledger_question import LedgerQuestion
 from nbparallel.session.leftovers import end_marked
 from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
@@ -54,6 +55,9 @@ class SupervisorProcess:
         self.broker = SegmentClient(ignition.segments, client=0)
         self.pid = self._popen.pid
         self._pidfd = os.pidfd_open(self.pid)
+        self.ledger = LedgerQuestion(
+            lambda number: self._send(Kind.LEDGER, {}, sequence=number), lambda: self.dead
+        )
         pump.watch(self._pidfd, self._on_pidfd)
         pump.watch(self.control.fileno(), self._on_control)
 
@@ -74,10 +78,12 @@ class SupervisorProcess:
         """End a rank at once."""
         self._send(Kind.KILL, {"client": handle.client})
 
-    def _send(self, kind: Kind, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def _send(
+        self, kind: Kind, message: dict[str, Any], fds: list[int] | None = None, *, sequence: int = 0
+    ) -> None:
         try:
             payload = json.dumps(message).encode()
-            self.control.send(kind, payload, fds=fds or (), abandon=lambda: self.dead)
+            self.control.send(kind, payload, fds=fds or (), sequence=sequence, abandon=lambda: self.dead)
         except ChannelClosedError:
             pass  # its death is under way, and told by its pidfd
 
@@ -103,6 +109,9 @@ class SupervisorProcess:
                 frame.close()
 
     def _handle(self, frame: Frame) -> None:
+        if frame.kind is Kind.LEDGER:
+            self.ledger.take(frame)
+            return
         said = json.loads(frame.payload) if frame.payload else {}
         if frame.kind is Kind.READY:
             handle = self._ranks.get(said["client"])

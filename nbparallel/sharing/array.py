@@ -10,7 +10,7 @@ import numpy.typing as npt
 from nbparallel.errors import ReadOnlyArrayError
 from nbparallel.sharing.layout import Shape
 from nbparallel.sharing.registry import get_sharing_strategy
-from nbparallel.sharing.segment import SegmentStatistics
+from nbparallel.sharing.segment_list import SegmentList
 from nbparallel.sharing.store import AnyArray, Order, current_store
 
 S = TypeVar("S", bound=np.generic)
@@ -82,9 +82,18 @@ def is_shared(x: object) -> bool:
     return current_store().is_shared(x)
 
 
-def segments() -> tuple[SegmentStatistics, ...]:
-    """Return what shared memory this process uses: made here, mapped from others, kept for reuse."""
-    return current_store().segments()
+def segments() -> SegmentList:
+    """Return what shared memory this process uses: made here, mapped from others, kept for reuse.
+
+    A sequence of records, which prints as a table; ``Session.statistics`` knows the other processes' as well.
+
+    Examples
+    --------
+    >>> a = zeros(1 << 20)
+    >>> max(record.nbytes for record in segments())
+    8388608
+    """
+    return SegmentList(current_store().segments())
 
 
 def empty(

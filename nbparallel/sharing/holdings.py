@@ -363,10 +363,11 @@ class Holdings:
                 self._tell(broker, known_as, forget=True)
             self._retire(segment)
 
-    def statistics(self) -> tuple[SegmentStatistics, ...]:
-        """Return own, fetched and pooled segments."""
+    def statistics(self, broker: SegmentBroker | None = None) -> tuple[SegmentStatistics, ...]:
+        """Return own, fetched and pooled segments; with `broker`, of the fetched only that session's."""
         own = [segment for segment in self._own.values() if segment.own]
-        known = [*own, *self._fetched.values(), *self._orphans]
+        fetched = [s for (source, _), s in self._fetched.items() if broker is None or source is broker]
+        known = [*own, *fetched, *(self._orphans if broker is None else ())]
         return (*(segment.statistics() for segment in known), *self.pool.statistics())
 
 

@@ -329,10 +329,10 @@ class Store:
         return self._holdings.pool.trim(0.0)
 
     @locked
-    def segments(self) -> tuple[SegmentStatistics, ...]:
-        """Return what this process has: own, fetched and pooled segments."""
+    def segments(self, broker: SegmentBroker | None = None) -> tuple[SegmentStatistics, ...]:
+        """Return what this process has: own, fetched (only from `broker`, if given) and pooled segments."""
         self._holdings.bury()
-        return self._holdings.statistics()
+        return self._holdings.statistics(broker)
 
     @locked
     def close(self) -> None:

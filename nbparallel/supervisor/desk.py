@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.supervisor import ledger
 from nbparallel.supervisor.ledger import Ledger
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.ledger_report import LedgerRow, pages
 from nbparallel.wire.segments import (
     Fetch,
     Fetched,
@@ -98,6 +99,13 @@ class SegmentDesk:
         """Return the clients that hold a segment."""
         entry = self._ledger.entries.get(segment)
         return frozenset(() if entry is None else entry.holders)
+
+    def report(self) -> Iterator[bytes]:
+        """Yield the ledger in pages, as `wire.ledger_report` lays them out."""
+        return pages(
+            LedgerRow(segment, entry.nbytes, entry.writable, tuple(sorted(entry.holders)))
+            for segment, entry in self._ledger.entries.items()
+        )
 
     def client_joined(self, client: int) -> None:
         """Let a client take part."""

@@ -7,7 +7,7 @@ for anybody but in `poll`.
 
 ::
 
-    kernel ──control──┐                        control   HELLO SPAWN EPOCH STOP -> <- READY DIED START_FAILED
+    kernel ──control──┐                        control   HELLO SPAWN EPOCH STOP LEDGER -> <- READY DIED …
            ──segments─┤                        segments  REGISTER FETCH RELEASE … (the kernel is client 0)
                       supervisor ──template──  FORK -> <- TEMPLATE_READY FORKED
     rank r ──segments─┘                        ANNOUNCE -> , then as the kernel's
@@ -139,6 +139,9 @@ class Supervisor:
                 rank = self._ranks.get(json.loads(frame.payload)["client"])
                 if rank is not None and rank.pid:
                     os.kill(rank.pid, signal.SIGKILL)
+            elif frame.kind is Kind.LEDGER:
+                for page in self._desk.report():
+                    self._control_box.send(Kind.LEDGER, page, sequence=frame.sequence)
             elif frame.kind is Kind.STOP:
                 self._leave(LEAVE_SECONDS)
         finally:

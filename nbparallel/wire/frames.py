@@ -51,6 +51,7 @@ class Kind(enum.IntEnum):
     KILL = 7
     START_FAILED = 8
     BYE = 9
+    LEDGER = 10
     # supervisor <-> template
     FORK = 20
     FORKED = 21

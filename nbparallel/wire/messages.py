@@ -121,6 +121,36 @@ class NamesTask(Task):
 
 
 @dataclass(frozen=True, slots=True)
+class RankSegment:
+    """A segment that a rank made and has in use."""
+
+    segment: int
+    """Id."""
+    nbytes: int
+    """Size of the memory in bytes."""
+    strategy: str
+    """Name of the sharing strategy that made it."""
+    phase: str
+    """``live`` or ``released``: only others use it."""
+    writable: bool
+    """Whether others may write to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What shared memory a rank had made when it ended its last task."""
+
+    segments: tuple[RankSegment, ...] = ()
+    """In use; of many the largest."""
+    count: int = 0
+    """How many there are."""
+    nbytes: int = 0
+    """Their bytes."""
+    pooled_nbytes: int = 0
+    """Bytes that it keeps for reuse."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a task ended on a rank."""
 
@@ -150,8 +180,8 @@ class Outcome:
     """Lines of ours for the cell."""
     applied: bool = True
     """Whether the rank has taken the notebook's names, or there were none to take."""
-    made: tuple[int, int] = (0, 0)
-    """Segments in use that this rank made, and their bytes."""
+    memory: RankMemory = RankMemory()
+    """Shared memory that this rank made."""
 
 
 @dataclass(frozen=True, slots=True)

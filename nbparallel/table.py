@@ -6,19 +6,21 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_LEFT = ' style="text-align:left"'
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, a head, rows, and a line below."""
+    """A title, a head, rows, and what stands below them."""
 
     title: str
     """One line."""
     head: tuple[str, ...]
     """Names of the columns."""
     rows: Sequence[tuple[str, ...]]
-    """As many cells as the head has."""
+    """As many cells as the head has; the first one names its row."""
     foot: str = ""
-    """One line."""
+    """Lines."""
 
     def without_empty_columns(self) -> Table:
         """Return the table without columns in which nothing stands."""
@@ -27,9 +29,9 @@ class Table:
         return Table(self.title, tuple(self.head[i] for i in used), rows, self.foot)
 
     def text(self) -> str:
-        """Return the table in columns of text."""
-        lines = [self.head, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
+        """Return the table in columns of text; nothing but title and foot if there are no rows."""
+        lines = [self.head, *self.rows] if self.rows else []
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))] if lines else []
         body = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
         ]
@@ -37,11 +39,18 @@ class Table:
 
     def html(self) -> str:
         """Return a plain table: no colour of its own, so that dark themes need nothing."""
-        head = "".join(f'<th scope="col" style="text-align:left">{html.escape(c)}</th>' for c in self.head)
+        caption = f"<caption{_LEFT}>{html.escape(self.title)}</caption>"
+        head = "".join(f'<th scope="col"{_LEFT}>{html.escape(name)}</th>' for name in self.head)
         rows = "".join(
-            "<tr>" + "".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in row) + "</tr>"
-            for row in self.rows
+            f'<tr><th scope="row"{_LEFT}>{_cell(first)}</th>'
+            + "".join(f"<td{_LEFT}>{_cell(cell)}</td>" for cell in rest)
+            + "</tr>"
+            for first, *rest in self.rows
         )
-        foot = f"<p>{html.escape(self.foot)}</p>" if self.foot else ""
-        caption = f'<caption style="text-align:left">{html.escape(self.title)}</caption>'
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{foot}"
+        foot = "".join(f"<p>{html.escape(line)}</p>" for line in self.foot.splitlines())
+        body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>" if self.rows else ""
+        return f"<table>{caption}{body}</table>{foot}"
+
+
+def _cell(text: str) -> str:
+    return html.escape(text).replace("\n", "<br>")

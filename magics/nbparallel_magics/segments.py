@@ -1,0 +1,89 @@
+"""``%parallel_segments``: every segment of the session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbparallel.errors import rank_list
+from nbparallel.table import Table
+from nbparallel.wire.units import size_text
+
+if TYPE_CHECKING:
+    from nbparallel.session.shared_segments import SharedSegment
+    from nbparallel.session.statistics import SessionStatistics
+
+SHOWN = 50
+"""Rows of the table; `Session.statistics` has all."""
+_NAMES = 4
+"""Names that are shown of one segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """The shared memory of a session as a notebook shows it."""
+
+    statistics: SessionStatistics
+    """From `Session.statistics`."""
+
+    def table(self) -> Table:
+        """Return one row for each segment, the largest first, and below them the sums."""
+        seen = self.statistics
+        rows = [
+            (
+                f"{record.segment:#x}",
+                record.strategy or "?",
+                size_text(record.nbytes),
+                _names(record.names),
+                _used_by(record),
+                record.maker,
+                record.phase,
+                "every rank" if record.writable else "its maker",
+            )
+            for record in seen.segments[:SHOWN]
+        ]
+        return Table(
+            f"shared memory of this session: {total(seen)}",
+            ("segment", "strategy", "size", "names", "used by", "made by", "phase", "written by"),
+            rows,
+            "\n".join(self._foot()),
+        )
+
+    def _foot(self) -> list[str]:
+        from nbparallel.sharing.segment_list import kept_text
+
+        seen = self.statistics
+        lines = []
+        if rest := seen.segments[SHOWN:]:
+            nbytes = size_text(sum(record.nbytes for record in rest))
+            lines.append(f"… and {len(rest):,} smaller ones, {nbytes}")
+        if seen.pooled_nbytes:
+            lines.append(kept_text(seen.pooled_nbytes))
+        if seen.free_nbytes is not None:
+            lines.append(f"{size_text(seen.free_nbytes)} more would fit")
+        if not seen.ledger_answered:
+            lines.append("the supervisor did not answer within a second: who uses what is not complete")
+        return lines
+
+    def __repr__(self) -> str:
+        return self.table().text()
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+
+def total(seen: SessionStatistics) -> str:
+    """Return how much is shared, in how many segments."""
+    from nbparallel.sharing.segment_list import segments_text
+
+    return f"{size_text(seen.shared_nbytes)} in {segments_text(seen.shared_segments)}"
+
+
+def _names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(names[:_NAMES]) + more
+
+
+def _used_by(record: SharedSegment) -> str:
+    users = ["notebook"] if record.notebook else []
+    return ", ".join([*users, *([rank_list(record.ranks)] if record.ranks else [])])

@@ -1,0 +1,112 @@
+"""Every segment of a session: who made it, who holds it, and which of the notebook's names lie in it.
+
+Three know a part each: this process its own segments and what it fetched, the supervisor who holds what was
+announced to it, and each rank what it made, told at the end of its last task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbparallel.session.free_names import is_ipythons
+from nbparallel.session.rank_handle import RankHandle
+from nbparallel.sharing import Location, SegmentStatistics, Store
+from nbparallel.wire.ledger_report import LedgerRow
+from nbparallel.wire.messages import RankSegment
+from nbparallel.wire.segments import creator_of
+
+NOTEBOOK = "notebook"
+ENDED = "ended rank"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSegment:
+    """One segment of a session at one moment."""
+
+    segment: int
+    """Its id."""
+    strategy: str
+    """Name of the sharing strategy that made it; empty if nobody here knows."""
+    nbytes: int
+    """Size of the memory in bytes."""
+    phase: str
+    """``live``, or ``released``: its maker looks at it no more, others do."""
+    maker: str
+    """``notebook``, ``rank 2``, or ``ended rank``."""
+    ranks: tuple[int, ...]
+    """Ranks that have it, ascending."""
+    notebook: bool
+    """Whether the notebook has it."""
+    writable: bool
+    """Whether every process of the session may write to it."""
+    names: tuple[str, ...]
+    """The notebook's names of arrays in it, views included, sorted."""
+
+
+def gather(
+    own: Iterable[SegmentStatistics],
+    ledger: Iterable[LedgerRow],
+    handles: Iterable[RankHandle],
+    names: Mapping[int, tuple[str, ...]],
+) -> tuple[SharedSegment, ...]:
+    """Put together what each of them knows; the largest first, pooled memory left out.
+
+    Parameters
+    ----------
+    own : iterable of SegmentStatistics
+        What this process has.
+    names : mapping
+        Segment id -> the notebook's names, as `names_by_segment` finds them.
+    """
+    here = {seen.segment: seen for seen in own if seen.phase != "pooled"}
+    announced = {row.segment: row for row in ledger if row.holders}
+    alive = [handle for handle in handles if handle.alive]
+    rank_of = {handle.client: handle.rank for handle in alive}
+    told = {made.segment: made for handle in alive for made in handle.memory.segments}
+    # What a rank had released was given back since, if the supervisor knows of it no more.
+    told = {n: made for n, made in told.items() if made.phase == "live" or n in announced}
+    found = [
+        _record(n, here.get(n) or told.get(n), announced.get(n), rank_of, names.get(n, ()))
+        for n in {**here, **announced, **told}
+    ]
+    return tuple(sorted(found, key=lambda record: (-record.nbytes, record.segment)))
+
+
+def _record(
+    segment: int,
+    known: SegmentStatistics | RankSegment | None,
+    row: LedgerRow | None,
+    rank_of: Mapping[int, int],
+    names: tuple[str, ...],
+) -> SharedSegment:
+    maker = creator_of(segment)
+    holders = set() if row is None else set(row.holders)
+    if known is not None and known.phase == "live":
+        holders.add(maker if isinstance(known, RankSegment) else 0)
+    size = known if known is not None else row
+    return SharedSegment(
+        segment=segment,
+        strategy="" if known is None else known.strategy,
+        nbytes=0 if size is None else size.nbytes,
+        phase="live" if known is None else known.phase,
+        maker=NOTEBOOK if maker == 0 else f"rank {rank_of[maker]}" if maker in rank_of else ENDED,
+        ranks=tuple(sorted(rank_of[client] for client in holders if client in rank_of)),
+        notebook=0 in holders,
+        writable=row.writable if row is not None else known is not None and known.writable,
+        names=names,
+    )
+
+
+def names_by_segment(namespace: Mapping[str, Any], store: Store) -> dict[int, tuple[str, ...]]:
+    """Return which names of a namespace are arrays in which segment; IPython's own names are left out."""
+    found: dict[int, list[str]] = {}
+    for name, value in list(namespace.items()):
+        if issubclass(type(value), np.ndarray) and not is_ipythons(name):
+            place: Location | None = store.location(value)
+            if place is not None:
+                found.setdefault(place.segment, []).append(name)
+    return {segment: tuple(sorted(names)) for segment, names in found.items()}

@@ -1,0 +1,46 @@
+"""The magics that show what is there, in a real kernel: their words, their HTML, and what they leave."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nbparallel.testing.kernel import CellOutcome, Kernel
+
+pytestmark = pytest.mark.time_limit(90)
+
+
+def shown(outcome: CellOutcome) -> str:
+    """Return the text of the one table that a cell shows; its HTML has the same words."""
+    assert outcome.status == "ok", outcome.traceback
+    (display,) = outcome.displays
+    html = re.sub(r"<[^>]*>", " ", display["text/html"])
+    words = re.findall(r"\w+", display["text/plain"])
+    assert set(words) <= set(re.findall(r"\w+", html)), "text and HTML tell the same"
+    return str(display["text/plain"])
+
+
+def loaded(kernel: Kernel) -> Kernel:
+    """Load the extension."""
+    assert kernel.run("%load_ext nbparallel\nimport numpy as np, nbparallel as nbp").status == "ok"
+    return kernel
+
+
+def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
+    """`%parallel_segments` starts no rank; with ranks it names who uses which name, view and strategy."""
+    loaded(kernel)
+    assert "0 segments" in shown(kernel.run("%parallel_segments"))
+    assert kernel.descendants() == []
+    kernel.run("x = np.ones(1 << 17)\nview = x[::2]")
+    kernel.run("%%parallel -n 2\nx.sum();")
+    kernel.run("%%rank 1\nmine = nbp.zeros(1 << 18)")
+    text = shown(kernel.run("%parallel_segments"))
+    assert text.startswith("shared memory of this session: 3.0 MiB in 2 segments\n")
+    rows = {line.split("  ")[0]: re.split(r"\s{2,}", line) for line in text.splitlines()[2:4]}
+    assert rows["0x1"][1:] == [
+        "file_descriptor", "1.0 MiB", "view, x", "notebook, ranks 0-1", "notebook", "live", "its maker"
+    ]  # fmt: skip
+    (theirs,) = (row for name, row in rows.items() if name != "0x1")
+    assert theirs[1:] == ["file_descriptor", "2.0 MiB", "rank 1", "rank 1", "live", "every rank"]
+    assert "more would fit" in text

@@ -1,0 +1,126 @@
+"""What `Session.statistics` says about shared memory: who made it, who has it, under which names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import nbparallel as nbp
+from nbparallel.session import Session
+from nbparallel.session.shared_segments import gather
+from nbparallel.sharing import SegmentStatistics
+from nbparallel.wire.ledger_report import LedgerRow
+from nbparallel.wire.messages import RankMemory, RankSegment
+from nbparallel.wire.segments import segment_id
+
+
+def rank(number: int, client: int, *made: RankSegment, alive: bool = True) -> Any:
+    """Stand in for a rank's handle."""
+    return SimpleNamespace(rank=number, client=client, alive=alive, memory=RankMemory(made))
+
+
+def test_what_each_knows_is_put_together() -> None:
+    """Sizes and names come from the notebook, holders from the supervisor, and a rank tells its own."""
+    mine, theirs = segment_id(0, 1), segment_id(5, 1)
+    own = [SegmentStatistics(mine, 100, "mmap", True, "released", True, 1)]
+    ledger = [LedgerRow(mine, 100, True, (5,))]
+    handles = [rank(0, 5, RankSegment(theirs, 200, "file_system", "live", False)), rank(1, 6)]
+    large, small = gather(own, ledger, handles, {mine: ("a", "b")})
+    assert (small.segment, small.strategy, small.phase, small.maker) == (mine, "mmap", "released", "notebook")
+    assert (small.ranks, small.notebook, small.writable, small.names) == ((0,), False, True, ("a", "b"))
+    assert (large.segment, large.strategy, large.maker, large.ranks) == (
+        theirs,
+        "file_system",
+        "rank 0",
+        (0,),
+    )
+
+
+def test_a_dead_maker_and_memory_that_came_back() -> None:
+    """What outlived its rank says so; pooled memory, and what nobody holds any more, is no segment."""
+    gone, old = segment_id(4, 9), segment_id(5, 2)
+    own = [SegmentStatistics(0, 50, "mmap", True, "pooled", True, 0)]
+    ledger = [LedgerRow(gone, 10, False, (0, 4)), LedgerRow(segment_id(0, 7), 20, False, ())]
+    handles = [
+        rank(0, 5, RankSegment(old, 1, "mmap", "released", False)),
+        rank(1, 4, RankSegment(gone, 10, "mmap", "live", False), alive=False),
+    ]
+    (only,) = gather(own, ledger, handles, {})
+    assert (only.segment, only.maker, only.notebook, only.ranks) == (gone, "ended rank", True, ())
+    assert only.strategy == ""
+
+
+def test_statistics_name_users_and_makers() -> None:
+    """A real session: the notebook's names with views, the ranks that attached, and what a rank made."""
+    namespace: dict[str, Any] = {"x": np.ones(1 << 16), "n": 3}
+    namespace["view"] = namespace["x"][::2]
+    with Session(3) as session:
+        session.run("x.sum()", namespace=namespace, ranks=[0, 2])
+        session.run("own = nbp.zeros(1 << 17)", ranks=[1])
+        seen = session.statistics()
+        assert seen.ledger_answered
+        by_maker = {record.maker: record for record in seen.segments}
+        mine, theirs = by_maker["notebook"], by_maker["rank 1"]
+        assert (mine.names, mine.ranks, mine.notebook) == (("view", "x"), (0, 2), True)
+        assert (mine.nbytes, mine.strategy, mine.writable) == (8 << 16, "file_descriptor", False)
+        assert (theirs.nbytes, theirs.ranks, theirs.notebook, theirs.writable) == (8 << 17, (1,), False, True)
+        assert session.statistics({"other": namespace["x"]}).segments[1].names == ("other",)
+        session.run("del own", ranks=[1])
+        assert session.statistics().pooled_nbytes >= 8 << 17
+
+
+def test_a_segment_of_another_session_is_not_mistaken_for_one_of_ours() -> None:
+    """Ids of ranks' segments are unique in their session only."""
+    with Session(1) as one, Session(1) as other:
+        kept = [
+            session.run(f"nbp.zeros({size})").values for session, size in ((one, 1 << 17), (other, 1 << 18))
+        ]
+        for session, size in ((one, 1 << 17), (other, 1 << 18)):
+            found = [record for record in session.statistics().segments if record.notebook]
+            assert [record.nbytes // 8 for record in found] == [size]
+            assert found[0].ranks == (0,)
+        del kept
+
+
+def test_statistics_wait_for_nobody_who_cannot_answer() -> None:
+    """A stopped supervisor costs at most about a second, and the picture says that it is not complete."""
+    with Session(2) as session:
+        session.run("pass")
+        pid = session.statistics().supervisor_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            seen = session.statistics()
+            assert not seen.ledger_answered
+            assert len(seen.ranks) == 2
+            assert time.monotonic() - started < 5
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert session.statistics().ledger_answered
+
+
+def test_statistics_from_several_threads() -> None:
+    """Threads that ask at the same time each get a whole answer, also while a cell runs."""
+    x = nbp.zeros(1 << 17)
+    with Session(2) as session:
+        seen: list[Any] = []
+
+        def look() -> None:
+            seen.extend(session.statistics() for _ in range(20))
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            session.run("x[0]", namespace={"x": x})
+        for thread in threads:
+            thread.join(30)
+        assert len(seen) == 80
+        assert all(statistics.ledger_answered for statistics in seen)
+        assert session.statistics({"x": x}).segments[0].ranks == (0, 1)
