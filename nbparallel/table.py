@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 _LEFT = ' style="text-align:left"'
 
@@ -18,7 +19,7 @@ class Table:
     head: tuple[str, ...]
     """Names of the columns."""
     rows: Sequence[tuple[str, ...]]
-    """As many cells as the head has; the first one names its row."""
+    """As many cells as the head has, of one line or several; the first one names its row."""
     foot: str = ""
     """Lines."""
 
@@ -30,7 +31,7 @@ class Table:
 
     def text(self) -> str:
         """Return the table in columns of text; nothing but title and foot if there are no rows."""
-        lines = [self.head, *self.rows] if self.rows else []
+        lines = [self.head, *(line for row in self.rows for line in _lines(row))] if self.rows else []
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))] if lines else []
         body = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
@@ -50,6 +51,11 @@ class Table:
         foot = "".join(f"<p>{html.escape(line)}</p>" for line in self.foot.splitlines())
         body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>" if self.rows else ""
         return f"<table>{caption}{body}</table>{foot}"
+
+
+def _lines(row: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of text of a row, of whose cells some have several."""
+    yield from zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
 
 
 def _cell(text: str) -> str:

@@ -97,6 +97,12 @@ SEGMENTS = MagicParser(
     "in it (views too), who uses it, and who made it.  Without ranks: the notebook's own.",
     "%parallel_segments",
 )
+DOCTOR = MagicParser(
+    "%parallel_doctor",
+    "Check this machine: what stands in the way of ranks and shared memory, and what to do about it.\n"
+    "Looks at limits, the container, memory, CPUs, sharing strategies and versions; starts and changes nothing.",
+    "%parallel_doctor",
+)
 RESTART = MagicParser(
     "%parallel_restart",
     "Restart all ranks, or those of -r; a restarted rank keeps its number and loses its variables.",

@@ -112,6 +112,14 @@ class ParallelMagics(Magics):
             display(SegmentTable(session.statistics(self.live.shell.user_ns)))
 
     @line_magic
+    @documented_by(flags.DOCTOR)
+    def parallel_doctor(self, line: str) -> None:
+        flags.DOCTOR.parse_line(line)
+        from nbparallel.session import examine  # brings numpy, which loading must not
+
+        display(examine(self.live.configuration.start_method))
+
+    @line_magic
     @documented_by(flags.RESTART)
     def parallel_restart(self, line: str) -> None:
         options = flags.RESTART.parse_line(line)

@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nbparallel.session.doctor import Examination as Examination
+    from nbparallel.session.doctor import Finding as Finding
+    from nbparallel.session.doctor import examine as examine
     from nbparallel.session.result import CellResult as CellResult
     from nbparallel.session.result import RankResult as RankResult
     from nbparallel.session.script import Script as Script
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CellResult": "result",
+    "Examination": "doctor",
+    "Finding": "doctor",
     "OutputSink": "sink",
     "RankResult": "result",
     "RankStatistics": "statistics",
@@ -32,11 +37,14 @@ _HOMES = {
     "Session": "session",
     "SessionStatistics": "statistics",
     "SharedSegment": "shared_segments",
+    "examine": "doctor",
     "spawn": "spawning",
 }
 
 __all__ = [
     "CellResult",
+    "Examination",
+    "Finding",
     "OutputSink",
     "RankResult",
     "RankStatistics",
@@ -46,6 +54,7 @@ __all__ = [
     "Session",
     "SessionStatistics",
     "SharedSegment",
+    "examine",
     "spawn",
 ]
 

@@ -19,11 +19,12 @@ MOST_RANKS = 512
 def usable_cpus() -> int:
     """Return how many CPUs this process may use: affinity and cgroup quota, at least 1."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
+    quota = cgroup_quota()
     return max(1, cpus if quota is None else min(cpus, int(quota)))
 
 
-def _cgroup_quota() -> float | None:
+def cgroup_quota() -> float | None:
+    """Return how many CPUs' worth of time the container may use, at least 1; None: no limit."""
     try:  # version 2
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else max(1.0, int(quota) / int(period))

@@ -162,6 +162,11 @@ def get_all_sharing_strategies() -> SharingStrategies:
     return SharingStrategies(usable, MappingProxyType(missing))
 
 
+def strategies() -> Mapping[str, Strategy]:
+    """Return all strategies, also those that do not work here, by name."""
+    return MappingProxyType(_strategies)
+
+
 def find_strategy(name: str | None = None) -> Strategy:
     """Return a strategy that works here, by default the current one; errors as `set_sharing_strategy`."""
     name = _current if name is None else name

@@ -44,3 +44,17 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     (theirs,) = (row for name, row in rows.items() if name != "0x1")
     assert theirs[1:] == ["file_descriptor", "2.0 MiB", "rank 1", "rank 1", "live", "every rank"]
     assert "more would fit" in text
+
+
+def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
+    """`%parallel_doctor` works before there are ranks and while there are, and starts none."""
+    kernel.run("%load_ext nbparallel")
+    text = shown(kernel.run("%parallel_doctor"))
+    assert text.startswith("this machine: ")
+    for subject in ("starting ranks", "sharing strategies", "/dev/shm", "open files", "CPUs", "versions"):
+        assert f"\n{subject}  " in text
+    assert kernel.descendants() == []
+    kernel.run("%%parallel -n 2\nx = 1")
+    before = {record.pid for record in kernel.descendants()}
+    assert "ipykernel" in shown(kernel.run("%parallel_doctor"))
+    assert {record.pid for record in kernel.descendants()} == before

@@ -1,0 +1,219 @@
+"""Machine: the facts about this machine, container and process that decide whether ranks work well here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from nbparallel.sharing import get_sharing_strategy, headroom, registry
+from nbparallel.sharing.strategy import Strategy
+
+SHM = "/dev/shm"
+PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One of the process's limits (getrlimit(2)); None: unlimited."""
+
+    soft: int | None
+    """What holds."""
+    hard: int | None
+    """How far this user may raise it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was found; sizes in bytes, None where the system does not say."""
+
+    root: bool
+    """Whether this user may exceed limits of processes."""
+    uid: int
+    """The user."""
+    files: Limit
+    """Open files a process."""
+    used_files: int
+    """Open files of this process."""
+    processes: Limit
+    """Processes and threads of this user."""
+    locked: Limit
+    """Memory that may be kept from being swapped."""
+    address_space: Limit
+    """Virtual memory a process."""
+    max_maps: int | None
+    """Mappings a process (vm.max_map_count)."""
+    used_maps: int
+    """Mappings of this process."""
+    free: tuple[headroom.Limit, ...]
+    """Memory that may still be taken: the machine's, and that of each container around us."""
+    shm: tuple[int, int] | None
+    """Free and whole size of /dev/shm."""
+    cpus: int
+    """CPUs of the machine."""
+    affinity: int
+    """Of them, those that this process may run on."""
+    quota: float | None
+    """How many CPUs' worth of time the container may use."""
+    blas: tuple[tuple[str, int], ...]
+    """Libraries that start threads of their own in this process, and how many."""
+    refused: Mapping[str, str]
+    """System calls that starting ranks needs and this machine refuses, with the reason."""
+    strategies: Mapping[str, str]
+    """Sharing strategy -> why it does not work here; empty if it does."""
+    strategy: str
+    """The one in force."""
+    remove_ipc: bool | None
+    """Whether systemd removes names of shared memory when the user logs out; None without systemd."""
+    huge_pages: str
+    """The system's setting for huge pages of shared memory; empty if it has none."""
+    versions: Mapping[str, str]
+    """Of Python and its packages; empty: not installed."""
+    system: str
+    """Operating system and kernel."""
+
+
+def look() -> Machine:
+    """Look at this machine; makes one page of shared memory with each strategy, and gives it back."""
+    from nbparallel.session.limits import cgroup_quota
+
+    return Machine(
+        root=os.geteuid() == 0,
+        uid=os.geteuid(),
+        files=_limit(resource.RLIMIT_NOFILE),
+        used_files=len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
+        processes=_limit(resource.RLIMIT_NPROC),
+        locked=_limit(resource.RLIMIT_MEMLOCK),
+        address_space=_limit(resource.RLIMIT_AS),
+        max_maps=_number("/proc/sys/vm/max_map_count"),
+        used_maps=_read("/proc/self/maps").count("\n"),
+        free=tuple(headroom.limits()),
+        shm=_shm(),
+        cpus=os.cpu_count() or 1,
+        affinity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        quota=cgroup_quota(),
+        blas=_blas(),
+        refused={name: reason for name, attempt in _CALLS.items() if (reason := _why_refused(attempt))},
+        strategies={name: _why_not(strategy) for name, strategy in registry.strategies().items()},
+        strategy=get_sharing_strategy(),
+        remove_ipc=_remove_ipc(),
+        huge_pages=_chosen(_read("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
+        versions={"Python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        system=_system(),
+    )
+
+
+def _limit(number: int) -> Limit:
+    soft, hard = (None if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(number))
+    return Limit(soft, hard)
+
+
+def _read(path: str) -> str:
+    try:
+        return headroom.read_text(path)
+    except OSError:
+        return ""
+
+
+def _number(path: str) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _shm() -> tuple[int, int] | None:
+    try:
+        room = os.statvfs(SHM)
+    except OSError:
+        return None
+    return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+
+
+def _blas() -> tuple[tuple[str, int], ...]:
+    import numpy as np  # noqa: F401  its BLAS is the one that matters, and is loaded with it
+    from threadpoolctl import threadpool_info
+
+    return tuple((str(pool["internal_api"]), int(pool["num_threads"])) for pool in threadpool_info())
+
+
+def _pidfd() -> None:
+    os.close(os.pidfd_open(os.getpid()))
+
+
+def _memfd() -> None:
+    os.close(os.memfd_create("nbp-look", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+
+
+def _eventfd() -> None:
+    os.close(os.eventfd(0, os.EFD_CLOEXEC))
+
+
+_CALLS: Mapping[str, Callable[[], None]] = {
+    "pidfd_open": _pidfd,
+    "memfd_create": _memfd,
+    "eventfd": _eventfd,
+}
+
+
+def _why_refused(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except OSError as error:
+        return error.strerror or str(error)
+    except AttributeError:
+        return f"{sys.platform} has no such call"
+    return ""
+
+
+def _why_not(strategy: Strategy) -> str:
+    if strategy.unavailable_reason is not None:
+        return strategy.unavailable_reason
+    if not strategy.shares:
+        return ""
+    try:
+        strategy.create(1).close()
+    except Exception as error:  # noqa: BLE001  a user's own strategy may raise anything; it is told
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _remove_ipc() -> bool | None:
+    """Return systemd-logind's RemoveIPC, which is on unless somebody switched it off (logind.conf(5))."""
+    if not os.path.isdir("/run/systemd/system"):
+        return None
+    found = True
+    folder = "/etc/systemd/logind.conf.d"
+    more = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    for path in ("/etc/systemd/logind.conf", *(f"{folder}/{name}" for name in more)):
+        for line in _read(path).splitlines():
+            name, _, value = line.partition("=")
+            if name.strip() == "RemoveIPC":
+                found = value.strip().lower() not in ("no", "false", "off", "0", "n", "f")
+    return found
+
+
+def _chosen(text: str) -> str:
+    """Return what stands in brackets, as in ``always within_size [never]``."""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        if package != "nbparallel":
+            return ""
+    import nbparallel  # run from a checkout
+
+    return nbparallel.__version__
+
+
+def _system() -> str:
+    try:
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        name = platform.system()
+    return f"{name}, kernel {platform.release()}, {platform.machine()}"

@@ -1,0 +1,169 @@
+"""The doctor: every finding says what was seen and what to do, and a real small place is noticed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nbparallel.session.doctor import Examination, Finding, State, examine, findings
+from nbparallel.session.machine import Limit, Machine, look
+from nbparallel.sharing import headroom
+from nbparallel.testing import small_places
+
+ENDLESS = Limit(None, None)
+GOOD = Machine(
+    root=False,
+    uid=1000,
+    files=Limit(4096, 4096),
+    used_files=90,
+    processes=ENDLESS,
+    locked=Limit(8 << 20, 8 << 20),
+    address_space=ENDLESS,
+    max_maps=65_530,
+    used_maps=300,
+    free=(headroom.Limit(8 << 30, "this machine (16.0 GiB of memory)"),),
+    shm=(8 << 30, 8 << 30),
+    cpus=8,
+    affinity=8,
+    quota=None,
+    blas=(("openblas", 8),),
+    refused={},
+    strategies={"file_descriptor": "", "file_system": "", "copy": ""},
+    strategy="file_descriptor",
+    remove_ipc=None,
+    huge_pages="advise",
+    versions={"Python": "3.12.1", "ipykernel": "7.1.0", "numpy": "2.1"},
+    system="Linux",
+)
+REMOVED_IPC = {"remove_ipc": True, "strategy": "file_system"}
+
+
+def found(**facts: Any) -> dict[str, Finding]:
+    """Return the findings about a good machine but for some facts, by subject."""
+    return {finding.subject: finding for finding in findings(replace(GOOD, **facts))}
+
+
+def test_a_good_machine_has_nothing_to_do() -> None:
+    """Nothing is wrong, and the title says so."""
+    assert {finding.state for finding in found().values()} == {State.OK}
+    assert not any(finding.advice for finding in found().values())
+    assert Examination(found().values()).table().title == "this machine: nothing stands in the way"
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "state", "words"),
+    [
+        ({"refused": {"pidfd_open": "Function not implemented"}}, "starting ranks", 2, "seccomp"),
+        ({"files": Limit(256, 256)}, "open files", 1, "file_region"),
+        ({"files": Limit(256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
+        ({"files": Limit(256, None)}, "open files", 1, "`ulimit -n unlimited`"),
+        ({"processes": Limit(100, 100)}, "processes", 1, "-n 2"),
+        ({"address_space": Limit(4 << 30, None)}, "address space", 1, "ulimit -v"),
+        ({"max_maps": 1000}, "mappings", 1, "vm.max_map_count"),
+        ({"free": (headroom.Limit(100 << 20, "this container"),)}, "memory", 1, "--memory"),
+        ({"shm": (64 << 20, 64 << 20)}, "/dev/shm", 1, "--shm-size"),
+        ({"shm": (1 << 20, 8 << 30)}, "/dev/shm", 1, "file_descriptor"),
+        ({"quota": 1.0, "blas": ()}, "CPUs", 1, "take turns"),
+        ({"affinity": 1, "blas": ()}, "CPUs", 1, "take turns"),
+        ({"quota": 2.0}, "BLAS threads", 1, "OMP_NUM_THREADS=2"),
+        (REMOVED_IPC, "RemoveIPC", 1, "loginctl"),
+        ({"versions": {"ipykernel": "6.9.1"}}, "versions", 1, "ipykernel>=6.29"),
+        ({"strategies": {"mmap": "no room", "copy": ""}}, "strategy mmap", 1, "%sharing_strategy copy"),
+        (
+            {"strategies": {"file_descriptor": "sealed off", "mmap": ""}},
+            "strategy file_descriptor",
+            2,
+            "%sharing_strategy mmap",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_what_to_do(
+    facts: dict[str, Any], subject: str, state: int, words: str
+) -> None:
+    """One bad fact gives one finding that is not ok, with advice."""
+    finding = found(**facts)[subject]
+    assert finding.state == state
+    assert words in finding.advice
+    assert [f.subject for f in found(**facts).values() if f.state is not State.OK] == [subject]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"files": ENDLESS},
+        {"processes": Limit(100, 100), "root": True},
+        {"shm": None},
+        {"max_maps": None},
+        {"remove_ipc": True},
+        {"remove_ipc": False, "strategy": "file_system"},
+        {"remove_ipc": True, "strategy": "file_system", "uid": 0},
+        {"huge_pages": ""},
+        {"locked": ENDLESS},
+        {"versions": {"ipykernel": ""}},
+        {"versions": {"ipykernel": "7.0.0a1"}},
+    ],
+    ids=str,
+)
+def test_what_does_no_harm_is_fine(facts: dict[str, Any]) -> None:
+    """Limits that do not bind, and what only an unused strategy needs, are no warning."""
+    assert {finding.state for finding in found(**facts).values()} == {State.OK}
+
+
+def test_the_worst_comes_first() -> None:
+    """Problems stand above warnings, in text and HTML, and the title counts them."""
+    bad = replace(GOOD, refused={"eventfd": "not here"}, shm=(0, 0), max_maps=9)
+    examination = Examination(sorted(findings(bad), key=lambda finding: -finding.state))
+    lines = repr(examination).splitlines()
+    assert lines[0] == "this machine: 1 problem, 2 warnings"
+    assert lines[2].split("  ")[0] == "starting ranks"
+    assert max(map(len, lines)) < 110
+    assert "1 problem, 2 warnings" in examination._repr_html_()
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    """A real look finds numbers that make sense, and leaves no file, name or descriptor."""
+    machine = look()
+    assert machine.used_files > 0
+    assert machine.used_maps > 10
+    assert 1 <= machine.affinity <= machine.cpus
+    assert machine.versions["Python"]
+    assert machine.versions["nbparallel"]
+    assert machine.strategies["copy"] == ""
+    assert {finding.subject for finding in examine()} >= {"starting ranks", "open files", "/dev/shm"}
+
+
+SCRIPT = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from nbparallel.session.doctor import examine
+for finding in examine():
+    print(int(finding.state), finding.subject, finding.seen, sep="|")
+"""
+
+
+def test_f74_a_docker_container_is_recognised() -> None:
+    """A /dev/shm of 64 MiB and a low limit of open files are two warnings; the default strategy works."""
+    if reason := small_places.missing_reason():
+        pytest.skip(reason)
+    done = small_places.run_script(SCRIPT, small_places.on_small_tmpfs("/dev/shm", "64m"))
+    seen = {line.split("|")[1]: line.split("|") for line in done.stdout.splitlines()}
+    assert done.returncode == 0, done.stderr
+    assert seen["/dev/shm"][0] == "1"
+    assert "64.0 MiB of 64.0 MiB free" in seen["/dev/shm"][2]
+    assert seen["open files"][0] == "1"
+    assert "at most 200" in seen["open files"][2]
+    assert seen["starting ranks"][0] == seen["sharing strategies"][0] == "0"
+
+
+def test_f74_a_shm_that_is_full_is_a_strategy_that_does_not_work() -> None:
+    """A strategy is tried, not only asked: with no room for one page it is named, with the reason."""
+    if reason := small_places.missing_reason():
+        pytest.skip(reason)
+    script = "open('/dev/shm/full', 'wb').write(bytes(4096))\n" + SCRIPT
+    done = small_places.run_script(script, small_places.on_small_tmpfs("/dev/shm", "4k"))
+    assert done.returncode == 0, done.stderr
+    assert "1|strategy file_system|SharedMemoryFullError: " in done.stdout
+    assert not [name for name in os.listdir("/dev/shm") if name == "full"], "that was another /dev/shm"
