@@ -100,7 +100,7 @@ SEGMENTS = MagicParser(
 DOCTOR = MagicParser(
     "%parallel_doctor",
     "Check this machine: what stands in the way of ranks and shared memory, and what to do about it.\n"
-    "Looks at limits, the container, memory, CPUs, sharing strategies and versions; starts and changes nothing.",
+    "Looks at limits, the container, memory, CPUs, sharing strategies, versions; starts and changes nothing.",
     "%parallel_doctor",
 )
 RESTART = MagicParser(
