@@ -17,6 +17,10 @@ from nbparallel.wire.frames import Frame
 
 SLICE_SECONDS = 0.05
 """No wait is longer than this without looking again whether it still makes sense."""
+SHORTAGE_SECONDS = 10.0
+"""How long the system may have no memory for a message before the channel is given up; arbitrary."""
+PAUSE_SECONDS = 0.001
+"""Between two tries while there is none."""
 
 
 class Channel:
@@ -26,6 +30,9 @@ class Channel:
     -----
     `send` may be called from several threads, `receive` from one at a time.  Both block in slices of at
     most 50 ms, so that signal handlers run, and both are inert in a forked child.
+
+    An error that is no want of memory ends the channel for both sides: if only this one knew of it, the other
+    would wait for what never comes.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -78,6 +85,7 @@ class Channel:
 
     def _send(self, data: bytes, fds: list[int], abandon: Callable[[], bool] | None) -> None:
         self._check_pid()
+        given_up = 0.0
         with self._send_lock:
             while True:
                 try:
@@ -89,8 +97,11 @@ class Channel:
                     poll = select.poll()
                     poll.register(self._socket, select.POLLOUT)
                     poll.poll(SLICE_SECONDS * 1000)
-                except (BrokenPipeError, ConnectionResetError, OSError) as error:
-                    raise ChannelClosedError(f"the other process is gone ({error})") from error
+                except OSError as error:
+                    given_up = given_up or time.monotonic() + SHORTAGE_SECONDS
+                    if error.errno not in frames.PASSING or time.monotonic() > given_up:
+                        raise self._over(error) from error
+                    time.sleep(PAUSE_SECONDS)
 
     def receive_nowait(self) -> Frame | None:
         """Return the next frame if there is one, else None."""
@@ -99,11 +110,22 @@ class Channel:
             frame = frames.receive(self._socket)
         except BlockingIOError:
             return None
-        except (ConnectionResetError, OSError) as error:
-            raise ChannelClosedError(f"the other process is gone ({error})") from error
+        except OSError as error:
+            if error.errno not in frames.PASSING:
+                raise self._over(error) from error
+            time.sleep(PAUSE_SECONDS)  # the frame is still there
+            return None
         if frame is None:
             raise ChannelClosedError("the other process closed its end")
         return frame
+
+    def _over(self, error: OSError) -> ChannelClosedError:
+        try:
+            # Not closed: somebody may poll it, and another file would get its number.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other process is gone, as we were told
+        return ChannelClosedError(f"the other process is gone ({error})")
 
     def receive(self, timeout: float | None = None) -> Frame | None:
         """Wait for a frame; None when `timeout` seconds have passed.

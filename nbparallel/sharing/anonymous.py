@@ -55,6 +55,9 @@ def adopt_sealed(fd: int, nbytes: int, *, strategy: str) -> SegmentSource:
     """Take over a descriptor if it is sealed memory of this size; errors as `Strategy.adopt`."""
     try:
         _check(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        raise explained(error, nbytes) from error
     except BaseException:
         os.close(fd)
         raise

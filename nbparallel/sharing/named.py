@@ -90,6 +90,9 @@ def adopt_named(fd: int, nbytes: int, *, strategy: str, own: bool) -> SegmentSou
             raise InvalidHandleError("a segment's descriptor is no file of this user")
         if status.st_size != nbytes:
             raise InvalidHandleError(f"a segment of {nbytes} bytes was announced, {status.st_size} came")
+    except OSError as error:
+        os.close(fd)
+        raise explained(error, nbytes) from error
     except BaseException:
         os.close(fd)
         raise

@@ -19,7 +19,7 @@ import os
 import sys
 from typing import Any
 
-from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
+from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
 from nbparallel.sharing.headroom import full_error
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.place import Place
@@ -76,11 +76,16 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
         raise explained(error, nbytes) from error
     if hasattr(mmap, "MADV_DONTDUMP"):
         # A crash of one rank must not write gigabytes of everybody's arrays into a core file.
-        memory.madvise(mmap.MADV_DONTDUMP)
+        try:
+            memory.madvise(mmap.MADV_DONTDUMP)
+        except OSError:
+            pass  # core files are larger then; nothing depends on it
     return Mapping(memory, access)
 
 
-def explained(error: OSError, nbytes: int, place: Place | None = None) -> OSError | SharedMemoryFullError:
+def explained(
+    error: OSError, nbytes: int, place: Place | None = None
+) -> FileDescriptorLimitError | SharedMemoryFullError | StrategyUnavailableError:
     """Return the error that says what did not work, and what to do; `place`: of a file."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return descriptor_error(error)
@@ -90,8 +95,10 @@ def explained(error: OSError, nbytes: int, place: Place | None = None) -> OSErro
         )
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         return full_error(nbytes, None, "this machine") if place is None else place.full(nbytes)
-    return OSError(
-        error.errno, f"a shared segment of {size_text(nbytes)} could not be made: {error.strerror}"
+    return StrategyUnavailableError(
+        error.errno,
+        f"a shared segment of {size_text(nbytes)} could not be made or mapped ({error.strerror}): try "
+        "another sharing strategy, `%sharing_strategy` lists them",
     )
 
 

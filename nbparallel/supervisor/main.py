@@ -286,14 +286,14 @@ class Supervisor:
             os.close(pidfd)
 
     def _lost_socket(self, client: int) -> None:
-        """End of file from a rank: only a hint; the death itself comes by waitid.
+        """End of file from a rank: as a rule it has died, which waitid is about to tell.
 
-        Unless the template died before it could name the process: then nothing else will come.
+        One that lives is ended: it could neither share memory nor say what it uses.  If the template died
+        before it could name the process nothing else will come.
         """
         rank = self._ranks.get(client)
-        if rank is None:  # client 0
-            self._segment_sockets.pop(client, None)
-            self._segment_boxes.pop(client, None)
+        if rank is None:  # client 0: without it the session's memory is nobody's
+            self._leave(0.0)
             return
         self._watch.forget(rank.socket)
         self._segment_sockets.pop(client, None)
@@ -302,6 +302,8 @@ class Supervisor:
         orphaned = self._template_ready if self._template is None else rank.template != self._template_pid
         if orphaned and not rank.pid and not rank.dead:
             self._bury(rank, None)
+        elif rank.pid and not rank.dead:
+            os.kill(rank.pid, signal.SIGKILL)  # its exit status, if it has one already, stays what it is
 
     # deaths -----------------------------------------------------------------------------------------
 

@@ -59,16 +59,20 @@ class Outbox:
                 socket.send_fds(self._socket, [data], list(fds))
             else:
                 self._socket.send(data)
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._break()
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) and error.errno not in frames.PASSING:
+                self._break()
             return False
         return True
 
     def _break(self) -> None:
         self.broken = True
         self.close()
+        try:
+            # It must not wait for what it will never get.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is gone
 
     def close(self) -> None:
         """Drop what waits."""

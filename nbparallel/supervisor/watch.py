@@ -60,10 +60,8 @@ def take(sock: socket.socket) -> Frame | bool | None:
     """Return a frame, None at the end of the stream, False when nothing is there."""
     try:
         return frames.receive(sock)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
+    except OSError as error:
+        return False if isinstance(error, BlockingIOError) or error.errno in frames.PASSING else None
 
 
 def readable(sock: socket.socket) -> bool:

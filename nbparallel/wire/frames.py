@@ -11,13 +11,16 @@ Some facts about SEQPACKET socketpairs and descriptors (unix(7), cmsg(3)):
 * at most 253 descriptors travel in one message (``SCM_MAX_FD``), more is ``EINVAL``;
 * `socket.recv_fds` ignores its flags in Python 3.11, so that received descriptors would lose
   close-on-exec: `recvmsg` with ``MSG_CMSG_CLOEXEC`` is used instead;
-* ``MSG_CTRUNC`` means that descriptors were lost: the frame is refused and what did arrive is closed.
+* ``MSG_CTRUNC`` means that descriptors were lost: the frame is refused and what did arrive is closed;
+* when the system is short of memory, sending and receiving fail with ENOMEM or ENOBUFS; nothing is lost then,
+  and nobody is gone: it has to be tried again.
 """
 
 from __future__ import annotations
 
 import array
 import enum
+import errno
 import os
 import socket
 import struct
@@ -34,6 +37,8 @@ MAX_INLINE = 60 * 1024
 MAX_SPILLED = 1 << 40
 """A length above this is damage, not data."""
 MAX_FDS = 64
+PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS})
+"""Errors of a socket that say nothing about the other end."""
 SPILLED = 1
 """Flag: the payload lies in the memfd that is the frame's first descriptor."""
 

@@ -1,0 +1,152 @@
+"""System calls that fail where nobody expects it: short of memory is not gone, and gone is gone for both."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+
+import pytest
+
+from nbparallel.channel import Channel
+from nbparallel.channel import channel as channels
+from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError
+from nbparallel.session import Session
+from nbparallel.sharing import Access, registry
+from nbparallel.supervisor.outbox import Outbox
+from nbparallel.supervisor.watch import take
+from nbparallel.wire.frames import Kind
+
+
+class Failing:
+    """A socket whose first calls fail."""
+
+    def __init__(self, sock: socket.socket, number: int, times: int) -> None:
+        self._socket, self._number, self._left = sock, number, times
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._socket, name)
+        return self._fail_first(method) if name in ("send", "sendmsg", "recvmsg") else method
+
+    def _fail_first(self, method):
+        def call(*args):
+            if self._left:
+                self._left -= 1
+                raise OSError(self._number, os.strerror(self._number))
+            return method(*args)
+
+        return call
+
+
+@pytest.fixture
+def pair():
+    """Return both ends of a socketpair; whatever is wrapped around them, they are closed here."""
+    ends = Channel.pair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOBUFS])
+def test_want_of_memory_passes(pair, number):
+    """A message that the system has no memory for goes out, and comes in, a little later."""
+    sender, receiver = (Channel(end) for end in pair)
+    sender._socket = Failing(pair[0], number, 3)
+    receiver._socket = Failing(pair[1], number, 3)
+    sender.send(Kind.IDLE, b"x", fds=[0])
+    frame = receiver.receive(5.0)
+    assert frame is not None
+    assert (frame.payload, len(frame.fds)) == (b"x", 1)
+    frame.close()
+
+
+def test_want_of_memory_that_does_not_pass(pair, monkeypatch):
+    """After a while it is given up, with the reason; and the other side hears of it."""
+    monkeypatch.setattr(channels, "SHORTAGE_SECONDS", 0.05)
+    sender, receiver = (Channel(end) for end in pair)
+    sender._socket = Failing(pair[0], errno.ENOMEM, 1 << 30)
+    with pytest.raises(ChannelClosedError, match="Cannot allocate memory"):
+        sender.send(Kind.IDLE)
+    with pytest.raises(ChannelClosedError):
+        receiver.receive(5.0)
+
+
+@pytest.mark.parametrize("name", ["send", "receive_nowait"])
+def test_what_is_over_is_over_for_both(pair, name):
+    """After an error that is no want of memory the other side does not wait for what never comes."""
+    one, other = (Channel(end) for end in pair)
+    one._socket = Failing(pair[0], errno.EPERM, 1)
+    with pytest.raises(ChannelClosedError, match="not permitted"):
+        one.send(Kind.IDLE) if name == "send" else one.receive_nowait()
+    with pytest.raises(ChannelClosedError):
+        other.receive(5.0)
+
+
+def test_the_supervisor_tries_again(pair):
+    """Its sockets pass over a want of memory as well: nothing is there yet, or has to wait."""
+    box = Outbox(Failing(pair[0], errno.ENOMEM, 1))
+    box.send(Kind.IDLE, b"x")
+    assert box.waiting
+    assert not box.broken
+    box.flush()
+    assert not box.waiting
+    sock = Failing(pair[1], errno.ENOBUFS, 1)
+    assert take(sock) is False
+    assert take(sock).payload == b"x"
+    broken = Outbox(Failing(pair[1], errno.EPERM, 1))
+    broken.send(Kind.IDLE)
+    assert broken.broken
+    assert take(pair[0]) is None, "the peer is told"
+
+
+def test_advice_that_is_not_taken_changes_nothing(monkeypatch):
+    """A system that refuses MADV_DONTDUMP shares memory all the same."""
+    monkeypatch.setattr("mmap.MADV_DONTDUMP", 9999)
+    strategy = registry.find_strategy("file_descriptor")
+    source = strategy.create(100)
+    strategy.map(source, Access.WRITE).unmap()
+    source.close()
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
+    """`os.closerange` in a cell costs the rank its sockets: it is ended and named, the other goes on."""
+    with Session(2) as session:
+        session.run("import os\nx = rank")
+        before = session.statistics().ranks[1].pid
+        began = time.monotonic()
+        last = "recv(src=1)" if waiting else "pass"
+        with pytest.raises(ParallelError) as caught:
+            session.run(f"if rank == 1: os.closerange(3, 1 << 16)\nelse: {last}")
+        assert time.monotonic() - began < 10
+        assert isinstance(caught.value.errors[1], RankDiedError)
+        assert session.run("globals().get('x')").values == [0, None]
+        assert session.run("all_reduce(rank)").values == [1, 1]
+        assert session.statistics().ranks[1].pid != before
+
+
+@pytest.mark.parametrize("socket_of", ["rank", "notebook"])
+def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
+    """Who can neither share nor say what it uses is replaced: memory would be nobody's."""
+    cell = (
+        "import nbparallel as nbp\nbroker, = nbp.sharing.current_store()._holdings.brokers\n"
+        "broker._channel._socket.shutdown(2)"
+    )
+    with Session(2) as session:
+        session.run("pass")
+        pids = [rank.pid for rank in session.statistics().ranks]
+        if socket_of == "rank":
+            with pytest.raises(ParallelError, match="rank 0"):
+                session.run(
+                    f"if rank == 0:\n  {cell.replace(chr(10), chr(10) + '  ')}\n  import time; time.sleep(60)"
+                )
+            assert session.run("all_reduce(rank)").values == [1, 1]
+            assert session.statistics().ranks[1].pid == pids[1]
+        else:
+            session._crew.supervisor.broker._channel._socket.shutdown(socket.SHUT_RDWR)
+            deadline = time.monotonic() + 10
+            while not session._crew.lost:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert session.run("all_reduce(rank)").values == [1, 1]
