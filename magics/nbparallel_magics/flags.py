@@ -97,6 +97,12 @@ SEGMENTS = MagicParser(
     "in it (views too), who uses it, and who made it.  Without ranks: the notebook's own.",
     "%parallel_segments",
 )
+WHO = MagicParser(
+    "%parallel_who",
+    "Show the names of all ranks beside the notebook's: shared, copied, or different between ranks, with\n"
+    "type and shape.  No value travels, and a busy rank is not waited for.",
+    "%parallel_who",
+)
 DOCTOR = MagicParser(
     "%parallel_doctor",
     "Check this machine: what stands in the way of ranks and shared memory, and what to do about it.\n"

@@ -20,6 +20,7 @@ from nbparallel_magics.live import Live
 from nbparallel_magics.rendering import brief_errors, full_tracebacks
 from nbparallel_magics.segments import SegmentTable
 from nbparallel_magics.status import StatusTable
+from nbparallel_magics.who import WhoTable
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -110,6 +111,17 @@ class ParallelMagics(Magics):
             display(nbparallel.segments())
         else:
             display(SegmentTable(session.statistics(self.live.shell.user_ns)))
+
+    @line_magic
+    @documented_by(flags.WHO)
+    def parallel_who(self, line: str) -> None:
+        flags.WHO.parse_line(line)
+        session = self.live.running_session()
+        if session is None:
+            print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
+        else:
+            shell = self.live.shell
+            display(WhoTable(session.who(shell.user_ns, shell.user_ns_hidden)))
 
     @line_magic
     @documented_by(flags.DOCTOR)

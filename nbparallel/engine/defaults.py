@@ -44,7 +44,7 @@ class Defaults:
         """Return the names that the user has assigned, sorted."""
         return sorted(
             name
-            for name, value in self._namespace.items()
+            for name, value in list(self._namespace.items())  # a thread may assign meanwhile
             if not name.startswith("_")
             and value is not self._values.get(name, _MISSING)
             and value is not self._hidden.get(name, _MISSING)

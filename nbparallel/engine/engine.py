@@ -13,6 +13,7 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import defaults, namespace, tasks
 from nbparallel.engine.interrupts import Interrupts
+from nbparallel.engine.look import look
 from nbparallel.engine.output import RankOutput, mark_threads
 from nbparallel.engine.shell import RankShell
 from nbparallel.errors import ProtocolError
@@ -79,6 +80,9 @@ class Engine:
         """Do what a frame of the kernel says."""
         if frame.kind is Kind.STRATEGY:
             self.choice = pickle.loads(frame.payload)
+            return
+        if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
+            self._channel.send(Kind.SEEN, pickle.dumps(look(self, pickle.loads(frame.payload)), 5))
             return
         self._kept = None  # the kernel has taken the last value, or it would not speak
         if frame.kind is Kind.COMMUNICATOR:

@@ -24,6 +24,7 @@ from nbparallel.sharing.layout import span
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.names import NameKind, NameUpdate
+from nbparallel.wire.sighting import Origin
 
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
 """Kinds of delivered values that a rank does not change in place."""
@@ -65,6 +66,12 @@ class RankNames:
             and value is not self._delivered.get(name)
             and value is not self._defaults.get(name, MISSING)
         )
+
+    def origin(self, name: str) -> Origin:
+        """Return where this rank has a name from."""
+        if self.is_own(name):
+            return Origin.OWN
+        return Origin.SHARED if name in self._handles else Origin.COPIED
 
     def is_only_here(self, name: str) -> bool:
         """Whether something is lost if this rank goes, as far as can be told.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nbparallel.session.statistics import SessionStatistics as SessionStatistics
     from nbparallel.session.values import RankValues as RankValues
     from nbparallel.session.values import RemoteValue as RemoteValue
+    from nbparallel.session.who import SessionNames as SessionNames
 
 _HOMES = {
     "CellResult": "result",
@@ -35,6 +36,7 @@ _HOMES = {
     "RemoteValue": "values",
     "Script": "script",
     "Session": "session",
+    "SessionNames": "who",
     "SessionStatistics": "statistics",
     "SharedSegment": "shared_segments",
     "examine": "doctor",
@@ -52,6 +54,7 @@ __all__ = [
     "RemoteValue",
     "Script",
     "Session",
+    "SessionNames",
     "SessionStatistics",
     "SharedSegment",
     "examine",

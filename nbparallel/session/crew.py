@@ -32,6 +32,7 @@ from nbparallel.errors import (
 from nbparallel.session.ignition import Ignition
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import usable_cpus
+from nbparallel.session.looking import Looking
 from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.supervisor_process import SupervisorProcess
@@ -64,6 +65,7 @@ class Crew:
         self._next_client = 1
         self._error: NbParallelError | None = None
         self.handles: list[RankHandle] = []
+        self.looking = Looking()
         self.epoch = 0
         self.control: ControlView | None = None
         self._void = True
@@ -169,7 +171,14 @@ class Crew:
 
     def _spawn(self, rank: int, world_size: int) -> None:
         client, self._next_client = self._next_client, self._next_client + 1
-        handle = RankHandle(rank, client, self._pump, post=self._post, output_of=self._output_of)
+        handle = RankHandle(
+            rank,
+            client,
+            self._pump,
+            post=self._post,
+            output_of=self._output_of,
+            on_sighting=self.looking.take,
+        )
         handle.send(Kind.CONFIGURE, self._configure(rank, client, world_size))
         self.supervisor.spawn(handle)
         if rank < len(self.handles):

@@ -16,6 +16,7 @@ from nbparallel.session.pump import Pump
 from nbparallel.session.task_output import Decoder, TaskOutput
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import Display, Outcome, RankMemory, Stream
+from nbparallel.wire.sighting import Sighting
 
 COALESCE_SECONDS = 0.05
 """Text is passed on at most this often, so that a print loop does not flood the front end."""
@@ -63,6 +64,7 @@ class RankHandle:
         *,
         post: Callable[[RankHandle, Any], None],
         output_of: Callable[[int], TaskOutput | None],
+        on_sighting: Callable[[int, Sighting], None],
     ) -> None:
         self.rank = rank
         self.client = client
@@ -80,6 +82,7 @@ class RankHandle:
         self._pump = pump
         self._post = post
         self._output_of = output_of
+        self._on_sighting = on_sighting
         mine, theirs = Channel.pair()
         self.channel = Channel(mine)
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -170,6 +173,8 @@ class RankHandle:
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
             self._post(self, message)
+        elif isinstance(message, Sighting):
+            self._on_sighting(self.rank, message)
         elif isinstance(message, Display):
             output = self._output_of(message.number)
             if output is not None:
@@ -236,6 +241,14 @@ class RankHandle:
             )
         except ChannelClosedError:
             pass
+
+    def offer(self, kind: Kind, message: Any) -> bool:
+        """Send a message if that needs no waiting; return whether it went out."""
+        try:
+            self.channel.send(kind, pickle.dumps(message, 5), abandon=lambda: True)
+        except ChannelClosedError:
+            return False
+        return True
 
     def leave(self) -> None:
         """Ask an idle rank to go."""

@@ -20,13 +20,13 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from nbparallel import sharing
 from nbparallel.errors import rank_list
-from nbparallel.session import roster, source, statistics
+from nbparallel.session import roster, source
 from nbparallel.session.crew import Crew
 from nbparallel.session.ignition import Ignition
 from nbparallel.session.interrupt import Presses
@@ -39,6 +39,7 @@ from nbparallel.session.sink import OutputSink
 from nbparallel.session.tasks import Tasks
 from nbparallel.session.turn import Turns
 from nbparallel.session.values import RankValues
+from nbparallel.session.views import SessionViews
 from nbparallel.wire.messages import CallTask, CellTask, PullTask, PushTask, Task
 
 START_METHODS = ("forkserver", "spawn")
@@ -55,7 +56,7 @@ def _stop_all() -> None:
         session.stop()
 
 
-class Session:
+class Session(SessionViews):
     """Ranks that run cells and functions and share this process's arrays.
 
     Parameters
@@ -374,22 +375,3 @@ class Session:
         """Move arrays of `namespace` into shared memory, writable by ranks; return notes."""
         with self._turns.take():
             return tuple(self._names.share(names, namespace))
-
-    def statistics(self, namespace: Mapping[str, Any] | None = None) -> statistics.SessionStatistics:
-        """Return a frozen picture of the session; waits for no rank, works while a cell runs.
-
-        Parameters
-        ----------
-        namespace : mapping, optional
-            Whose names of shared arrays are told; by default that of the last cell.
-
-        Raises
-        ------
-        RuntimeError
-            The ranks were not started, or were stopped.
-        """
-        crew = self._crew
-        if crew is None:
-            raise RuntimeError("no ranks are running; the first cell starts them")
-        names = self._names.namespace if namespace is None else namespace
-        return statistics.take(self._id, self._start_method, crew, names)

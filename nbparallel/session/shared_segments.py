@@ -14,7 +14,8 @@ import numpy as np
 
 from nbparallel.session.free_names import is_ipythons
 from nbparallel.session.rank_handle import RankHandle
-from nbparallel.sharing import Location, SegmentStatistics, Store
+from nbparallel.sharing import SegmentStatistics, Store
+from nbparallel.sharing.looks import seen
 from nbparallel.wire.ledger_report import LedgerRow
 from nbparallel.wire.messages import RankSegment
 from nbparallel.wire.segments import creator_of
@@ -106,7 +107,7 @@ def names_by_segment(namespace: Mapping[str, Any], store: Store) -> dict[int, tu
     found: dict[int, list[str]] = {}
     for name, value in list(namespace.items()):
         if issubclass(type(value), np.ndarray) and not is_ipythons(name):
-            place: Location | None = store.location(value)
-            if place is not None:
+            place = seen(name, value, store)
+            if place.segment:
                 found.setdefault(place.segment, []).append(name)
     return {segment: tuple(sorted(names)) for segment, names in found.items()}

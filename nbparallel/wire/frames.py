@@ -84,6 +84,7 @@ class Kind(enum.IntEnum):
     COMMUNICATOR = 65
     LEAVE = 66
     STRATEGY = 67
+    LOOK = 68
     # rank -> kernel
     RANK_READY = 80
     DISPLAY = 81
@@ -91,6 +92,7 @@ class Kind(enum.IntEnum):
     RESULT = 83
     CLEAR = 85
     NOTE = 86
+    SEEN = 87
 
 
 @dataclass(slots=True)

@@ -58,3 +58,29 @@ def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     before = {record.pid for record in kernel.descendants()}
     assert "ipykernel" in shown(kernel.run("%parallel_doctor"))
     assert {record.pid for record in kernel.descendants()} == before
+
+
+def test_who_has_which_name(any_kernel: Kernel) -> None:
+    """`%parallel_who` tells shared, copied, made on ranks and different, with what only the notebook has."""
+    kernel = loaded(any_kernel)
+    assert "no ranks are running" in kernel.run("%parallel_who").stdout
+    kernel.run("x = np.ones((6, 2))\nwords = ['a'] * 3\nunused = 1\ndef double(a): return 2 * a")
+    kernel.run(
+        "%%parallel -n 3\npart = np.array_split(x, 3)[rank]\nwords, double\nmixed = 1 if rank else 'one'"
+    )
+    kernel.run("%%rank 2\nalone = {}")
+    text = shown(kernel.run("%parallel_who"))
+    assert text.splitlines()[0] == "6 names on ranks 0-2"
+    rows = [re.split(r"\s{2,}", line) for line in text.splitlines()[2:-1]]
+    assert rows == [
+        ["alone", "made on ranks", "rank 2: dict of 0"],
+        ["double", "copied", "function", "ranks 0-2: the same"],
+        ["mixed", "differs between ranks", "rank 0: str of 3"],
+        ["", "ranks 1-2: int"],
+        ["part", "made on ranks, part of x", "ranks 0-2: ndarray (2, 2) float64"],
+        ["words", "copied", "list of 3", "ranks 0-2: the same"],
+        ["x", "shared", "ndarray (6, 2) float64", "ranks 0-2: the same"],
+    ]
+    assert text.splitlines()[-1] == "only in the notebook, until a cell for ranks names them: unused"
+    kernel.run("x = x[1:]\n%share x")
+    assert re.search(r"\nx +shared, older than the notebook's", shown(kernel.run("%parallel_who")))

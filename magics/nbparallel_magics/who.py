@@ -1,0 +1,79 @@
+"""``%parallel_who``: one table of the names of the notebook and of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbparallel.errors import rank_list
+from nbparallel.table import Table
+
+if TYPE_CHECKING:
+    from nbparallel.session.who import NameStatistics, SessionNames
+
+_ONLY_HERE = 30
+"""Names of the notebook alone that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhoTable:
+    """The names of a session as a notebook shows them."""
+
+    names: SessionNames
+    """From `Session.who`."""
+
+    def table(self) -> Table:
+        """Return a row for each name that some rank has, and below it what else is to be said."""
+        rows = [
+            (record.name, _how(record), record.notebook.looks if record.notebook else "", self._ranks(record))
+            for record in self.names.names
+            if record.ranks
+        ]
+        names = f"{len(rows)} name{'s' * (len(rows) != 1)}"
+        title = f"{names} on {rank_list(self.names.answered)}" if self.names.answered else "no rank answered"
+        return Table(title, ("name", "how", "in the notebook", "on ranks"), rows, "\n".join(self._foot()))
+
+    def _ranks(self, record: NameStatistics) -> str:
+        groups: dict[str, list[int]] = {}
+        for rank, seen in record.ranks.items():
+            groups.setdefault(seen.looks, []).append(rank)
+        same = "" if record.notebook is None else record.notebook.looks
+        return "\n".join(
+            f"{rank_list(ranks)}: {'the same' if looks == same and record.how != 'own' else looks}"
+            for looks, ranks in groups.items()
+        )
+
+    def _foot(self) -> Iterator[str]:
+        seen = self.names
+        only = [record.name for record in seen.names if not record.ranks]
+        if only and seen.answered:
+            more = f" and {len(only) - _ONLY_HERE} more" if len(only) > _ONLY_HERE else ""
+            listed = ", ".join(only[:_ONLY_HERE])
+            yield f"only in the notebook, until a cell for ranks names them: {listed}{more}"
+        if seen.left_out:
+            yield f"{seen.left_out:,} more names of ranks are not listed"
+        if seen.busy:
+            yield f"busy with a cell, and not asked: {rank_list(seen.busy)}"
+        if seen.dead:
+            yield f"dead, and back at the next cell without variables: {rank_list(seen.dead)}"
+        for rank, problem in seen.silent.items():
+            yield f"rank {rank} did not answer{': ' + problem if problem else ' within a second'}"
+
+    def __repr__(self) -> str:
+        return self.table().text()
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+
+def _how(record: NameStatistics) -> str:
+    if record.how == "shared":
+        how = "shared, ranks may write" if next(iter(record.ranks.values())).writable else "shared"
+    else:
+        how = {"own": "made on ranks", "differs": "differs between ranks"}.get(record.how, record.how)
+    if record.view_of:
+        how += f", part of {record.view_of}"
+    if not record.outdated:
+        return how
+    return f"{how}, older than the notebook's" if record.notebook else f"{how}, deleted in the notebook"

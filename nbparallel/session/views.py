@@ -1,0 +1,68 @@
+"""SessionViews: what a session shows of itself; from any thread, also while a cell runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbparallel import sharing
+from nbparallel.session import statistics
+from nbparallel.session.crew import Crew
+from nbparallel.session.names import Names
+from nbparallel.session.who import SessionNames, compare
+
+
+class SessionViews:
+    """The part of `Session` that only looks."""
+
+    _id: str
+    _start_method: str
+    _crew: Crew | None
+    _names: Names
+
+    def statistics(self, namespace: Mapping[str, Any] | None = None) -> statistics.SessionStatistics:
+        """Return a frozen picture of the session; waits for no rank, works while a cell runs.
+
+        Parameters
+        ----------
+        namespace : mapping, optional
+            Whose names of shared arrays are told; by default that of the last cell.
+
+        Raises
+        ------
+        RuntimeError
+            The ranks were not started, or were stopped.
+        """
+        names = self._names.namespace if namespace is None else namespace
+        return statistics.take(self._id, self._start_method, self._running_crew(), names)
+
+    def who(
+        self, namespace: Mapping[str, Any] | None = None, hidden: Mapping[str, Any] | None = None
+    ) -> SessionNames:
+        """Return which names the notebook and the ranks have, and how they look; no value travels.
+
+        Idle ranks are asked, which takes a millisecond and at most about a second; busy ones are named.
+
+        Parameters
+        ----------
+        namespace : mapping, optional
+            The notebook's names; by default those of the last cell.
+        hidden : mapping, optional
+            Names among them that are not the user's, as ``shell.user_ns_hidden``.
+
+        Raises
+        ------
+        RuntimeError
+            As `statistics`.
+        """
+        crew = self._running_crew()
+        names = self._names.namespace if namespace is None else namespace
+        handles = list(crew.handles)
+        said = crew.looking.ask(handles)
+        return compare(names or {}, hidden or {}, sharing.current_store(), handles, said)
+
+    def _running_crew(self) -> Crew:
+        crew = self._crew
+        if crew is None:
+            raise RuntimeError("no ranks are running; the first cell starts them")
+        return crew

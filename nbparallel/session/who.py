@@ -1,0 +1,140 @@
+"""Who has which name: the notebook's variables and those of all ranks, side by side."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbparallel.session.free_names import is_ipythons
+from nbparallel.session.rank_handle import RankHandle
+from nbparallel.sharing import Store
+from nbparallel.sharing.looks import seen
+from nbparallel.wire.sighting import NameSeen, Origin, Sighting
+
+
+@dataclass(frozen=True, slots=True)
+class NameStatistics:
+    """One name, wherever it is."""
+
+    name: str
+    """As it is called."""
+    how: str
+    """``shared``, ``copied``, ``own`` (assigned by the ranks), ``differs``, or ``notebook only``."""
+    notebook: NameSeen | None
+    """In the notebook; None: it has no such name."""
+    ranks: Mapping[int, NameSeen]
+    """On the ranks that answered and have it."""
+    view_of: str
+    """The notebook's name for shared memory that the ranks' own arrays are parts of; or empty."""
+    outdated: bool
+    """Whether the notebook's name is bound to other memory by now; the next cell that uses it tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionNames:
+    """All names of a session at one moment."""
+
+    names: tuple[NameStatistics, ...]
+    """In alphabetical order."""
+    answered: tuple[int, ...]
+    """Ranks that said what they have."""
+    busy: tuple[int, ...]
+    """Ranks that were running something, and were not asked."""
+    dead: tuple[int, ...]
+    """Ranks whose process has ended."""
+    silent: Mapping[int, str]
+    """Ranks that did not answer -> why, if they said so."""
+    left_out: int
+    """Names of ranks that were not told, for there are too many."""
+
+
+def compare(
+    namespace: Mapping[str, Any],
+    hidden: Mapping[str, Any],
+    store: Store,
+    handles: Sequence[RankHandle],
+    said: Mapping[int, Sighting],
+) -> SessionNames:
+    """Put the notebook's names beside what the ranks said.
+
+    Parameters
+    ----------
+    namespace : mapping
+        The notebook's.
+    hidden : mapping
+        Names in it that are not the user's, with their values, as ``shell.user_ns_hidden``.
+    said : mapping
+        Rank -> its answer.
+    """
+    here = {
+        name: seen(name, value, store)
+        for name, value in list(namespace.items())
+        if _is_users(name, value, hidden)
+    }
+    told = {rank: {s.name: s for s in answer.names} for rank, answer in said.items() if not answer.problem}
+    everything = sorted({*here, *(name for names in told.values() for name in names)})
+    dead = tuple(handle.rank for handle in handles if not handle.alive)
+    busy = tuple(h.rank for h in handles if h.busy and h.rank not in (*said, *dead))
+    silent = {
+        handle.rank: said[handle.rank].problem if handle.rank in said else ""
+        for handle in handles
+        if handle.rank not in (*told, *busy, *dead)
+    }
+    return SessionNames(
+        names=tuple(
+            _compared(name, here, {rank: names[name] for rank, names in told.items() if name in names})
+            for name in everything
+        ),
+        answered=tuple(sorted(told)),
+        busy=busy,
+        dead=dead,
+        silent=silent,
+        left_out=sum(answer.left_out for answer in said.values()),
+    )
+
+
+def _is_users(name: str, value: Any, hidden: Mapping[str, Any]) -> bool:
+    return not (
+        name.startswith("_")
+        or is_ipythons(name)
+        or issubclass(type(value), types.ModuleType)
+        or (name in hidden and hidden[name] is value)
+    )
+
+
+def _compared(name: str, here: Mapping[str, NameSeen], ranks: Mapping[int, NameSeen]) -> NameStatistics:
+    mine, theirs = here.get(name), list(ranks.values())
+    outdated = any(s.origin is Origin.SHARED and not _same_memory(s, mine) for s in theirs)
+    if not theirs:
+        how = "notebook only"
+    elif len({(s.looks, s.origin) for s in theirs}) > 1:
+        how = "differs"
+    else:
+        how = theirs[0].origin.value
+    views = {_owner_of(s, here) for s in theirs if s.origin is Origin.OWN}
+    view_of = views.pop() if len(views) == 1 else ""
+    return NameStatistics(name, how, mine, dict(sorted(ranks.items())), view_of, outdated)
+
+
+def _same_memory(one: NameSeen, other: NameSeen | None) -> bool:
+    return other is not None and (one.segment, one.start, one.stop, one.form) == (
+        other.segment,
+        other.start,
+        other.stop,
+        other.form,
+    )
+
+
+def _owner_of(part: NameSeen, here: Mapping[str, NameSeen]) -> str:
+    """Return the notebook's largest array that holds all bytes of a rank's own one, or an empty string."""
+    owners = [
+        (whole.stop - whole.start, whole.name)
+        for whole in here.values()
+        if part.segment
+        and whole.segment == part.segment
+        and whole.start <= part.start
+        and part.stop <= whole.stop
+    ]
+    return max(owners)[1] if owners else ""

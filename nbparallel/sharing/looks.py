@@ -1,0 +1,103 @@
+"""How a variable looks from outside: its class, and shape or length, without running the user's code.
+
+A property of the user's may raise, print, compute for an hour or end the process; it must not be run by
+somebody who only asks what there is.  So only C code and installed libraries are asked for a shape.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+
+from nbparallel.sharing.store import Store
+from nbparallel.wire.sighting import NameSeen, Origin
+
+_SIZED = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+_MOST_AXES = 64
+"""numpy's own limit; a longer shape is none."""
+_CLASS_NAME: Any = type.__dict__["__qualname__"]
+_CLASS_DICT: Any = type.__dict__["__dict__"]
+"""Read past what a metaclass may say."""
+_DESCRIPTORS = (property, types.GetSetDescriptorType, types.MemberDescriptorType)
+"""What computes an attribute."""
+
+
+def seen(name: str, value: Any, store: Store, origin: Origin = Origin.OWN) -> NameSeen:
+    """Return how a variable looks; never raises, changes nothing, and copies no value."""
+    try:
+        if issubclass(type(value), np.ndarray):
+            return _seen_array(name, value, store, origin)
+        return NameSeen(name, *_class_and_form(value), origin)
+    except Exception:  # noqa: BLE001  an odd metaclass: there is nothing to be told but that it is there
+        return NameSeen(name, "object", "", origin)
+
+
+def _class_and_form(value: Any) -> tuple[str, str]:
+    cls = type(value)
+    if value is None:
+        return "None", ""
+    if issubclass(cls, type):
+        return "class", ""
+    if cls in (types.FunctionType, types.BuiltinFunctionType):
+        return "function", ""
+    return str(_CLASS_NAME.__get__(cls)), _form(value)
+
+
+def _seen_array(name: str, value: Any, store: Store, origin: Origin) -> NameSeen:
+    plain: np.ndarray[Any, Any] = np.ndarray.view(value, np.ndarray)  # a subclass may lie about itself
+    kind = str(_CLASS_NAME.__get__(type(value)))
+    form = f"{plain.shape} {_dtype_text(plain.dtype)}"
+    place = store.location(plain)
+    if place is None:
+        return NameSeen(name, kind, form, origin, plain.flags.writeable)
+    return NameSeen(
+        name, kind, form, origin, place.writable and place.for_all, place.segment, place.start, place.stop
+    )
+
+
+def _dtype_text(dtype: np.dtype[Any]) -> str:
+    text = str(dtype)
+    return text if len(text) <= 24 else f"{len(dtype.names or ())} fields"
+
+
+def _form(value: Any) -> str:
+    cls = type(value)
+    if cls in _SIZED:
+        return f"of {len(value):,}"
+    return str(_shape(value) or "")
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape that an object has, if it can be had without the user's code."""
+    found = _attribute(value, "shape")
+    if issubclass(type(found), _DESCRIPTORS):
+        if not _is_installed(type(value)):
+            return None
+        try:
+            found = found.__get__(value)
+        except BaseException:  # noqa: BLE001  whatever a library does there: it is only about a table
+            return None
+    if not issubclass(type(found), tuple) or len(found) > _MOST_AXES:
+        return None
+    sizes = tuple(tuple.__iter__(found))
+    return sizes if all(type(size) is int for size in sizes) else None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute as it lies there, without anybody's ``__getattr__``.
+
+    `inspect.getattr_static` asks a class for its dictionary, which a metaclass may answer with code.
+    """
+    inside = [_CLASS_DICT.__get__(base) for base in type.mro(type(value))]
+    own = next((names["__dict__"] for names in inside if "__dict__" in names), None)
+    if type(own) is types.GetSetDescriptorType and name in (attributes := own.__get__(value)):
+        return attributes[name]
+    return next((names[name] for names in inside if name in names), None)
+
+
+def _is_installed(cls: type) -> bool:
+    """Whether a class, and what it derives from, comes from a library and not from a notebook."""
+    modules = [_CLASS_DICT.__get__(base).get("__module__", "builtins") for base in type.mro(cls)]
+    return all(type(module) is str and module != "__main__" for module in modules)

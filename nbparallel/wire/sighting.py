@@ -1,0 +1,58 @@
+"""What a process says about its variables: names and looks, never values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Origin(enum.StrEnum):
+    """Where a rank has a name from."""
+
+    OWN = "own"
+    """It assigned the name itself."""
+    COPIED = "copied"
+    """The notebook's value, as a copy."""
+    SHARED = "shared"
+    """The notebook's array, in the same memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameSeen:
+    """One variable of one process."""
+
+    name: str
+    """As it is called there."""
+    kind: str
+    """Name of its class, without the module."""
+    form: str
+    """Shape and dtype of an array, number of elements of a container, else empty."""
+    origin: Origin
+    """Where it comes from; in the notebook always `Origin.OWN`."""
+    writable: bool = True
+    """Of an array: whether this process may write to it."""
+    segment: int = 0
+    """Of an array in shared memory: the segment's id; 0: it is private."""
+    start: int = 0
+    """First byte in the segment that it touches."""
+    stop: int = 0
+    """One past the last one."""
+
+    @property
+    def looks(self) -> str:
+        """Return what people call it: ``ndarray (3, 4) float64``."""
+        return f"{self.kind} {self.form}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The answer to ``LOOK``."""
+
+    number: int
+    """The question's."""
+    names: tuple[NameSeen, ...]
+    """In alphabetical order; modules are left out."""
+    left_out: int = 0
+    """How many more there are."""
+    problem: str = ""
+    """Why there are none to tell."""

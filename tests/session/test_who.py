@@ -1,0 +1,169 @@
+"""Who has which name: told by idle ranks in a moment, and nobody waits for a busy one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.session import Session
+from nbparallel.session.looking import Looking
+from nbparallel.session.who import compare
+from nbparallel.sharing.store import Store
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.sighting import NameSeen, Origin, Sighting
+
+
+class Handle(SimpleNamespace):
+    """Stands in for a rank's handle."""
+
+    def __init__(self, rank: int, *, alive: bool = True, busy: bool = False, takes: bool = True) -> None:
+        super().__init__(rank=rank, alive=alive, busy=busy, takes=takes, usable=True, asked=0)
+
+    def offer(self, kind: Kind, message: object) -> bool:
+        """Note that the rank was asked."""
+        assert kind is Kind.LOOK
+        self.asked += 1
+        return bool(self.takes)
+
+
+def handle(rank: int, **state: Any) -> Any:
+    """Return one of it."""
+    return Handle(rank, **state)
+
+
+def test_idle_ranks_are_asked_and_others_named() -> None:
+    """Busy and dead ranks, and those that do not answer or cannot, are told apart."""
+    looking = Looking()
+    handles = [handle(0), handle(1, busy=True), handle(2, alive=False), handle(3), handle(4, takes=False)]
+    answer = Sighting(1, (NameSeen("a", "int", "", Origin.OWN),))
+    threading.Timer(0.05, lambda: looking.take(0, answer)).start()
+    said = looking.ask(handles, patience=0.4)
+    assert said == {0: answer}
+    assert [h.asked for h in handles] == [1, 0, 0, 1, 1]
+    names = compare({}, {}, Store(), handles, said)
+    assert (names.answered, names.busy, names.dead, dict(names.silent)) == ((0,), (1,), (2,), {3: "", 4: ""})
+    looking.take(3, Sighting(1, ()))  # too late, and harmless
+    assert looking.ask([handle(3)], patience=0.1) == {}
+
+
+def test_kinds_of_names() -> None:
+    """Shared, copied, own, different, and what only the notebook has."""
+    store = Store()
+    x = store.share(np.zeros(8), strategy="file_descriptor")
+    place = store.location(x)
+    assert place is not None
+    namespace = {"x": x, "words": [1], "here": 3, "_private": 1, "In": [], "np": np, "hidden": "h"}
+    whole = (place.segment, place.start, place.stop)
+    told = {
+        "x": NameSeen("x", "ndarray", "(8,) float64", Origin.SHARED, False, *whole),
+        "old": NameSeen("old", "ndarray", "(8,) float64", Origin.SHARED, False, 99, 0, 64),
+        "words": NameSeen("words", "list", "of 1", Origin.COPIED),
+        "part": NameSeen("part", "ndarray", "(2,) float64", Origin.OWN, False, place.segment, 16, 32),
+        "mixed": NameSeen("mixed", "int", "", Origin.OWN),
+    }
+    other = {**told, "mixed": NameSeen("mixed", "float", "", Origin.OWN)}
+    said = {0: Sighting(1, tuple(told.values())), 1: Sighting(1, tuple(other.values()), 7)}
+    seen = compare(namespace, {"hidden": namespace["hidden"]}, store, [handle(0), handle(1)], said)
+    how = {record.name: record.how for record in seen.names}
+    assert how == {
+        "here": "notebook only",
+        "mixed": "differs",
+        "old": "shared",
+        "part": "own",
+        "words": "copied",
+        "x": "shared",
+    }
+    by_name = {record.name: record for record in seen.names}
+    assert (by_name["part"].view_of, by_name["mixed"].view_of) == ("x", "")
+    assert (by_name["old"].outdated, by_name["x"].outdated) == (True, False)
+    assert (seen.left_out, seen.answered) == (7, (0, 1))
+    store.close()
+
+
+def test_real_ranks_tell_their_names() -> None:
+    """Types and shapes of every rank, also with hostile objects, and the ranks go on as before."""
+    namespace: dict[str, Any] = {"x": np.ones((4, 3)), "words": ["a"] * 3}
+    evil = (
+        "class Evil:\n"
+        "    __class__ = property(lambda self: exit(1))\n"
+        "    shape = property(lambda self: exit(1))\n"
+        "evil = Evil()\n"
+    )
+    with Session(3) as session:
+        session.run(evil + "words, x\nmine = rank if rank else 'zero'\nimport math", namespace=namespace)
+        seen = session.who()
+        assert seen.answered == (0, 1, 2)
+        how = {record.name: (record.how, record.ranks[1].looks) for record in seen.names}
+        assert how == {
+            "Evil": ("own", "class"),
+            "evil": ("own", "Evil"),
+            "mine": ("differs", "int"),
+            "words": ("copied", "list of 3"),
+            "x": ("shared", "ndarray (4, 3) float64"),
+        }
+        assert session.run("x.sum()", namespace=namespace).values == [12.0] * 3
+
+
+def test_a_busy_rank_is_not_waited_for() -> None:
+    """While rank 0 runs a cell, rank 1 tells its names and rank 0 is named; a stopped one is, too."""
+    with Session(3) as session:
+        session.run("a = rank")
+        cell = threading.Thread(
+            target=session.run, args=("import time\ntime.sleep(2)",), kwargs={"ranks": [0]}
+        )
+        cell.start()
+        while session.statistics().ranks[0].state == "idle":
+            time.sleep(0.01)
+        seen = session.who({})
+        assert (seen.busy, seen.answered) == ((0,), (1, 2))
+        assert cell.is_alive()
+        assert set(seen.names[0].ranks) == {1, 2}
+        cell.join(30)
+        pid = session.statistics().ranks[1].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            seen = session.who({})
+            assert (dict(seen.silent), seen.answered) == ({1: ""}, (0, 2))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGKILL)
+        while session.statistics().ranks[1].state != "dead":
+            time.sleep(0.01)
+        assert session.who({}).dead == (1,)
+        assert session.run("rank").values == [0, 1, 2]
+
+
+def test_asking_while_cells_come_and_go() -> None:
+    """A thread that asks all the time disturbs neither values nor output of the cells."""
+    with Session(2) as session:
+        stop = threading.Event()
+        asked: list[Any] = []
+
+        def ask() -> None:
+            while not stop.is_set():
+                asked.append(session.who({}))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            for number in range(30):
+                result = session.run(f"x = all_reduce({number})\nprint(x)\nx")
+                assert result.values == [2 * number] * 2
+                assert [result.ranks[rank].stdout for rank in (0, 1)] == [f"{2 * number}\n"] * 2
+        finally:
+            stop.set()
+            thread.join(30)
+        assert asked
+
+
+def test_no_ranks_no_names() -> None:
+    """Before the first cell there is nobody to ask."""
+    with pytest.raises(RuntimeError, match="no ranks are running"):
+        Session(2).who()
