@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from operator import itemgetter
 from types import FunctionType, ModuleType, NoneType
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class RankNames:
         )
         self._delivered = Delivered()
         self._handles: dict[str, ArrayHandle] = {}
+        self._attached: WeakValueDictionary[Hashable, np.ndarray[Any, Any]] = WeakValueDictionary()
+        """What was attached, by all that tells one array from another."""
         # An instance may come long after the last one died, and the kernel does not send its class again.
         self._classes: dict[int, type] = {}
 
@@ -107,7 +110,7 @@ class RankNames:
             elif update.unless_assigned and self.is_own(update.name):
                 continue
             elif update.kind is NameKind.ARRAY and update.handle is not None:
-                values[update.name] = self._attach(update.handle, values, handles)
+                values[update.name] = self._attach(update.handle)
                 handles[update.name] = update.handle
             elif update.kind is NameKind.MODULE:
                 values[update.name] = _import(update)
@@ -149,21 +152,16 @@ class RankNames:
         """Keep nothing alive that was delivered and whose name the rank has deleted or bound anew."""
         self._delivered.let_go(self._namespace)
 
-    def _attach(
-        self, handle: ArrayHandle, values: dict[str, Any], handles: dict[str, ArrayHandle]
-    ) -> np.ndarray[Any, Any]:
+    def _attach(self, handle: ArrayHandle) -> np.ndarray[Any, Any]:
         # Two names of the notebook for one array are two names for one array here too.
-        for name, other in handles.items():
-            if other == handle:
-                same: np.ndarray[Any, Any] = values[name]
-                return same
-        for name, other in self._handles.items():
-            if other == handle and (living := self._delivered.get(name)) is not MISSING:
-                there: np.ndarray[Any, Any] = living
-                return there
-        array = self._store.attach(handle, writable=handle.writable, broker=self._broker)
-        if not handle.writable:
-            array.flags.writeable = False
+        dtype = handle.dtype if isinstance(handle.dtype, str) else repr(handle.dtype)
+        key = (handle.segment, handle.offset, handle.shape, handle.strides, dtype, handle.writable)
+        array = self._attached.get(key)
+        if array is None:
+            array = self._store.attach(handle, writable=handle.writable, broker=self._broker)
+            if not handle.writable:
+                array.flags.writeable = False
+            self._attached[key] = array
         return array
 
     def _load(self, update: NameUpdate) -> Any:

@@ -121,6 +121,14 @@ class _Rank:
     pending: _Pending | None = None
     """Changes to all this that wait for `Names.delivered`."""
 
+    def moved(self, name: str, before: Hashable, after: Hashable) -> None:
+        """Note that the notebook's array lies elsewhere: to be delivered anew, but no other value."""
+        known, baseline = self.known.get(name), self.baselines.get(name)
+        if known is not None and known.memory_key == before:
+            self.known[name] = _Known(known.kind, None, after)
+        if baseline is not None and baseline.key == before:
+            self.baselines[name] = _Baseline(None, after)
+
 
 class Names:
     """How the notebook's names reach the ranks of one session.
@@ -269,11 +277,28 @@ class Names:
             for name, baseline in state.baselines.items()
             if baseline.key is None and baseline.is_same(namespace.get(name, _ABSENT))
         ]
+        packed = self._packed_keys(namespace) if for_all else {}
         moves = move_arrays(names, namespace, self._store, for_all=for_all)
         for state, name in unchanged:
             state.baselines[name] = _Baseline(namespace.get(name, _ABSENT))
+        for name, before in packed.items():
+            moved = self._arrays.look_at(name, namespace[name])
+            if moved is not None and moved.memory_key != before:
+                for state in self._ranks.values():
+                    state.moved(name, before, moved.memory_key)
         copied.update(moves.copied)
         return moves.notes
+
+    def _packed_keys(self, namespace: Mapping[str, Any]) -> dict[str, Hashable]:
+        """Return the memory keys of delivered arrays that have to be moved before ranks may write them."""
+        keys: dict[str, Hashable] = {}
+        for name in {name for state in self._ranks.values() for name in (*state.known, *state.baselines)}:
+            value = namespace.get(name, _ABSENT)
+            if is_array(value) and self._store.packed_read_only(value) is not None:
+                seen = self._arrays.look_at(name, value)
+                if seen is not None:
+                    keys[name] = seen.memory_key
+        return keys
 
     def _updates(
         self, rank: int, inventory: Inventory, free: FreeNames, namespace: MutableMapping[str, Any]

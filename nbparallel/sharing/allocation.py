@@ -15,26 +15,41 @@ class Allocation:
     def __init__(self, holdings: Holdings, strategy: Strategy, *, writable: bool) -> None:
         self._holdings, self._strategy, self._writable = holdings, strategy, writable
 
-    def alone(self, nbytes: int, content: Root | None = None, *, region: bool = False) -> tuple[Root, bool]:
+    def alone(self, nbytes: int, content: Root | None = None) -> tuple[Root, bool]:
         """Return the root of a segment of its own, and whether it is fresh: zeros, or `content`."""
-        pooled = self._holdings.pool.take(nbytes, self._strategy.name)
-        block = self._fresh_block(nbytes, content) if pooled is None else pooled
+        block, fresh = self._block(nbytes, content)
         poolable = self._strategy.reuses_memory
-        root = self._holdings.add(block, writable=self._writable, poolable=poolable, packed=region)
-        return root, pooled is None
+        return self._holdings.add(block, writable=self._writable, poolable=poolable), fresh
 
     def packed(self, nbytes: int) -> Root:
         """Return room in a region that other arrays lie in as well; its content is arbitrary."""
-        regions, name = self._holdings.regions, self._strategy.name
-        room = regions.take(name, nbytes, writable=self._writable)
+        regions = self._holdings.regions
+        room = regions.take(self._strategy, nbytes, writable=self._writable)
         if room is None:
-            # Held until there is an array in it, or it would end at once.
-            root, _ = self.alone(self._strategy.region_nbytes, region=True)
-            room = regions.take(name, nbytes, writable=self._writable)
-            del root
+            self._holdings.add_region(
+                self._region_block(nbytes), writable=self._writable, poolable=self._strategy.reuses_memory
+            )
+            room = regions.take(self._strategy, nbytes, writable=self._writable)
         if room is None:
-            raise InternalError(f"a new region of {name!r} has no room for {nbytes} bytes: please file a bug")
+            raise InternalError(f"a new region has no room for {nbytes} bytes: please file a bug")
         return room
+
+    def _region_block(self, nbytes: int) -> Block:
+        """Return memory for a region; where there is little left, for a small one."""
+        size = self._holdings.regions.next_nbytes(self._strategy, nbytes, writable=self._writable)
+        while True:
+            try:
+                return self._block(size)[0]
+            except SharedMemoryFullError:
+                if size // 4 < nbytes:
+                    break
+                size //= 4
+        return self._block(nbytes)[0]
+
+    def _block(self, nbytes: int, content: Root | None = None) -> tuple[Block, bool]:
+        """Return memory, and whether it is fresh: zeros, or `content`."""
+        pooled = self._holdings.pool.take(nbytes, self._strategy.name)
+        return (self._fresh_block(nbytes, content), True) if pooled is None else (pooled, False)
 
     def _fresh_block(self, nbytes: int, content: Root | None) -> Block:
         data = None if content is None or not content.size else content.data

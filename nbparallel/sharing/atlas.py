@@ -83,7 +83,10 @@ class Atlas:
         address: int = x.ctypes.data
         at = bisect_left(self._entries, (address + 1,))
         for _, mapping, segment in reversed(self._entries[max(0, at - 2) : at]):
-            if mapping.living_root() is root and address <= mapping.end:
-                offset = address - mapping.address
+            offset = address - mapping.address
+            if offset > mapping.nbytes:
+                continue
+            region = segment.region
+            if mapping.living_root() is root or (region is not None and region.holds(root, offset)):
                 return Place(mapping, segment, offset, offset, offset)
         return None

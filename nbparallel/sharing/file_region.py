@@ -1,9 +1,9 @@
 """The strategy `file_region`: many arrays in one large region.
 
-A region is anonymous memory (see `anonymous`); arrays are packed into it one after the other.  All arrays
-of a region share one descriptor, one mapping and one entry in the supervisor's ledger, so that tens of
-thousands of them cost no more than one.  The price: a region goes when the last of its arrays has gone, not
-array by array.
+A region is anonymous memory (see `anonymous`).  Every strategy packs small arrays (see `packing`); this one
+packs all but the very large, so that tens of thousands of them cost no more descriptors, mappings and entries
+in the supervisor's ledger than a few.  The price: what other processes have seen goes when the last array of
+its region has gone, not array by array.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from nbparallel.sharing import anonymous
 from nbparallel.sharing.headroom import Headroom
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.reserving import map_whole
-from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
-
-REGION_NBYTES = 16 << 20
-"""Reserved at once; an array of more than half of it gets a region of its own."""
+from nbparallel.sharing.strategy import REGION_NBYTES, Intend, SegmentSource, Strategy, nobody
 
 
 class FileRegionStrategy(Strategy):
-    """Large sealed memfds, filled from the front."""
+    """Large sealed memfds that hold arrays of up to half their size."""
 
     def __init__(self, region_nbytes: int = REGION_NBYTES, headroom: Headroom | None = None) -> None:
         self._region_nbytes = region_nbytes

@@ -20,15 +20,17 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
+from collections.abc import Callable
 
-from nbparallel.errors import ChannelClosedError, InvalidHandleError, SegmentLostError
+from nbparallel.errors import ChannelClosedError, InvalidHandleError
 from nbparallel.sharing import registry
 from nbparallel.sharing.atlas import Atlas, Place
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.mapping import Access, Lease, Mapping, Root
-from nbparallel.sharing.packing import Region, Regions
+from nbparallel.sharing.packing import Region
 from nbparallel.sharing.pool import Pool
-from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics
+from nbparallel.sharing.regions import Regions
+from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics, lost
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of, segment_id
 
@@ -56,21 +58,20 @@ class Holdings:
         self.doubtful = False
         """Whether an operation was interrupted; see note [interrupts]."""
 
-    # Names
+    # Sessions
 
     def intend(self, path: str) -> None:
         """Announce a name to every session before it exists."""
-        for broker in list(self.brokers):
-            try:
-                broker.intend(path)
-            except ChannelClosedError:
-                self.disconnect(broker)
+        self._tell_all(lambda broker: broker.intend(path))
 
     def removed(self, path: str) -> None:
         """Tell every session that a name is gone."""
+        self._tell_all(lambda broker: broker.removed(path))
+
+    def _tell_all(self, say: Callable[[SegmentBroker], None]) -> None:
         for broker in list(self.brokers):
             try:
-                broker.removed(path)
+                say(broker)
             except ChannelClosedError:
                 self.disconnect(broker)
 
@@ -85,22 +86,24 @@ class Holdings:
 
     # Births
 
-    def add(self, block: Block, *, writable: bool, poolable: bool = True, packed: bool = False) -> Root:
+    def add(self, block: Block, *, writable: bool, poolable: bool = True) -> Root:
         """Give a block of memory an identity and return its root."""
+        return self._begin(self._identify(block, writable=writable, poolable=poolable), block.mapping)
+
+    def add_region(self, block: Block, *, writable: bool, poolable: bool) -> None:
+        """Give a block of memory an identity and let arrays be packed into it."""
+        segment = self._identify(block, writable=writable, poolable=poolable)
+        segment.region = Region(block.mapping, self._dead)
+        self._enter(segment, block.mapping)
+        self.regions.open(segment)
+
+    def _identify(self, block: Block, *, writable: bool, poolable: bool) -> Segment:
+        identifier = segment_id(self.client, next(self._serial))
         segment = Segment(
-            segment_id(self.client, next(self._serial)),
-            block.nbytes,
-            block.source.strategy,
-            writable=writable,
-            block=block,
-            poolable=poolable,
+            identifier, block.nbytes, block.source.strategy, writable, block=block, poolable=poolable
         )
-        self._own[segment.id] = segment
-        root = self._begin(segment, block.mapping)
-        if packed:
-            segment.region = Region(block.mapping)
-            self.regions.open(segment.strategy, segment.region, writable=writable)
-        return root
+        self._own[identifier] = segment
+        return segment
 
     def find(self, x: object) -> Place | None:
         """Return where `x` lies, or None if nobody else could reach it there."""
@@ -109,8 +112,12 @@ class Holdings:
             return None
         return place
 
-    def register(self, segment: Segment, broker: SegmentBroker | None) -> int:
-        """Return the id under which a session knows `segment`, after telling the session if needed."""
+    def show(self, place: Place, broker: SegmentBroker | None) -> int:
+        """Return the id under which a session knows the segment of an array whose handle goes out."""
+        place.segment.show(place.offset)
+        return self._register(place.segment, broker)
+
+    def _register(self, segment: Segment, broker: SegmentBroker | None) -> int:
         if broker is None or segment.broker is broker:
             return segment.id
         known_as = segment.registered.get(broker)
@@ -121,7 +128,7 @@ class Holdings:
             return segment.id
         # From one session into another: the same memory under an id of ours.
         known_as = segment_id(self.client, next(self._serial))
-        source, source_id = self._reach(segment)
+        source, source_id = segment.reach()
         fd = source.fetch(source_id, writable=segment.writable)
         try:
             self._announce(segment, broker, known_as, fd)
@@ -152,8 +159,8 @@ class Holdings:
                     self.disconnect(broker)
             segment.writable = True
 
-    def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> Root:
-        """Return the root of a mapping of the handle's segment, fetching and mapping it if needed."""
+    def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
+        """Return a root with the handle's array, and where it begins in the segment; fetched if needed."""
         self._heed_all()
         own_id = creator_of(handle.segment) == self.client
         if own_id:
@@ -162,30 +169,46 @@ class Holdings:
             segment = None if broker is None else self._fetched.get((broker, handle.segment))
         if segment is None:
             if own_id or broker is None:
-                raise _lost(handle.segment)
-            return self._fetch(None, handle, access, broker, handle.segment)
+                raise lost(handle.segment)
+            return self._fetch(None, handle, access, broker, handle.segment), 0
         if segment.nbytes != handle.segment_nbytes:
             raise InvalidHandleError(
                 f"a handle says {handle.segment_nbytes} bytes, segment {segment.id:#x} has {segment.nbytes}"
             )
         if segment.block is not None:
-            return self._own_root(segment, segment.block, access, broker)
+            return self._own_root(segment, segment.block, handle.offset, access, broker)
         mapping = segment.mappings.get(access)
         root = None if mapping is None else mapping.living_root()
-        return self._fetch(segment, handle, access, *self._reach(segment)) if root is None else root
+        if root is None:
+            root = self._fetch(segment, handle, access, *segment.reach())
+        return root, 0
 
-    def _own_root(self, segment: Segment, block: Block, access: Access, broker: SegmentBroker | None) -> Root:
+    def _own_root(
+        self,
+        segment: Segment,
+        block: Block,
+        offset: int,
+        access: Access,
+        broker: SegmentBroker | None,
+    ) -> tuple[Root, int]:
+        region = segment.region
+        room = None if region is None else region.room(offset)
+        if region is not None and room is None:
+            raise lost(segment.id)
         if segment.phase is Phase.RELEASED and not segment.private:
             if broker is None or broker not in segment.registered:
-                raise _lost(segment.id)
+                raise lost(segment.id)
             # The hold is taken again.  An IDLE that is under way is void then; the broker sees to it.
             os.close(broker.fetch(segment.id, writable=True))
         if access is Access.PRIVATE:
             mapping = registry.strategy_of(segment.strategy).map(block.source, access)
             segment.private.add(mapping)
-            return self._begin(segment, mapping)
+            return self._begin(segment, mapping), 0
         segment.phase = Phase.LIVE
-        return self._begin(segment, block.mapping)
+        if region is None or room is None:
+            return self._begin(segment, block.mapping), 0
+        self._enter(segment, block.mapping)
+        return region.root(room), room.start
 
     def _fetch(
         self,
@@ -213,20 +236,15 @@ class Holdings:
             segment.mappings[access] = mapping
         return self._begin(segment, mapping)
 
-    def _reach(self, segment: Segment) -> tuple[SegmentBroker, int]:
-        """Return a session that knows a fetched segment, and its id there."""
-        if segment.broker is not None:
-            return segment.broker, segment.id
-        for broker, known_as in segment.registered.items():
-            return broker, known_as
-        raise _lost(segment.id)
-
     def _begin(self, segment: Segment, mapping: Mapping) -> Root:
         """Return the root of a mapping; from now on its death is noticed."""
+        self._enter(segment, mapping)
+        return mapping.root(self._dead)
+
+    def _enter(self, segment: Segment, mapping: Mapping) -> None:
         if mapping.access is not Access.PRIVATE:
             self._atlas.add(mapping, segment)
         self._by_mapping[mapping] = segment
-        return mapping.root(self._dead)
 
     # Deaths
 
@@ -236,7 +254,7 @@ class Holdings:
             lease = self._dead[0]
             mapping = lease.mapping
             segment = None if mapping is None else self._by_mapping.get(mapping)
-            if mapping is not None and segment is not None and mapping.ends_with(lease):
+            if mapping is not None and segment is not None and not segment.outlives(lease, mapping):
                 self._end(segment, mapping)
             # See note [interrupts].
             if self._dead and self._dead[0] is lease:
@@ -251,6 +269,7 @@ class Holdings:
                 del segment.mappings[mapping.access]
         else:
             segment.phase = Phase.RELEASED
+            self.regions.close(segment)
         self._settle(segment)
         self._by_mapping.pop(mapping, None)
 
@@ -269,10 +288,11 @@ class Holdings:
         """Look at every segment: something was interrupted."""
         for segment in {*self._own.values(), *self._fetched.values(), *self._orphans}:
             mappings = [*segment.mappings.values(), *segment.private]
+            segment.repair()
             if segment.block is not None and segment.phase is Phase.LIVE:
                 mappings.append(segment.block.mapping)
             for mapping in mappings:
-                if mapping.living_root() is None:
+                if not segment.shows(mapping):
                     self._end(segment, mapping)
             self._settle(segment)
         for broker, wanted in list(self._asked):
@@ -369,10 +389,3 @@ class Holdings:
         fetched = [s for (source, _), s in self._fetched.items() if broker is None or source is broker]
         known = [*own, *fetched, *(self._orphans if broker is None else ())]
         return (*(segment.statistics() for segment in known), *self.pool.statistics())
-
-
-def _lost(segment: int) -> SegmentLostError:
-    return SegmentLostError(
-        f"segment {segment:#x} is not there: its last array was deleted before this one was attached, or "
-        "it belongs to a session that this process is not in"
-    )

@@ -5,6 +5,7 @@ Note [leases]
 All arrays of a mapping are views of one *root*, a plain uint8 array over the whole mapping.  numpy
 collapses chains of bases, but never beyond an array whose own base is no array: so the root lives exactly
 as long as the last view of it, whatever views of views the user made.  A weak reference tells when it died.
+Where many arrays share a mapping, each has such a root over its own part (`packing`).
 The mapping itself may stay: a later lease makes a new root on the same, already touched pages.
 
 The weak reference's callback is a deque's own ``append``: it runs no Python code, takes no lock, cannot
@@ -44,6 +45,8 @@ class Lease(weakref.ref[Root]):
 
     mapping: Mapping | None = None
     """None if an interrupt fell into the making of it."""
+    start: int = -1
+    """Where the part begins that it is the root of; -1: it is that of the whole mapping."""
 
 
 class Mapping:
@@ -75,13 +78,18 @@ class Mapping:
             self._lease = lease
         return root
 
-    def living_root(self) -> Root | None:
-        """Return the root if any array still looks at this memory."""
-        return None if self._lease is None else self._lease()
+    def part(self, start: int, nbytes: int, dead: deque[Lease]) -> tuple[Root, Lease]:
+        """Return a root of its own for some of the bytes, whose end is appended to `dead`."""
+        if self._memory is None:
+            raise InternalError("a segment was used after it had been unmapped: please file a bug")
+        root = np.frombuffer(self._memory, np.uint8, nbytes, start)
+        lease = Lease(root, dead.append)
+        lease.mapping, lease.start = self, start
+        return root, lease
 
-    def ends_with(self, lease: Lease) -> bool:
-        """Return whether `lease` is this mapping's last one (an older one's end means nothing)."""
-        return self._lease is lease
+    def living_root(self) -> Root | None:
+        """Return the root if any array still looks at this memory (not at a part of it)."""
+        return None if self._lease is None else self._lease()
 
     def unmap(self) -> None:
         """Give the address range back; again is fine.

@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.mapping import Access, Lease, Mapping
 from nbparallel.sharing.packing import Region
 from nbparallel.sharing.strategy import SegmentSource
 
@@ -85,6 +86,41 @@ class Segment:
         return bool(self.mappings) if self.block is None else self.phase is Phase.LIVE
 
     @property
+    def packed_read_only(self) -> bool:
+        """Whether letting others write to an array here means to move it."""
+        return self.region is not None and not self.writable
+
+    def reach(self) -> tuple[SegmentBroker, int]:
+        """Return a session that knows a fetched segment, and its id there."""
+        if self.broker is not None:
+            return self.broker, self.id
+        for broker, known_as in self.registered.items():
+            return broker, known_as
+        raise lost(self.id)
+
+    def shows(self, mapping: Mapping) -> bool:
+        """Whether arrays look at this segment through `mapping`."""
+        if mapping.living_root() is not None:
+            return True
+        return self.region is not None and mapping is self.region.mapping and self.region.living
+
+    def outlives(self, lease: Lease, mapping: Mapping) -> bool:
+        """Take note of the end of a lease; return whether arrays still look through its mapping."""
+        if self.region is not None:
+            self.region.vacate(lease)
+        return self.shows(mapping)
+
+    def show(self, offset: int) -> None:
+        """Take note that others learn of the array that has a byte at `offset`."""
+        if self.region is not None:
+            self.region.show(offset)
+
+    def repair(self) -> None:
+        """Look at every array that is packed here: something was interrupted."""
+        if self.region is not None:
+            self.region.repair()
+
+    @property
     def reachable(self) -> bool:
         """Whether other processes can be given it."""
         return self.block is not None or self.broker is not None or bool(self.registered)
@@ -95,6 +131,14 @@ class Segment:
         return SegmentStatistics(
             self.id, self.nbytes, self.strategy, self.own, self.phase.value, self.writable, sessions
         )
+
+
+def lost(segment: int) -> SegmentLostError:
+    """Return the error that says why a segment cannot be had."""
+    return SegmentLostError(
+        f"segment {segment:#x} is not there: its last array was deleted before this one was attached, or "
+        "it belongs to a session that this process is not in"
+    )
 
 
 class Location(NamedTuple):

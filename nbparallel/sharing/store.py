@@ -23,7 +23,7 @@ from nbparallel.sharing.layout import Shape, check_handle, describe, sizes_of
 from nbparallel.sharing.locking import locked
 from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.pool import Pool
-from nbparallel.sharing.segment import Block, Location, SegmentStatistics
+from nbparallel.sharing.segment import Block, Location, Segment, SegmentStatistics
 from nbparallel.sharing.strategy import SegmentSource, Strategy
 from nbparallel.wire.handles import ArrayHandle
 
@@ -122,7 +122,7 @@ class Store:
         Parameters
         ----------
         strategy : str, optional
-            Of the copy; by default the current one.
+            Of the copy; by default the current one, or that in which `x` lies.
         for_all : bool
             Make sure that it lies where all may be let write (`allow_write`): what is packed with arrays that
             they may only read is copied once more.
@@ -135,8 +135,11 @@ class Store:
             It does not fit.
         """
         describe(x.dtype)
-        if self.is_shared(x) and not (for_all and self.packed_read_only(x)):
-            return x
+        segment = self._segment_of(x)
+        if segment is not None:
+            if not (for_all and segment.packed_read_only):
+                return x
+            strategy = strategy or segment.strategy
         plan = copying.plan(x)
         chosen = registry.find_strategy(strategy)
         root, fresh = self._allocate(plan.nbytes, chosen, plan.verbatim, for_all=for_all)
@@ -185,7 +188,8 @@ class Store:
         writable = for_all or self.client != 0
         allocation = Allocation(self._holdings, strategy, writable=writable)
         nbytes = max(nbytes, 1)
-        if pack and nbytes < strategy.packs_below:
+        # Not within another operation, where a user's __del__ may come: see packing, note [re-entrance].
+        if pack and nbytes < strategy.packs_below and self._depth == 1:
             return allocation.packed(nbytes), False
         return allocation.alone(nbytes, content)
 
@@ -204,6 +208,11 @@ class Store:
         return self._holdings.find(x) is not None
 
     @locked
+    def _segment_of(self, x: object) -> Segment | None:
+        place = self._holdings.find(x)
+        return None if place is None else place.segment
+
+    @locked
     def location(self, x: object) -> Location | None:
         """Return where `x` lies in shared memory, or None if it is private."""
         place = self._holdings.find(x)
@@ -219,9 +228,10 @@ class Store:
         It then lies in one region with arrays that they may only read.  Otherwise None.
         """
         place = self._holdings.find(x)
-        if place is None or place.segment.region is None or place.segment.writable:
+        if place is None or place.segment.region is None or not place.segment.packed_read_only:
             return None
-        return place.segment.id, place.segment.region.start_of(place.start)
+        room = place.segment.region.room(place.start)
+        return place.segment.id, place.start if room is None else room.start
 
     @locked
     def allow_write(self, x: AnyArray) -> None:
@@ -268,7 +278,7 @@ class Store:
         if place is None:
             return None
         form = describe(x.dtype)
-        known_as = self._holdings.register(place.segment, self._chosen(broker))
+        known_as = self._holdings.show(place, self._chosen(broker))
         segment = place.segment
         return ArrayHandle(
             known_as, segment.nbytes, place.offset, x.shape, x.strides, form, writable, segment.strategy
@@ -308,9 +318,9 @@ class Store:
         dtype = check_handle(handle)
         access = Access.PRIVATE if private else Access.WRITE if writable else Access.READ
         self._holdings.bury()
-        root = self._holdings.root(handle, access, self._chosen(broker))
+        root, start = self._holdings.root(handle, access, self._chosen(broker))
         try:
-            return np.ndarray(handle.shape, dtype, root, handle.offset, handle.strides)
+            return np.ndarray(handle.shape, dtype, root, handle.offset - start, handle.strides)
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise InvalidHandleError(f"numpy refuses a handle: {error}") from error
 

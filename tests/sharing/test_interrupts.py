@@ -81,8 +81,22 @@ def come_home(k, r):
     k.drain()
 
 
+def pack(k, r):
+    """Make small arrays that share a region, drop some, let one come home."""
+    arrays = [k.zeros(100, strategy="file_descriptor") for _ in range(3)]
+    arrived = r.attach(k.handle(arrays[1]))
+    del arrays[:2]
+    arrays.append(k.zeros(50, strategy="file_descriptor"))
+    again = k.attach(r.handle(arrived))
+    del arrays, arrived
+    k.drain()
+    del again
+    r.drain()
+    k.drain()
+
+
 @pytest.mark.time_limit(60)
-@pytest.mark.parametrize("scenario", [make, send, come_home])
+@pytest.mark.parametrize("scenario", [make, send, come_home, pack])
 def test_an_interrupt_at_every_line(fresh_exchange, scenario):
     """Wherever it falls: once the arrays are gone, so is everything that was there for them."""
     gc.collect()

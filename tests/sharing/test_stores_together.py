@@ -43,7 +43,8 @@ class World:
         picked = arrays[number % len(arrays)] if arrays else None
         if what == "make":
             self.values += 1
-            array = self.stores[client].empty(100 + number % 3 * 500, "i8")
+            strategy = "file_descriptor" if number % 2 else None  # packed with others, or alone
+            array = self.stores[client].empty(100 + number % 3 * 500, "i8", strategy=strategy)
             array[:] = self.values
             arrays.append((array, self.values))
         elif what == "drain":

@@ -1,0 +1,46 @@
+"""Which regions of a process take arrays, and how large the next one is."""
+
+from __future__ import annotations
+
+from nbparallel.sharing.mapping import Root
+from nbparallel.sharing.segment import Segment
+from nbparallel.sharing.strategy import Strategy
+
+FIRST_NBYTES = 1 << 20
+"""Of the first region: reserving it takes 0.1 ms, and ten arrays cost no more."""
+
+
+class Regions:
+    """The segments of one process that take arrays, by strategy and right; its store locks."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, bool], list[Segment]] = {}
+
+    def take(self, strategy: Strategy, nbytes: int, *, writable: bool) -> Root | None:
+        """Return room for an array, in the oldest region that has any; None if a new one is needed.
+
+        The oldest, so that those that were needed only for a while come to their end.
+        """
+        for segment in self._open.get((strategy.name, writable), ()):
+            region = segment.region
+            if region is not None and region.may_hold(nbytes):
+                root = region.take(nbytes)
+                if root is not None:
+                    return root
+        return None
+
+    def next_nbytes(self, strategy: Strategy, nbytes: int, *, writable: bool) -> int:
+        """Return how large the next region should be: as all others together, so that there are few."""
+        there = sum(segment.nbytes for segment in self._open.get((strategy.name, writable), ()))
+        wanted = max(there, FIRST_NBYTES, 2 * strategy.packs_below)
+        return max(nbytes, min(wanted, strategy.region_nbytes))
+
+    def open(self, segment: Segment) -> None:
+        """Put arrays into `segment` from now on."""
+        self._open.setdefault((segment.strategy, segment.writable), []).append(segment)
+
+    def close(self, segment: Segment) -> None:
+        """Put nothing more into `segment`; again is fine."""
+        taking = self._open.get((segment.strategy, segment.writable), [])
+        if segment in taking:
+            taking.remove(segment)

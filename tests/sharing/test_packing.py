@@ -1,0 +1,192 @@
+"""Small arrays lie in regions: their rooms come and go, and nobody's bytes are ever another's."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbparallel.errors import SegmentLostError, SharedMemoryFullError
+from nbparallel.sharing import Store, registry
+from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.headroom import Headroom
+from nbparallel.sharing.packing import ALIGNMENT, JOIN_SHARE
+from nbparallel.sharing.regions import FIRST_NBYTES
+
+STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["make", "make", "make", "drop", "drop", "show", "view", "drain", "doubt"]),
+        st.integers(0, 1 << 16),
+        st.sampled_from([0, 1, 63, 64, 65, 800, 5000, 100_000]),
+    ),
+    max_size=80,
+)
+
+
+def own(store):
+    """Return the living segments of a store."""
+    return [record for record in store.segments() if record.own and record.phase != "pooled"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(moves=MOVES)
+def test_nobody_sees_anothers_bytes(moves):
+    """Whatever is made, dropped, shown and viewed: contents stay, and in the end nothing is left."""
+    store = Store(pool_nbytes=1 << 22)
+    arrays, values = [], 0
+    for what, number, nbytes in moves:
+        at = number % len(arrays) if arrays else None
+        if what == "make":
+            values += 1
+            array = store.empty(nbytes, "u1", strategy="file_descriptor", for_all=bool(number % 2))
+            assert array.ctypes.data % ALIGNMENT == 0
+            array[:] = values % 251
+            arrays.append((array, values % 251))
+        elif what == "drain":
+            store.drain()
+        elif what == "doubt":
+            store._holdings.doubtful = True
+        elif at is None:
+            continue
+        elif what == "drop":
+            del arrays[at]
+        elif what == "show":
+            array, value = arrays[at]
+            arrays.append((store.attach(store.handle(array)), value))
+        else:
+            array, value = arrays[at]
+            arrays.append((array[: array.size // 2], value))
+        for array, value in arrays:
+            assert (array == value).all()
+            assert store.is_shared(array)
+    del arrays
+    array = None
+    store.drain()
+    assert own(store) == []
+    store.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_loop_does_not_grow(strategy):
+    """Arrays that are made and dropped use the same bytes again while others live."""
+    store = Store()
+    keep = store.zeros(100, strategy=strategy)
+    addresses = set()
+    for turn in range(20_000):
+        array = store.empty(100 + turn % 3 * 50, strategy=strategy)
+        addresses.add(array.ctypes.data)
+        del array
+    assert len(own(store)) == 1
+    assert len(addresses) <= FIRST_NBYTES // 500 // JOIN_SHARE
+    assert not keep.any()
+    del keep
+    store.close()
+
+
+def test_neighbouring_holes_become_one():
+    """What many small arrays have left serves larger ones."""
+    store = Store()
+    region = store.zeros(1, strategy="file_descriptor")
+    small = [store.empty(1000, "u1", strategy="file_descriptor") for _ in range(900)]
+    del small
+    large = [store.empty(200_000, "u1", strategy="file_descriptor") for _ in range(4)]
+    assert len(own(store)) == 1
+    del region, large
+    store.close()
+
+
+def test_what_was_shown_is_not_used_again(exchange):
+    """Another process may still look at an array that its maker has dropped."""
+    store, other = exchange.store(0), exchange.store(1)
+    keep = store.zeros(100, strategy="file_descriptor")
+    array = store.zeros(100, strategy="file_descriptor")
+    array[:] = 7
+    handle, address = store.handle(array), array.ctypes.data
+    there = other.attach(handle)
+    del array
+    others = [store.empty(100, strategy="file_descriptor") for _ in range(1000)]
+    for one in others:
+        one[:] = 0
+    assert there.tolist() == [7] * 100
+    back = store.attach(other.handle(there))
+    assert back.ctypes.data == address
+    del back, keep, others, there
+
+
+def test_a_handle_of_a_dropped_array_finds_no_other(store):
+    """The bytes of an array whose handle was made are not another's while the region lives."""
+    keep = store.zeros(10, strategy="file_descriptor")
+    array = store.zeros(10, strategy="file_descriptor")
+    unseen = store.zeros(10, strategy="file_descriptor")
+    handle, offset = store.handle(array), store.location(unseen).start
+    del array, unseen
+    new = [store.zeros(10, strategy="file_descriptor") for _ in range(100)]
+    assert store.location(new[0]).start == offset
+    assert store.attach(handle).ctypes.data not in {x.ctypes.data for x in new}
+    del keep, new
+    store.drain()
+    with pytest.raises(SegmentLostError):
+        store.attach(handle)
+
+
+def test_empty_arrays_are_found(store):
+    """An array without elements is shared as well, also at the end of its room."""
+    array = store.zeros(8, strategy="file_descriptor")
+    after = store.zeros(8, strategy="file_descriptor")
+    for view in (array[8:], array[:0], after[:0], after[8:]):
+        assert store.is_shared(view)
+    assert not store.is_shared(np.zeros(0))
+
+
+def test_ten_arrays_cost_a_megabyte():
+    """The first region is small, the next ones hold as much as all before, up to 16 MiB."""
+    store = Store()
+    arrays = [store.zeros(10, strategy="file_descriptor") for _ in range(10)]
+    assert [record.nbytes for record in own(store)] == [FIRST_NBYTES]
+    arrays += [store.zeros(100, strategy="file_descriptor") for _ in range(70_000)]
+    sizes = [record.nbytes >> 20 for record in own(store)]
+    assert sizes[-1] == max(sizes) == 16
+    assert len(sizes) <= 9
+    assert sum(sizes) << 20 < 2 * 70_000 * 832
+    del arrays
+    store.close()
+
+
+def test_where_little_is_left_a_region_is_small(monkeypatch):
+    """An array that fits is not refused because a region does not."""
+    left = 500 << 10
+
+    class Tight(Headroom):
+        def require(self, nbytes):
+            if nbytes > left:
+                raise SharedMemoryFullError(f"a shared array needs {nbytes}")
+
+    monkeypatch.setitem(registry._strategies, "file_descriptor", FileDescriptorStrategy(Tight()))
+    store = Store()
+    array = store.zeros(100_000, "u1", strategy="file_descriptor")
+    assert own(store)[0].nbytes <= left
+    left = 10
+    with pytest.raises(SharedMemoryFullError):
+        store.zeros(200_000, "u1", strategy="file_descriptor")
+    assert store.is_shared(store.zeros(100, strategy="file_descriptor"))
+    del array
+    store.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_descriptors_and_mappings_of_many(exchange, strategy):
+    """10,000 living arrays of both rights cost a few descriptors and mappings, here and elsewhere."""
+    store, other = exchange.store(0), exchange.store(1)
+    before = len(os.listdir("/proc/self/fd"))
+    arrays = [
+        store.share(np.full(100, i, float), strategy=strategy, for_all=i % 2 == 0) for i in range(10_000)
+    ]
+    received = [other.attach(store.handle(x)) for x in arrays]
+    assert len(os.listdir("/proc/self/fd")) - before <= 40
+    assert len(store._holdings._by_mapping) + len(other._holdings._by_mapping) <= 20
+    assert all(x[0] == y[0] == i for i, (x, y) in enumerate(zip(arrays, received, strict=True)))
+    for array, mine in zip(received[:10], arrays[:10], strict=True):
+        assert store.location(mine).for_all == (mine[0] % 2 == 0)
+        assert not array.flags.writeable
