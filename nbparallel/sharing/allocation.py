@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
+from nbparallel.sharing.descriptors import check_descriptor
 from nbparallel.sharing.holdings import Holdings
 from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.segment import Block
@@ -56,8 +57,8 @@ class Allocation:
         try:
             return self._mapped_block(nbytes, data)
         except (SharedMemoryFullError, FileDescriptorLimitError):
-            # What lies in the pool may be all that is missing.
-            if not self._holdings.pool.trim(0.0):
+            # What lies in the pool, or comes back in this moment, may be all that is missing.
+            if not self._holdings.make_room():
                 raise
         return self._mapped_block(nbytes, data)
 
@@ -66,15 +67,16 @@ class Allocation:
 
         def intend(path: str) -> None:
             intended.append(path)
-            self._holdings.intend(path)
+            self._holdings.sessions.intend(path)
 
         source = None
         try:
             source = self._strategy.create(nbytes, content, intend)
+            check_descriptor(source.fd)
             return Block(source, self._strategy.map(source, Access.WRITE))
         except BaseException:
             if source is not None:
                 source.close()
             for path in intended:
-                self._holdings.removed(path)
+                self._holdings.sessions.removed(path)
             raise

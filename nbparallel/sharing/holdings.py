@@ -19,20 +19,25 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections import deque
-from collections.abc import Callable
 
 from nbparallel.errors import ChannelClosedError, InvalidHandleError
 from nbparallel.sharing import registry
 from nbparallel.sharing.atlas import Atlas, Place
 from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.descriptors import check_descriptor
 from nbparallel.sharing.mapping import Access, Lease, Mapping, Root
 from nbparallel.sharing.packing import Region
 from nbparallel.sharing.pool import Pool
 from nbparallel.sharing.regions import Regions
 from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics, lost
+from nbparallel.sharing.sessions import Sessions
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of, segment_id
+
+ROOM_SECONDS = 0.2
+"""Within this comes back what nobody else holds, if the supervisor is not very busy."""
 
 
 class Holdings:
@@ -41,7 +46,8 @@ class Holdings:
     def __init__(self, client: int, pool: Pool) -> None:
         self.client = client
         self.pool = pool
-        self.brokers: list[SegmentBroker] = []
+        self.sessions = Sessions(self.disconnect)
+        self.brokers = self.sessions.brokers
         self._serial = itertools.count(1)
         self._own: dict[int, Segment] = {}
         """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
@@ -59,21 +65,6 @@ class Holdings:
         """Whether an operation was interrupted; see note [interrupts]."""
 
     # Sessions
-
-    def intend(self, path: str) -> None:
-        """Announce a name to every session before it exists."""
-        self._tell_all(lambda broker: broker.intend(path))
-
-    def removed(self, path: str) -> None:
-        """Tell every session that a name is gone."""
-        self._tell_all(lambda broker: broker.removed(path))
-
-    def _tell_all(self, say: Callable[[SegmentBroker], None]) -> None:
-        for broker in list(self.brokers):
-            try:
-                say(broker)
-            except ChannelClosedError:
-                self.disconnect(broker)
 
     def connect(self, broker: SegmentBroker) -> None:
         """Join a session, which from now on sees to the names that exist already; again is fine."""
@@ -146,17 +137,14 @@ class Holdings:
         except BaseException:
             # Whether an interrupted message went out is not known: take it back, which harms in no case.
             segment.registered.pop(broker, None)
-            self._tell(broker, known_as, forget=True)
+            self.sessions.tell(broker, known_as, forget=True)
             raise
 
     def allow_write(self, segment: Segment) -> None:
         """Let every process write to an own segment from now on."""
         if not segment.writable:
             for broker, known_as in list(segment.registered.items()):
-                try:
-                    broker.allow_write(known_as)
-                except ChannelClosedError:
-                    self.disconnect(broker)
+                self.sessions.allow_write(broker, known_as)
             segment.writable = True
 
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
@@ -223,8 +211,11 @@ class Holdings:
         writable = access is Access.WRITE
         # In one expression: no interrupt may fall between a descriptor's arrival and its being owned.
         source = strategy.adopt(broker.fetch(wanted, writable=writable), handle.segment_nbytes)
-        mapping = strategy.map(source, access)
-        source.close()
+        try:
+            check_descriptor(source.fd)
+            mapping = strategy.map(source, access)
+        finally:
+            source.close()
         if segment is None:
             segment = Segment(wanted, mapping.nbytes, strategy.name, writable=False, broker=broker)
             self._fetched[broker, wanted] = segment
@@ -278,11 +269,26 @@ class Holdings:
         if segment.used:
             return
         for broker, known_as in list(segment.registered.items()):
-            self._tell(broker, known_as)
+            self.sessions.tell(broker, known_as)
         if segment.own:
             self._retire(segment)
         else:
             self._leave(segment)
+
+    def make_room(self) -> bool:
+        """Give back what is pooled or comes back in this moment; return whether there was anything."""
+        given = self.pool.trim(0.0) > 0
+        deadline = time.monotonic() + ROOM_SECONDS
+        while left := sum(segment.phase is Phase.RELEASED for segment in self._own.values()):
+            self.collect()
+            self.pool.trim(0.0)
+            if left > sum(segment.phase is Phase.RELEASED for segment in self._own.values()):
+                given = True
+            elif time.monotonic() >= deadline:
+                break
+            else:
+                time.sleep(0.001)
+        return given
 
     def repair(self) -> None:
         """Look at every segment: something was interrupted."""
@@ -297,14 +303,14 @@ class Holdings:
             self._settle(segment)
         for broker, wanted in list(self._asked):
             if (broker, wanted) not in self._fetched:
-                self._tell(broker, wanted)
+                self.sessions.tell(broker, wanted)
         self._asked.clear()
         self.doubtful = False
 
     def _leave(self, segment: Segment) -> None:
         """Give up a fetched segment."""
         if segment.broker is not None:
-            self._tell(segment.broker, segment.id)
+            self.sessions.tell(segment.broker, segment.id)
             self._fetched.pop((segment.broker, segment.id), None)
         self._orphans.discard(segment)
         for known_as in segment.registered.values():
@@ -323,13 +329,7 @@ class Holdings:
         path = block.source.path
         block.close()
         if path:
-            self.removed(path)
-
-    def _tell(self, broker: SegmentBroker, known_as: int, *, forget: bool = False) -> None:
-        try:
-            broker.forget(known_as) if forget else broker.release(known_as)
-        except ChannelClosedError:
-            self.disconnect(broker)
+            self.sessions.removed(path)
 
     # Sessions
 
@@ -373,14 +373,14 @@ class Holdings:
         segment = self._own.get(known_as) or self._fetched.get((broker, known_as))
         if kind is NoticeKind.STRAY:
             if segment is None or not segment.used:
-                self._tell(broker, known_as)
+                self.sessions.tell(broker, known_as)
         elif segment is None:
-            self._tell(broker, known_as, forget=True)
+            self.sessions.tell(broker, known_as, forget=True)
         elif segment.own and not segment.used and segment.registered.pop(broker, None) is not None:
             if kind is NoticeKind.DROP:
                 segment.poolable = False
             else:
-                self._tell(broker, known_as, forget=True)
+                self.sessions.tell(broker, known_as, forget=True)
             self._retire(segment)
 
     def statistics(self, broker: SegmentBroker | None = None) -> tuple[SegmentStatistics, ...]:

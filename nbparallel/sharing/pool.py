@@ -10,12 +10,13 @@ import os
 import time
 from bisect import bisect_left, insort
 
+from nbparallel.sharing.descriptors import spare
 from nbparallel.sharing.segment import Block, SegmentStatistics
 
 SLACK = 8
 """A segment serves a request if no more than 1/8 of it is wasted."""
 MAX_BLOCKS = 64
-"""Kept at most: each costs one or two descriptors."""
+"""Kept at most: each costs one or two descriptors.  Less where few are allowed."""
 MAX_NBYTES = 1 << 30
 """Kept at most, in bytes, on a machine that has plenty."""
 KEEP_SECONDS = 30.0
@@ -47,7 +48,7 @@ class Pool:
         """Keep a block, closing the oldest ones if it gets too much."""
         block.freed = time.monotonic()
         insort(self._blocks, (block.nbytes, id(block), block))
-        while self.nbytes > self.max_nbytes or len(self._blocks) > MAX_BLOCKS:
+        while self.nbytes > self.max_nbytes or len(self._blocks) > min(MAX_BLOCKS, spare()):
             self._remove(min(range(len(self._blocks)), key=lambda i: self._blocks[i][2].freed)).close()
 
     def trim(self, keep_seconds: float = KEEP_SECONDS) -> int:

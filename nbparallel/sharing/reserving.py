@@ -6,9 +6,7 @@ Some facts (posix_fallocate(3), pwrite(2), mmap(2)):
   left then, the process gets SIGBUS.  So they are reserved first.  ``posix_fallocate`` zeroes them;
   ``pwrite`` of whole pages needs no zeroing and no page fault, which makes the first copy of an array 20 %
   cheaper;
-* ``fallocate`` is undone and begun again when a signal arrives, so it is called in steps;
-* Python's `mmap` keeps a duplicate of the descriptor until 3.12 (``trackfd=False`` from 3.13): an own
-  segment costs two descriptors there, a fetched one costs one.
+* ``fallocate`` is undone and begun again when a signal arrives, so it is called in steps.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import sys
 from typing import Any
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
+from nbparallel.sharing.descriptors import descriptor_error
 from nbparallel.sharing.headroom import full_error
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.place import Place
@@ -99,17 +98,4 @@ def explained(
         error.errno,
         f"a shared segment of {size_text(nbytes)} could not be made or mapped ({error.strerror}): try "
         "another sharing strategy, `%sharing_strategy` lists them",
-    )
-
-
-def descriptor_error(error: OSError) -> FileDescriptorLimitError:
-    """Return the error that names the limit of open files and what to do."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    whose = f"this process ({soft} of at most {hard})" if error.errno == errno.EMFILE else "this machine"
-    return FileDescriptorLimitError(
-        error.errno,
-        f"too many open files for {whose}: every shared array needs a descriptor or two; delete shared "
-        "arrays, put small ones into one large array, or raise the limit (`ulimit -n`)",
     )

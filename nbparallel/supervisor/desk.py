@@ -34,8 +34,8 @@ from nbparallel.wire.segments import (
     unpack_segment,
 )
 
-SPARE_DESCRIPTORS = 64
-"""Left for sockets, pidfds and descriptors on their way out."""
+MOST_SPARE = 64
+"""Descriptors left for sockets, pidfds and what is on its way out; at most a quarter of the table."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class SegmentDesk:
     Parameters
     ----------
     max_descriptors : int, optional
-        How many segments may be kept; by default the process's limit less `SPARE_DESCRIPTORS`.
+        How many segments may be kept; by default as many as leave enough of the process's table.
 
     Notes
     -----
@@ -177,7 +177,7 @@ class SegmentDesk:
     def _keep(self, segment: int, frame: Frame | None) -> None:
         if frame is None or not frame.fds:
             raise InternalError("the ledger wants to keep a descriptor that nobody sent")
-        if len(self._fds) < self._limit():
+        if self._has_room(frame.fds[-1]):
             self._fds[segment] = frame.fds.pop()
         # Otherwise only its number is known, and whoever asks for it is told why it is not to be had.
 
@@ -202,13 +202,14 @@ class SegmentDesk:
         except OSError:
             return None
 
-    def _limit(self) -> int:
+    def _has_room(self, fd: int) -> bool:
         if self._max_descriptors is not None:
-            return self._max_descriptors
+            return len(self._fds) < self._max_descriptors
         import resource
 
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return soft - SPARE_DESCRIPTORS if soft > 0 else 1 << 20
+        # A new descriptor gets the lowest free number: a high one means that the table is nearly full.
+        return soft <= 0 or fd < soft - min(MOST_SPARE, soft // 4)
 
 
 def _event(client: int, frame: Frame) -> ledger.Event:

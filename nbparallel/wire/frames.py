@@ -12,7 +12,8 @@ Some facts about SEQPACKET socketpairs and descriptors (unix(7), cmsg(3)):
 * `socket.recv_fds` ignores its flags in Python 3.11, so that received descriptors would lose
   close-on-exec: `recvmsg` with ``MSG_CMSG_CLOEXEC`` is used instead;
 * ``MSG_CTRUNC`` means that descriptors were lost: the frame is refused and what did arrive is closed;
-* when the system is short of memory, sending and receiving fail with ENOMEM or ENOBUFS; nothing is lost then,
+* when the system is short of memory, sending and receiving fail with ENOMEM or ENOBUFS, and with ETOOMANYREFS
+  when too many descriptors of a user who is not root are under way (RLIMIT_NOFILE); nothing is lost then,
   and nobody is gone: it has to be tried again.
 """
 
@@ -37,7 +38,7 @@ MAX_INLINE = 60 * 1024
 MAX_SPILLED = 1 << 40
 """A length above this is damage, not data."""
 MAX_FDS = 64
-PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS})
+PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 """Errors of a socket that say nothing about the other end."""
 SPILLED = 1
 """Flag: the payload lies in the memfd that is the frame's first descriptor."""

@@ -1,0 +1,59 @@
+"""Descriptors: how many of a process's table shared arrays leave to everything else.
+
+Some facts (getrlimit(2), unix(7)):
+
+* a new descriptor gets the lowest free number, so that a high number tells that the table is nearly full;
+* what is received when the table is full is lost (``MSG_CTRUNC``): a frame of the session may be the one.
+  So shared arrays stop a few numbers earlier, and the session, the user's files and pipes go on working;
+* Python's `mmap` keeps a duplicate of the descriptor until 3.12 (``trackfd=False`` from 3.13): an own
+  segment costs two descriptors there, a fetched one costs one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from nbparallel.errors import FileDescriptorLimitError
+
+LEAST_SPARE = 8
+"""Left to others in any case: a rank that is started needs six for a moment."""
+MOST_SPARE = 64
+"""And no more than this."""
+SPARE_SHARE = 8
+"""In between, 1/8 of the table."""
+
+
+def spare() -> int:
+    """Return how many descriptors shared arrays leave to everything else."""
+    return max(LEAST_SPARE, min(MOST_SPARE, _limit() // SPARE_SHARE))
+
+
+def check_descriptor(fd: int) -> None:
+    """Return if a fresh descriptor leaves enough to others.
+
+    Raises
+    ------
+    FileDescriptorLimitError
+        The table is nearly full.
+    """
+    if fd >= _limit() - spare():
+        raise descriptor_error(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+
+def _limit() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if soft != resource.RLIM_INFINITY else 1 << 30
+
+
+def descriptor_error(error: OSError) -> FileDescriptorLimitError:
+    """Return the error that names the limit of open files and what to do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    whose = f"this process ({soft} of at most {hard})" if error.errno == errno.EMFILE else "this machine"
+    return FileDescriptorLimitError(
+        error.errno,
+        f"too many open files for {whose}: every shared array of 256 KiB or more needs a descriptor or two; "
+        "delete shared arrays, put several into one, use `%sharing_strategy file_region`, or raise the limit "
+        "(`ulimit -n`)",
+    )

@@ -1,0 +1,47 @@
+"""Sessions: whom a process tells about its segments, and what becomes of one that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from nbparallel.errors import ChannelClosedError
+from nbparallel.sharing.broker import SegmentBroker
+
+
+class Sessions:
+    """The brokers of the sessions that a process is in.
+
+    Parameters
+    ----------
+    on_gone : callable
+        Called with a broker that cannot be reached any more; takes it off the list.
+    """
+
+    def __init__(self, on_gone: Callable[[SegmentBroker], None]) -> None:
+        self.brokers: list[SegmentBroker] = []
+        self._on_gone = on_gone
+
+    def intend(self, path: str) -> None:
+        """Announce a name to all before it exists."""
+        for broker in list(self.brokers):
+            self._say(broker, partial(broker.intend, path))
+
+    def removed(self, path: str) -> None:
+        """Tell all that a name is gone."""
+        for broker in list(self.brokers):
+            self._say(broker, partial(broker.removed, path))
+
+    def tell(self, broker: SegmentBroker, known_as: int, *, forget: bool = False) -> None:
+        """Tell one that this process does not use a segment any more, or never will again."""
+        self._say(broker, partial(broker.forget if forget else broker.release, known_as))
+
+    def allow_write(self, broker: SegmentBroker, known_as: int) -> None:
+        """Tell one that its other processes may write to a segment."""
+        self._say(broker, partial(broker.allow_write, known_as))
+
+    def _say(self, broker: SegmentBroker, say: Callable[[], None]) -> None:
+        try:
+            say()
+        except ChannelClosedError:
+            self._on_gone(broker)
