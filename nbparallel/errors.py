@@ -53,6 +53,10 @@ class ClosedError(NbParallelError, RuntimeError):
     """Your own code stopped what is used here."""
 
 
+class BusyError(NbParallelError, RuntimeError):
+    """The ranks are running something else: wait for it, or interrupt it."""
+
+
 class ForkedRankError(NbParallelError, RuntimeError):
     """An object of nbparallel was used in a forked child of the process that made it."""
 

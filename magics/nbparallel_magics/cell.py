@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from nbparallel.errors import ParallelError
+from nbparallel_magics.background import BackgroundCell, follow
 from nbparallel_magics.cell_output import CellOutput
 from nbparallel_magics.live import Live
 from nbparallel_magics.publisher import publisher_for
@@ -31,8 +32,10 @@ class CellRequest:
     """The flags."""
 
 
-def run(live: Live, request: CellRequest) -> None:
+def run(live: Live, request: CellRequest) -> BackgroundCell | None:
     """Run a cell on ranks; nothing is sent or started unless it can run.
+
+    Returns the cell itself if it is not waited for (``--async``).
 
     Raises
     ------
@@ -50,7 +53,7 @@ def run(live: Live, request: CellRequest) -> None:
     ranks = None if options.ranks is None else resolve(options.ranks, session)
     if getattr(options, "local", False):
         _run_here(live.shell, request.source)
-    _run_on_ranks(live, session, ranks, request)
+    return _run_on_ranks(live, session, ranks, request)
 
 
 def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
@@ -66,7 +69,8 @@ def _session(live: Live, options: argparse.Namespace) -> Session:
     try:
         if wanted and options.ranks is not None:
             options.ranks.resolve(wanted)  # before ranks are started for nothing
-        return live.session_for(wanted)
+        with brief_errors():
+            return live.session_for(wanted)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -88,26 +92,34 @@ def lines_above(raw_cell: str, magic: str, source: str) -> int:
     return 1
 
 
-def _run_on_ranks(live: Live, session: Session, ranks: tuple[int, ...] | None, request: CellRequest) -> None:
+def _run_on_ranks(
+    live: Live, session: Session, ranks: tuple[int, ...] | None, request: CellRequest
+) -> BackgroundCell | None:
     options, shell = request.options, live.shell
     quiet = options.quiet or live.configuration.quiet
     order = getattr(options, "output", None) or live.configuration.output
     sink = None if quiet else CellOutput(publisher_for(shell, live.notebook), order=order)
+    wanted: dict[str, Any] = {
+        "ranks": ranks,
+        "namespace": shell.user_ns,
+        "share": getattr(options, "share", None) or (),
+        "timeout": options.timeout or live.configuration.timeout or None,
+        "sink": sink,
+        "execution_count": input_number(shell),
+        "line_offset": request.line_offset,
+        "want_values": options.out is not None,
+        "show_values": options.out is None,
+        "seed": getattr(options, "seed", None),
+    }
+    if getattr(options, "later", False):
+        with brief_errors():
+            pending = session.submit(request.source, **wanted)
+        live.background = BackgroundCell(pending, wanted["execution_count"], options.out)
+        follow(live.background, sink)
+        return live.background
     try:
         with brief_errors():
-            result = session.run(
-                request.source,
-                ranks=ranks,
-                namespace=shell.user_ns,
-                share=getattr(options, "share", None) or (),
-                timeout=options.timeout or live.configuration.timeout or None,
-                sink=sink,
-                execution_count=input_number(shell),
-                line_offset=request.line_offset,
-                want_values=options.out is not None,
-                show_values=options.out is None,
-                seed=getattr(options, "seed", None),
-            )
+            result = session.run(request.source, **wanted)
     except ParallelError as error:
         live.failures = error.failures
         raise
@@ -116,11 +128,10 @@ def _run_on_ranks(live: Live, session: Session, ranks: tuple[int, ...] | None, r
             sink.finish()  # before an error is shown; the session has done so unless it could not start
     if options.out is not None:
         shell.user_ns[options.out] = result.values
+    return None
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:
-    if getattr(options, "later", False):
-        raise UsageError("--async is not built yet: the cell can only be waited for")
     if getattr(options, "on_error", "stop") == "continue":
         raise UsageError("--on-error continue is not built yet: the first failure stops the cell")
 

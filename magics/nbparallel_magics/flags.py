@@ -38,7 +38,12 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         help="rank: in rank order when the cell has ended; stream: as it comes",
     )
     add("--local", action="store_true", help="run the cell in the notebook too, first")
-    add("--async", dest="later", action="store_true", help="(not built yet) return at once")
+    add(
+        "--async",
+        dest="later",
+        action="store_true",
+        help="return at once; %%parallel_result waits for it",
+    )
     add(
         "--on-error",
         choices=("stop", "continue"),
@@ -116,6 +121,12 @@ RESTART = MagicParser(
 )
 RESTART.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only these ranks")
 STOP = MagicParser("%parallel_stop", "End the ranks and everything that belongs to them.", "%parallel_stop")
+RESULT = MagicParser(
+    "%parallel_result",
+    "Wait for the last --async cell, show what it printed and its values, or raise its error.  An\n"
+    "interrupt meanwhile interrupts that cell.",
+    "%parallel_result",
+)
 TRACEBACK = MagicParser(
     "%parallel_tb", "Show the full tracebacks of the last cell that failed on ranks.", "%parallel_tb -r 2"
 )

@@ -14,6 +14,7 @@ from nbparallel_magics.publisher import is_ipykernel
 if TYPE_CHECKING:
     from nbparallel.session import Session
     from nbparallel.wire.failures import RankFailure
+    from nbparallel_magics.background import BackgroundCell
 
 
 def _ignited(world_size: int | None, start_method: str) -> Session:
@@ -42,6 +43,8 @@ class Live:
         self.session: Session | None = None
         self.failures: Mapping[int, RankFailure] = {}
         """What the ranks of the last cell that failed said, the root cause first."""
+        self.background: BackgroundCell | None = None
+        """The last ``--async`` cell."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""

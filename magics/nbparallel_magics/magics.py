@@ -12,8 +12,8 @@ from IPython.display import display
 
 import nbparallel
 from nbparallel.errors import rank_list
+from nbparallel_magics import background, flags, sharing
 from nbparallel_magics import cell as cells
-from nbparallel_magics import flags, sharing
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.cell import CellRequest, lines_above
 from nbparallel_magics.live import Live
@@ -24,6 +24,7 @@ from nbparallel_magics.who import WhoTable
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
+    from nbparallel_magics.background import BackgroundCell
 
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 _NO_FRAME = 1_000_000
@@ -41,33 +42,33 @@ class ParallelMagics(Magics):
     @line_cell_magic
     @no_var_expand
     @documented_by(flags.CELL)
-    def parallel(self, line: str, cell: str | None = None) -> None:
+    def parallel(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         if cell is None:
-            self._run_line(flags.LINE, line)
-        else:
-            self._run_cell(flags.CELL.parse_line(self._expanded(line)), "%%parallel", cell)
+            return self._run_line(flags.LINE, line)
+        return self._run_cell(flags.CELL.parse_line(self._expanded(line)), "%%parallel", cell)
 
     @line_cell_magic
     @no_var_expand
     @documented_by(flags.RANK_CELL)
-    def rank(self, line: str, cell: str | None = None) -> None:
+    def rank(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         if cell is None:
-            self._run_line(flags.RANK_LINE, line, leading_ranks=True)
-        else:
-            self._run_cell(flags.RANK_CELL.parse_words(self._expanded(line)), "%%rank", cell)
+            return self._run_line(flags.RANK_LINE, line, leading_ranks=True)
+        return self._run_cell(flags.RANK_CELL.parse_words(self._expanded(line)), "%%rank", cell)
 
-    def _run_cell(self, options: argparse.Namespace, magic: str, cell: str) -> None:
+    def _run_cell(self, options: argparse.Namespace, magic: str, cell: str) -> BackgroundCell | None:
         offset = lines_above(self.live.raw_cell, magic, cell)
         above = _BLANK_LINES.match(cell)  # IPython drops them, and with them the count of lines
         blank = above[0] if above else ""
-        cells.run(self.live, CellRequest(cell[len(blank) :], offset + blank.count("\n"), options))
+        return cells.run(self.live, CellRequest(cell[len(blank) :], offset + blank.count("\n"), options))
 
-    def _run_line(self, parser: MagicParser, line: str, *, leading_ranks: bool = False) -> None:
+    def _run_line(
+        self, parser: MagicParser, line: str, *, leading_ranks: bool = False
+    ) -> BackgroundCell | None:
         options, source = parser.parse_head(line, leading_ranks=leading_ranks, expand=self._expanded)
         if not source:
             parser.error("there is nothing to run")
         offset = lines_above(self.live.raw_cell, parser.prog, source) - 1
-        cells.run(self.live, CellRequest(source, max(0, offset), options))
+        return cells.run(self.live, CellRequest(source, max(0, offset), options))
 
     def _expanded(self, line: str) -> str:
         """Put the notebook's values into ``{x}`` and ``$x`` of the flags; the code is the ranks' business."""
@@ -147,6 +148,14 @@ class ParallelMagics(Magics):
     def parallel_stop(self, line: str) -> None:
         flags.STOP.parse_line(line)
         self.live.stop()
+
+    @line_magic
+    @documented_by(flags.RESULT)
+    def parallel_result(self, line: str) -> None:
+        flags.RESULT.parse_line(line)
+        if self.live.background is None:
+            flags.RESULT.error("no cell was run with --async yet")
+        background.show(self.live, self.live.background)
 
     @line_magic
     @documented_by(flags.TRACEBACK)

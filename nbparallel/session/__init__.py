@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nbparallel.session.doctor import Examination as Examination
     from nbparallel.session.doctor import Finding as Finding
     from nbparallel.session.doctor import examine as examine
+    from nbparallel.session.pending import PendingCell as PendingCell
     from nbparallel.session.result import CellResult as CellResult
     from nbparallel.session.result import RankResult as RankResult
     from nbparallel.session.script import Script as Script
@@ -30,6 +31,7 @@ _HOMES = {
     "Examination": "doctor",
     "Finding": "doctor",
     "OutputSink": "sink",
+    "PendingCell": "pending",
     "RankResult": "result",
     "RankStatistics": "statistics",
     "RankValues": "values",
@@ -48,6 +50,7 @@ __all__ = [
     "Examination",
     "Finding",
     "OutputSink",
+    "PendingCell",
     "RankResult",
     "RankStatistics",
     "RankValues",

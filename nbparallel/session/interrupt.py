@@ -38,6 +38,8 @@ class Presses:
         """How often SIGINT came."""
         self.answered = 0
         """How many of them were acted on."""
+        self.handed_over = False
+        """Whether somebody else looks at `count` from now on: then it does not raise when it is left."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -65,7 +67,7 @@ class Presses:
         if self._installed:
             self._installed = False
             signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
-        if kind is None:
+        if kind is None and not self.handed_over:
             self.check()
 
 

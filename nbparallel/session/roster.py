@@ -70,7 +70,7 @@ def shrink(crew: Crew, tasks: Tasks, names: Names, world_size: int, presses: Pre
     """
     who, number = tuple(range(world_size, len(crew.handles))), tasks.next_number()
     task = NamesTask(number, who, (), True, None)
-    result = tasks.perform(crew, number, who, lambda _: task, presses, notes=[])
+    result = tasks.finish(tasks.launch(crew, number, who, lambda _: task, presses, notes=[]), presses)
     holding = {rank: held for rank, held in result.values.items() if held}
     if holding:
         rank, held = next(iter(holding.items()))

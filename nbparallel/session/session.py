@@ -26,21 +26,23 @@ from typing import Any, Self
 
 from nbparallel import sharing
 from nbparallel.errors import rank_list
-from nbparallel.session import roster, source
+from nbparallel.session import cells, roster
+from nbparallel.session.cells import CellOptions
 from nbparallel.session.crew import Crew
 from nbparallel.session.ignition import Ignition
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import check_world_size, usable_cpus
 from nbparallel.session.line_sink import LineSink
 from nbparallel.session.names import Names
+from nbparallel.session.pending import PendingCell
 from nbparallel.session.result import CellResult
 from nbparallel.session.sending import dump
 from nbparallel.session.sink import OutputSink
-from nbparallel.session.tasks import Tasks
+from nbparallel.session.tasks import Launched, Tasks
 from nbparallel.session.turn import Turns
 from nbparallel.session.values import RankValues
 from nbparallel.session.views import SessionViews
-from nbparallel.wire.messages import CallTask, CellTask, PullTask, PushTask, Task
+from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
 
 START_METHODS = ("forkserver", "spawn")
 STOP_SECONDS = 1.0
@@ -250,42 +252,44 @@ class Session(SessionViews):
         CellTimeoutError
             The time-out ran out.
         """
-        if not isinstance(cell, str):
-            raise TypeError(
-                f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions"
-            )
-        source.check(cell, line_offset=line_offset, execution_count=execution_count)
+        options = CellOptions(
+            namespace, share, timeout, sink, execution_count, line_offset, want_values, show_values, seed
+        )
         with self._turns.take() as presses:
-            started = time.monotonic()
-            crew, notes = self._ensure(presses)
-            who = roster.chosen(ranks, self._size)
-            preparation = None
-            if namespace is not None:
-                preparation = self._names.prepare(cell, namespace, who, share)
-                notes += preparation.notes
-            number = self._tasks.next_number()
+            return self._tasks.finish(self._launch(cell, ranks, options, presses), presses)
 
-            def make(rank: int) -> Task:
-                updates = preparation.updates.get(rank, ()) if preparation is not None else ()
-                count = number if execution_count is None else execution_count
-                return CellTask(
-                    number, who, tuple(updates), want_values, seed, cell, line_offset, count, show_values
-                )
+    def submit(self, cell: str, *, ranks: Sequence[int] | None = None, **options: Any) -> PendingCell:
+        """Run a cell's source on the ranks and return at once.
 
-            # `preparation` keeps alive what is on its way until this returns
-            return self._tasks.perform(
-                crew,
-                number,
-                who,
-                make,
-                presses,
-                notes=notes,
-                sink=sink,
-                timeout=timeout,
-                started=started,
-                copied=preparation.copied_nbytes if preparation is not None else {},
-                shared=preparation.shared_nbytes if preparation is not None else {},
+        The notebook's names travel before this returns: what the caller changes afterwards does not
+        matter, but for shared arrays, which are the same memory.  Until the cell has ended, whatever else
+        needs the ranks raises `BusyError`.
+
+        Parameters
+        ----------
+        cell, ranks, **options
+            As for `run`.
+
+        Returns
+        -------
+        PendingCell
+            Its ``result()`` waits, and returns or raises what `run` would have.
+        """
+        chosen = CellOptions(**options)
+        with self._turns.take() as presses:
+            launched = self._launch(cell, ranks, chosen, presses)
+            return PendingCell(
+                lambda: self._tasks.finish(launched, presses), presses, self._turns.give_back, launched.output
             )
+
+    def _launch(
+        self, cell: str, ranks: Sequence[int] | None, options: CellOptions, presses: Presses
+    ) -> Launched:
+        cells.check(cell, options)
+        started = time.monotonic()
+        crew, notes = self._ensure(presses)
+        who = roster.chosen(ranks, self._size)
+        return cells.launch(cell, options, crew, self._names, self._tasks, who, presses, notes, started)
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; return the results in rank order.
@@ -326,9 +330,10 @@ class Session(SessionViews):
             crew, notes = self._ensure(presses)
             who, number = roster.chosen(None, self._size), self._tasks.next_number()
             task, kept = make(crew, number, who)
-            result = self._tasks.perform(crew, number, who, lambda _: task, presses, notes=notes, sink=sink)
-            del kept
-            return result
+            launched = self._tasks.launch(
+                crew, number, who, lambda _: task, presses, kept=kept, notes=notes, sink=sink
+            )
+            return self._tasks.finish(launched, presses)
 
     # ranks --------------------------------------------------------------------------------------------
 

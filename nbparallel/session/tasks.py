@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from nbparallel import sharing
 from nbparallel.errors import NbParallelError
@@ -18,11 +19,29 @@ from nbparallel.session.task_output import TaskOutput
 from nbparallel.session.task_run import TaskRun
 from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
+from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import Task
 
 KEPT_OUTPUTS = 200
 """Tasks whose late output still finds its cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A task that is on its ranks."""
+
+    crew: Crew
+    run: TaskRun
+    output: TaskOutput
+    control: ControlView
+    handles: Mapping[int, RankHandle]
+    notes: list[str]
+    began: float
+    copied: Mapping[str, int]
+    shared: Mapping[str, int]
+    kept: object
+    """What ranks have not taken yet must not go."""
 
 
 class Tasks:
@@ -44,7 +63,7 @@ class Tasks:
         """Return where the output of a task goes; None if that is too long ago."""
         return self._outputs.get(number)
 
-    def perform(
+    def launch(
         self,
         crew: Crew,
         number: int,
@@ -52,14 +71,15 @@ class Tasks:
         make: Callable[[int], Task],
         presses: Presses,
         *,
+        kept: object = None,
         notes: list[str],
         sink: OutputSink | None = None,
         timeout: float | None = None,
         started: float | None = None,
         copied: Mapping[str, int] | None = None,
         shared: Mapping[str, int] | None = None,
-    ) -> CellResult:
-        """Send ``make(rank)`` to every rank in `who`, wait for all, and raise what there is to raise."""
+    ) -> Launched:
+        """Send ``make(rank)`` to every rank in `who`; `kept` lives until they have ended the task."""
         begin = time.monotonic() if started is None else started
         output = self._new_output(number, sink, notes)
         control = crew.ensure_epoch()
@@ -79,6 +99,11 @@ class Tasks:
         for rank, handle in handles.items():
             handle.task, handle.busy, handle.stderr_tail = number, True, ""
             handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
+        return Launched(crew, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept)
+
+    def finish(self, launched: Launched, presses: Presses) -> CellResult:
+        """Wait for all ranks, and raise what there is to raise."""
+        crew, run, output, notes = launched.crew, launched.run, launched.output, launched.notes
         try:
             run.wait(presses)
             crew.check()
@@ -91,17 +116,17 @@ class Tasks:
         result = outcomes.result_of(
             run,
             output,
-            seconds=time.monotonic() - begin,
+            seconds=time.monotonic() - launched.began,
             notes=tuple(notes),
             loads=lambda value: pickling.loads(value, store, broker=broker),
-            copied=copied or {},
-            shared=shared or {},
+            copied=launched.copied,
+            shared=launched.shared,
         )
         output.forget()
         if run.deaths or not all(outcome.ok for outcome in run.outcomes.values()):
             crew.void()
         store.drain()
-        outcomes.raise_if_failed(run, result, handles, control)
+        outcomes.raise_if_failed(run, result, launched.handles, launched.control)
         return result
 
     def _tell_strategy(self, crew: Crew, handles: Iterable[RankHandle]) -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from nbparallel.errors import ClosedError, ForkedRankError
+from nbparallel.errors import BusyError, ClosedError, ForkedRankError
 from nbparallel.session.interrupt import Presses
 
 
@@ -30,12 +30,14 @@ class Turns:
     def take(self) -> Iterator[Presses]:
         """Hold the turn; SIGINT only counts meanwhile, and raises when it is left at the latest.
 
+        If the presses were handed over meanwhile, the turn stays taken until `give_back`.
+
         Raises
         ------
         ForkedRankError, ClosedError
             The caller was forked from the owner; `close` was called.
-        RuntimeError
-            Another thread has the turn.
+        BusyError
+            Another thread has the turn, or a cell that nobody waits for.
         """
         if os.getpid() != self.pid:
             raise ForkedRankError(
@@ -44,14 +46,22 @@ class Turns:
         if self.closed:
             raise ClosedError("this session was stopped; make a new one")
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("the ranks are busy with another cell; wait for it or interrupt it")
+            raise BusyError(
+                "the ranks are busy with another cell: wait for it (%parallel_result), or stop it"
+            )
+        presses = Presses()
         try:
-            with Presses() as presses:  # no KeyboardInterrupt at an arbitrary place of ours
+            with presses:  # no KeyboardInterrupt at an arbitrary place of ours
                 self._presses = presses
                 yield presses
         finally:
-            self._presses = None
-            self._lock.release()
+            if not presses.handed_over:
+                self.give_back()
+
+    def give_back(self) -> None:
+        """End a turn whose presses were handed over; from any thread."""
+        self._presses = None
+        self._lock.release()
 
     def interrupt(self) -> None:
         """Press, on behalf of the user, whatever has the turn; else do nothing."""

@@ -114,7 +114,7 @@ def test_rank_cell(notebook: Any) -> None:
         ("%%parallel --timeout nan\nx", "no positive number"),
         ("%%parallel --seed a\nx", "no whole number"),
         ("%%parallel --output tabs\nx", "invalid choice"),
-        ("%%parallel --async\nx", "--async is not built yet"),
+        ("%parallel_result", "no cell was run with --async yet"),
         ("%%parallel --on-error continue\nx", "--on-error continue is not built yet"),
         ("%%parallel 'a\nx", "unexpected"),
         ("%%rank\nx", "the ranks are missing"),

@@ -1,0 +1,104 @@
+"""``--async`` and ``%parallel_result``: a cell that runs while the notebook goes on, and its result later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbparallel.errors import ParallelError, rank_list
+from nbparallel_magics.cell_output import CellOutput
+from nbparallel_magics.live import Live
+from nbparallel_magics.publisher import publisher_for
+from nbparallel_magics.rendering import brief_errors
+
+if TYPE_CHECKING:
+    from nbparallel.session import CellResult, PendingCell
+
+LOOK_SECONDS = 1.0
+"""How long one wait for a cell is; Python's waits end at once when a signal comes."""
+
+
+class BackgroundCell:
+    """The last ``--async`` cell of a notebook, as the notebook's user holds it.
+
+    Attributes and methods that are not here are those of `nbparallel.session.PendingCell`: ``state``,
+    ``done()``, ``wait(timeout)``, ``result(timeout)``, ``cancel()``, ``stdout(rank)``.
+    """
+
+    def __init__(self, pending: PendingCell, number: int, out: str | None) -> None:
+        self.pending = pending
+        self.number = number
+        """The notebook's ``In[n]``."""
+        self.out = out
+        """Name for the values, if there was a ``-o``."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.pending, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for name in dir(self.pending) if not name.startswith("_"))]
+
+    def __repr__(self) -> str:
+        advice = {
+            "running": "%parallel_result waits for it",
+            "failed": "%parallel_result raises its error",
+        }.get(self.pending.state, "%parallel_result shows what it printed")
+        return f"<cell In[{self.number}] on the ranks: {self.pending.state}; {advice}>"
+
+
+def follow(cell: BackgroundCell, sink: CellOutput | None) -> None:
+    """Have the end of a cell said in its own output, if it is no good one."""
+
+    def ended(pending: PendingCell) -> None:
+        error = pending.exception()
+        if sink is not None and error is not None:
+            text = "interrupted" if pending.state == "cancelled" else f"failed: {_first_line(error)}"
+            sink.note(f"the cell {text}; %parallel_result raises it")
+
+    cell.pending.add_done_callback(ended)
+
+
+def show(live: Live, cell: BackgroundCell) -> None:
+    """Wait for a cell, show what it printed, give its values, or raise what it raised.
+
+    An interrupt while this waits interrupts the cell, as if it had been run in the foreground.
+    """
+    _wait(cell.pending)
+    error = cell.pending.exception()
+    result = cell.pending.result() if error is None else getattr(error, "result", None)
+    if result is not None:
+        _show(live, result)
+    if isinstance(error, ParallelError):
+        live.failures = error.failures
+    if error is not None:
+        with brief_errors():
+            raise error
+    if cell.out is not None:
+        live.shell.user_ns[cell.out] = cell.pending.result().values
+
+
+def _wait(pending: PendingCell) -> None:
+    while not pending.done():
+        try:
+            pending.wait(LOOK_SECONDS)
+        except KeyboardInterrupt:
+            pending.cancel()
+
+
+def _show(live: Live, result: CellResult) -> None:
+    sink = CellOutput(publisher_for(live.shell, live.notebook), order=live.configuration.output)
+    for rank, part in result.ranks.items():
+        sink.stream(rank, "stdout", part.stdout)
+        sink.stream(rank, "stderr", part.stderr)
+        for data in part.displays[: len(part.displays) - bool(part.text)]:
+            sink.display(rank, dict(data), {}, {}, False)
+        if part.text and part.displays:
+            sink.result(rank, dict(part.displays[-1]), {})
+    if not any(part.stdout or part.stderr or part.displays for part in result.ranks.values()):
+        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; nothing was printed")
+    sink.finish()
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

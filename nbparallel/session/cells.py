@@ -1,0 +1,73 @@
+"""One cell, from its source to a task on every rank that takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbparallel.session import source
+from nbparallel.session.crew import Crew
+from nbparallel.session.interrupt import Presses
+from nbparallel.session.names import Names
+from nbparallel.session.sink import OutputSink
+from nbparallel.session.tasks import Launched, Tasks
+from nbparallel.wire.messages import CellTask, Task
+from nbparallel.wire.names import NameUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class CellOptions:
+    """How a cell is to be run: the keyword arguments of `Session.run`, which says what they mean."""
+
+    namespace: MutableMapping[str, Any] | None = None
+    share: Sequence[str] = ()
+    timeout: float | None = None
+    sink: OutputSink | None = None
+    execution_count: int | None = None
+    line_offset: int = 0
+    want_values: bool = True
+    show_values: bool = True
+    seed: int | None = None
+
+
+def check(cell: str, options: CellOptions) -> None:
+    """Raise what is wrong with a cell before anything is started; errors as `Session.run`."""
+    if not isinstance(cell, str):
+        raise TypeError(f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions")
+    source.check(cell, line_offset=options.line_offset, execution_count=options.execution_count)
+
+
+def launch(
+    cell: str,
+    options: CellOptions,
+    crew: Crew,
+    names: Names,
+    tasks: Tasks,
+    who: tuple[int, ...],
+    presses: Presses,
+    notes: list[str],
+    started: float,
+) -> Launched:
+    """Bring the names that the cell uses on their way, then the cell."""
+    prepared = None
+    updates: Mapping[int, tuple[NameUpdate, ...]] = {}
+    if options.namespace is not None:
+        prepared = names.prepare(cell, options.namespace, who, options.share)
+        updates = prepared.updates
+        notes += prepared.notes
+    number = tasks.next_number()
+    count = number if options.execution_count is None else options.execution_count
+
+    def make(rank: int) -> Task:
+        return CellTask(
+            number, who, tuple(updates.get(rank, ())), options.want_values, options.seed, cell,
+            options.line_offset, count, options.show_values,
+        )  # fmt: skip
+
+    return tasks.launch(
+        crew, number, who, make, presses, kept=prepared, notes=notes, sink=options.sink,
+        timeout=options.timeout, started=started,
+        copied=prepared.copied_nbytes if prepared is not None else None,
+        shared=prepared.shared_nbytes if prepared is not None else None,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""PendingCell: a cell that runs while its caller goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from nbparallel.session.interrupt import Presses
+from nbparallel.session.result import CellResult
+from nbparallel.session.task_output import TaskOutput
+
+
+class PendingCell:
+    """What `Session.submit` returns; its methods are named as those of `concurrent.futures.Future`.
+
+    A thread waits for the ranks; it ends with the cell.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[], CellResult],
+        presses: Presses,
+        give_back: Callable[[], None],
+        output: TaskOutput,
+    ) -> None:
+        self._finish, self._presses, self._give_back, self._output = finish, presses, give_back, output
+        self._callbacks: list[Callable[[PendingCell], None]] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._result: CellResult | None = None
+        self._error: BaseException | None = None
+        # Daemonic: the end of the program stops the session, which ends the cell.
+        self._thread = threading.Thread(target=self._run, name="nbparallel-pending", daemon=True)
+        presses.handed_over = True
+        try:
+            self._thread.start()
+        except BaseException:
+            presses.handed_over = False
+            raise
+
+    def _run(self) -> None:
+        try:
+            self._result = self._finish()
+        except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
+            self._error = error.with_traceback(None)
+        finally:
+            self._give_back()
+            with self._lock:
+                self._ended.set()
+            for callback in self._callbacks:
+                callback(self)
+
+    @property
+    def state(self) -> str:
+        """``running``, ``done``, ``failed`` or ``cancelled``."""
+        if not self._ended.is_set():
+            return "running"
+        if self._error is None:
+            return "done"
+        return "cancelled" if isinstance(self._error, KeyboardInterrupt) else "failed"
+
+    def done(self) -> bool:
+        """Return whether every rank has ended the cell."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the cell has ended, at most `timeout` seconds; return whether it has."""
+        return self._ended.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> CellResult:
+        """Wait for the cell and return its result, or raise what `Session.run` would have raised.
+
+        Raises
+        ------
+        TimeoutError
+            It still runs after `timeout` seconds; it goes on.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error.with_traceback(None)
+        assert self._result is not None, "it has ended without an error"
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the cell and return what `result` would raise, None if nothing; errors as `result`."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"the cell still runs after {timeout:g} s; it goes on")
+        return self._error
+
+    def cancel(self) -> bool:
+        """Interrupt the cell as the notebook's stop button does; return False if it has ended.
+
+        Does not wait.  A second call names the ranks that do not answer, a third one ends those.
+        """
+        if self._ended.is_set():
+            return False
+        self._presses.press()
+        return True
+
+    def stdout(self, rank: int) -> str:
+        """Return what a rank has printed so far, or in all."""
+        if self._result is not None:
+            return self._result.ranks[rank].stdout if rank in self._result.ranks else ""
+        result = getattr(self._error, "result", None)
+        if result is not None:
+            return str(result.ranks[rank].stdout) if rank in result.ranks else ""
+        return self._output.text(rank, "stdout")
+
+    def add_done_callback(self, function: Callable[[PendingCell], None]) -> None:
+        """Call ``function(self)`` when the cell has ended, in another thread; now, if it has."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(function)
+                return
+        function(self)
+
+    def __repr__(self) -> str:
+        return f"<PendingCell, {self.state}>"

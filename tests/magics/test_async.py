@@ -1,0 +1,114 @@
+"""``%%parallel --async`` and ``%parallel_result`` in a real kernel."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nbparallel.testing.kernel import CellOutcome, Kernel
+
+pytestmark = pytest.mark.time_limit(90)
+
+SLOW = """import time
+print('begun', flush=True)
+while not flag[0]:
+    time.sleep(0.01)
+print('ended')
+rank * 10"""
+PRESS = """
+import os, signal, sys, threading, time, nbparallel_magics.background as background
+
+def press():
+    main = threading.main_thread().ident
+    while True:
+        frame = sys._current_frames()[main]
+        while frame is not None:
+            if frame.f_code is background._wait.__code__:
+                return os.kill(os.getpid(), signal.SIGINT)
+            frame = frame.f_back
+        time.sleep(0.01)
+
+press_when_waiting = threading.Thread(target=press)
+"""
+
+
+def text(outcome: CellOutcome) -> str:
+    """Return what the cell printed."""
+    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
+
+
+def value(outcome: CellOutcome) -> str:
+    """Return what stands behind ``Out``."""
+    return "".join(m.content["data"]["text/plain"] for m in outcome.messages if m.kind == "execute_result")
+
+
+def prepared(kernel: Kernel) -> Kernel:
+    """Load, share a flag, start two ranks."""
+    outcome = kernel.run(
+        "%load_ext nbparallel\nimport nbparallel as nbp\nflag = nbp.zeros(1)\n%parallel -n 2 pass"
+    )
+    assert outcome.status == "ok", outcome.traceback
+    return kernel
+
+
+def test_the_notebook_goes_on_and_the_result_comes_later(any_kernel: Kernel) -> None:
+    """Output lands in the async cell; a second cell is refused in a line; the result shows all once more."""
+    kernel = prepared(any_kernel)
+    first = kernel.begin(f"%%parallel --async -o parts\n{SLOW}")
+    running = r"<cell In\[\d+\] on the ranks: running; %parallel_result waits for it>"
+    assert re.fullmatch(running, value(first.wait()))
+    busy = kernel.run("%%parallel\nrank")
+    assert (busy.status, busy.ename) == ("error", "BusyError")
+    assert len("".join(busy.traceback).splitlines()) == 1
+    first.wait_for("begun")
+    other = kernel.run("print('here', flag.tolist()); flag[0] = 1")
+    assert text(other) == "here [0.0]\n"
+    result = kernel.run("%parallel_result")
+    assert result.status == "ok", result.traceback
+    assert text(result) == "[ranks 0-1]\nbegun\nended\n"
+    assert value(kernel.run("list(parts)")) == "[0, 10]"
+    late = "".join(m.content["text"] for m in first.messages if m.kind == "stream")
+    assert late.count("begun") in (1, 2)  # folded, or not
+    assert late.count("ended") >= 1
+    again = kernel.run("%parallel_result")
+    assert text(again) == text(result)
+    values = kernel.run("%%parallel --async\nrank + 1")
+    assert "Out[rank 0]: 1\nOut[rank 1]: 2" in text(kernel.run("%parallel_result")), values
+
+
+def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(any_kernel: Kernel) -> None:
+    """With the cell's own line."""
+    kernel = prepared(any_kernel)
+    first = kernel.begin("%%parallel --async\nx = 1\nx / (rank - 1)")
+    first.wait()
+    result = kernel.run("%parallel_result")
+    assert (result.status, result.ename) == ("error", "ParallelError")
+    assert "ZeroDivisionError on rank 1, line 3" in result.evalue
+    first.wait_for("%parallel_result raises it")
+    assert kernel.run("%parallel_tb -r 1").status == "ok"
+
+
+def test_interrupting_the_wait_interrupts_the_cell(any_kernel: Kernel) -> None:
+    """Another cell's interrupt does not; the ranks keep their variables."""
+    kernel = prepared(any_kernel)
+    kernel.run("%parallel kept = rank")
+    kernel.run("%%parallel --async\nimport time\nprint('asleep', flush=True)\ntime.sleep(100)")
+    mine = kernel.begin("import time\nprint('mine', flush=True)\ntime.sleep(100)")
+    mine.wait_for("mine")
+    kernel.interrupt()
+    assert mine.wait().ename == "KeyboardInterrupt"
+    kernel.run(PRESS)
+    assert kernel.run("press_when_waiting.start()\n%parallel_result").ename == "KeyboardInterrupt"
+    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
+
+
+def test_stopping_ends_a_cell_that_still_runs(any_kernel: Kernel) -> None:
+    """And so does unloading: no process is left."""
+    kernel = prepared(any_kernel)
+    kernel.run(f"%%parallel --async\n{SLOW}")
+    assert kernel.run("%parallel_stop").status == "ok"
+    assert kernel.run("%parallel_result").ename == "ClosedError"
+    assert kernel.run(f"%%parallel -n 2 --async\n{SLOW}").status == "ok"
+    assert kernel.run("%unload_ext nbparallel").status == "ok"
+    kernel.wait_until(lambda: not kernel.descendants(), 10, "the ranks to end")
