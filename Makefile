@@ -32,7 +32,8 @@ lab: $(VENV)/lab  ## open the notebooks in JupyterLab
 bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## fault tests REPEAT times, then again on one busy core
+sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed and failed; fault tests REPEAT times
+	@PYTHONPATH=. $(BIN)/python -m tests.faults.syscall_sweep
 	@$(PYTEST) -m "fault or stress" --repeat $(REPEAT) $(ARGS)
 	@$(PYTEST) -m "fault or stress" --repeat $(REPEAT) --busy-core $(ARGS)
 

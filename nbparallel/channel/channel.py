@@ -14,6 +14,7 @@ from typing import Self
 from nbparallel.errors import ChannelClosedError, ForkedRankError
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame
+from nbparallel.wire.polling import ready
 
 SLICE_SECONDS = 0.05
 """No wait is longer than this without looking again whether it still makes sense."""
@@ -96,7 +97,7 @@ class Channel:
                         raise ChannelClosedError("gave up sending: nobody takes it") from None
                     poll = select.poll()
                     poll.register(self._socket, select.POLLOUT)
-                    poll.poll(SLICE_SECONDS * 1000)
+                    ready(poll, SLICE_SECONDS * 1000)
                 except OSError as error:
                     given_up = given_up or time.monotonic() + SHORTAGE_SECONDS
                     if error.errno not in frames.PASSING or time.monotonic() > given_up:
@@ -145,7 +146,7 @@ class Channel:
             left = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 return None
-            poll.poll(min(left, SLICE_SECONDS) * 1000)
+            ready(poll, min(left, SLICE_SECONDS) * 1000)
 
     def _check_pid(self) -> None:
         if os.getpid() != self._pid:

@@ -23,6 +23,7 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.supervisor.parentage import die_with_parent
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import Configure
+from nbparallel.wire.polling import ready
 
 _shell: shells.RankShell | None = None
 
@@ -116,7 +117,7 @@ def _loop(channel: Channel, engine: Engine) -> None:
     segments = engine.broker.fileno()
     poll.register(segments, select.POLLIN)
     while True:
-        for fd, events in poll.poll():  # no time-out: an idle rank uses no CPU; its end comes by signal
+        for fd, events in ready(poll):  # no time-out: an idle rank uses no CPU; its end comes by signal
             if fd == segments and events & select.POLLHUP:
                 poll.unregister(fd)  # the supervisor is gone, and so are we in a moment
             elif fd == segments:

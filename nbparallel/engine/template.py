@@ -19,6 +19,7 @@ from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError
 from nbparallel.supervisor.parentage import die_with_parent
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.polling import ready
 
 ADOPTION_SECONDS = 30.0
 """A generous bound for an intermediate that only has to exit."""
@@ -81,7 +82,7 @@ def _intermediate(
         channel.close()
         poll = select.poll()
         poll.register(me, select.POLLIN)
-        if not poll.poll(ADOPTION_SECONDS * 1000):
+        if not ready(poll, ADOPTION_SECONDS * 1000):
             os._exit(1)
         os.close(me)
         die_with_parent(supervisor)

@@ -41,6 +41,7 @@ from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import Configure, Join
+from nbparallel.wire.polling import ready
 
 START_SECONDS = 60.0
 """A generous bound for ranks to come up; a death or a failure is seen at once."""
@@ -117,7 +118,7 @@ class Crew:
         if not self._events:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
-            poll.poll(1000 * (SLICE_SECONDS if timeout is None else min(timeout, SLICE_SECONDS)))
+            ready(poll, 1000 * (SLICE_SECONDS if timeout is None else min(timeout, SLICE_SECONDS)))
             try:
                 os.eventfd_read(self._wake)
             except BlockingIOError:
@@ -214,7 +215,7 @@ class Crew:
         pidfds = {handle.pidfd: handle for handle in self.handles if handle.alive and handle.pidfd >= 0}
         for fd in pidfds:
             poll.register(fd, select.POLLIN)
-        ended = [pidfds[fd] for fd, _ in poll.poll(0)]
+        ended = [pidfds[fd] for fd, _ in ready(poll, 0)]
         deadline = time.monotonic() + SLICE_SECONDS
         while any(handle.alive for handle in ended) and time.monotonic() < deadline:
             self.next_event(0.05)  # the supervisor is about to say how

@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from nbparallel.wire.polling import ready
+
 
 class Pump:
     """A poll loop in a daemon thread.
@@ -68,7 +70,7 @@ class Pump:
             timeout = None
             if self._due is not None:
                 timeout = max(0.0, (self._due - time.monotonic()) * 1000)
-            for fd, _ in self._poll.poll(timeout):
+            for fd, _ in ready(self._poll, timeout):
                 if fd == self._wake:
                     self._drain_wake()
                 else:

@@ -215,7 +215,7 @@ class Holdings:
             check_descriptor(source.fd)
             mapping = strategy.map(source, access)
         finally:
-            source.close()
+            source.close()  # not left to a traceback that somebody keeps
         if segment is None:
             segment = Segment(wanted, mapping.nbytes, strategy.name, writable=False, broker=broker)
             self._fetched[broker, wanted] = segment

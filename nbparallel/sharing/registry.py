@@ -171,13 +171,14 @@ def find_strategy(name: str | None = None) -> Strategy:
     """Return a strategy that works here, by default the current one; errors as `set_sharing_strategy`."""
     name = _current if name is None else name
     strategy = _strategies.get(name)
-    if strategy is not None and strategy.unavailable_reason is None:
+    # Asked once: a reason may pass.
+    reason = None if strategy is None else strategy.unavailable_reason
+    if strategy is not None and reason is None:
         return strategy
-    known = get_all_sharing_strategies()
-    listed = ", ".join(known) or "none"
-    if strategy is not None or name in known.missing:
+    listed = ", ".join(get_all_sharing_strategies()) or "none"
+    if strategy is not None:
         raise StrategyUnavailableError(
-            f"sharing strategy {name!r} is not available: {known.missing[name]}; available: {listed}"
+            f"sharing strategy {name!r} is not available: {reason}; available: {listed}"
         )
     raise ValueError(f"unknown sharing strategy {name!r}; available: {listed}")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame
+from nbparallel.wire.polling import ready
 
 
 class Watch:
@@ -47,7 +48,7 @@ class Watch:
         """Wait for something to happen, without a time-out, and call the handlers."""
         for fd, box in self._outboxes.items():
             self._poll.modify(fd, select.POLLIN | (select.POLLOUT if box.waiting else 0))
-        for fd, events in self._poll.poll():
+        for fd, events in ready(self._poll):
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:
                 box_ready.flush()
@@ -68,4 +69,4 @@ def readable(sock: socket.socket) -> bool:
     """Return whether a frame, or the end, is there."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(ready(poll, 0))

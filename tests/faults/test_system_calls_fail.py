@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import time
 
@@ -11,12 +12,13 @@ import pytest
 
 from nbparallel.channel import Channel
 from nbparallel.channel import channel as channels
-from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError
+from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError, StrategyUnavailableError
 from nbparallel.session import Session
 from nbparallel.sharing import Access, registry
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.supervisor.watch import take
 from nbparallel.wire.frames import Kind
+from nbparallel.wire.polling import ready
 
 
 class Failing:
@@ -150,3 +152,36 @@ def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert session.run("all_reduce(rank)").values == [1, 1]
+
+
+def test_a_reason_that_passes(monkeypatch):
+    """A strategy that cannot be used at one moment only is refused with the reason it gave."""
+    reasons = iter(["no directory"])
+    strategy = type(registry.find_strategy("file_system"))
+    monkeypatch.setattr(strategy, "unavailable_reason", property(lambda self: next(reasons, None)))
+    with pytest.raises(StrategyUnavailableError, match="no directory"):
+        registry.find_strategy("file_system")
+
+
+def test_polling_passes_over_a_want_of_memory(pair):
+    """Who waits for something goes on waiting when the system has no memory for the question."""
+
+    class Short:
+        """A poll object that fails at first."""
+
+        left = 2
+
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self._poll.register(pair[1], select.POLLIN)
+
+        def poll(self, milliseconds=None):
+            if self.left:
+                Short.left -= 1
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return self._poll.poll(milliseconds)
+
+    pair[0].send(b"x")
+    assert ready(Short(), 5000) == [(pair[1].fileno(), select.POLLIN)]
+    with pytest.raises(OSError, match="Bad"):
+        ready(type("Bad", (), {"poll": lambda self, ms: os.close(-1)})())

@@ -1,5 +1,6 @@
 """Full memory and full tables of descriptors are exceptions, never signals."""
 
+import errno
 import os
 import resource
 import subprocess
@@ -8,7 +9,7 @@ import textwrap
 
 import pytest
 
-from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
+from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
 from nbparallel.sharing import Store
 from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
 from nbparallel.sharing.headroom import MARGIN, Headroom, limits
@@ -221,6 +222,25 @@ def test_the_supervisor_has_none_left(exchange):
     with pytest.raises(FileDescriptorLimitError):
         r.attach(handles[1])
     assert exchange.desk.holders(handles[1].segment) == {0}
+
+
+def test_a_mapping_that_fails_keeps_no_descriptor(exchange, monkeypatch):
+    """What was fetched and could not be mapped is closed, also while a traceback holds on to everything."""
+    made, other = exchange.store(0), exchange.store(1)
+    array = made.zeros(1000)
+    handle = made.handle(array)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def refused(*args, **options):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mmap.mmap", refused)
+        with pytest.raises(StrategyUnavailableError, match="not permitted") as caught:
+            other.attach(handle)
+    assert caught.value.__traceback__ is not None
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert other.attach(handle).sum() == 0
 
 
 def test_limits_of_this_machine_can_be_read():
