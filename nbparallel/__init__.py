@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nbparallel.session import CellResult as CellResult
     from nbparallel.session import RankValues as RankValues
     from nbparallel.session import Session as Session
+    from nbparallel.session import migrate as migrate
     from nbparallel.session import spawn as spawn
     from nbparallel.sharing import empty as empty
     from nbparallel.sharing import from_file as from_file
@@ -37,6 +38,7 @@ _HOMES = {
     "get_all_sharing_strategies": "nbparallel.sharing",
     "get_sharing_strategy": "nbparallel.sharing",
     "is_shared": "nbparallel.sharing",
+    "migrate": "nbparallel.session",
     "ones": "nbparallel.sharing",
     "register_sharing_strategy": "nbparallel.sharing",
     "segments": "nbparallel.sharing",
@@ -58,6 +60,7 @@ __all__ = [
     "get_all_sharing_strategies",
     "get_sharing_strategy",
     "is_shared",
+    "migrate",
     "ones",
     "register_sharing_strategy",
     "segments",

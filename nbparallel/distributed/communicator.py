@@ -101,6 +101,7 @@ class Communicator:
     def release(self) -> None:
         """Let go of sent memory that receivers have taken over; the engine calls it when it is idle."""
         self._messages.release()
+        self._member.forget_frames()
 
     def close(self) -> None:
         """Let go of everything; again is fine."""

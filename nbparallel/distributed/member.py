@@ -156,6 +156,15 @@ class Member:
         self.waiter.announce(self.view.word_left(self.rank), self.cell)
         self.waiter.ring()
 
+    def forget_frames(self) -> None:
+        """Keep of a failure only what `refuse` says of it: its frames hold the cell's arrays."""
+        cause = self.cause
+        if cause is not None and cause.__traceback__ is not None:
+            kind = type(cause) if isinstance(cause, NbParallelError) else PeerFailedError
+            kept = kind.__new__(kind, str(cause) or type(cause).__name__)
+            vars(kept)["rank"] = getattr(cause, "rank", self.rank)
+            self.cause = kept
+
     def close(self) -> None:
         """Let go of everything that refers back here, so that the segment is unmapped at once."""
         self.ready = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from typing import Any
@@ -129,6 +130,8 @@ class Engine:
             os._exit(0 if outcome.ok else 1)
         self._kept = kept
         self._report(outcome)
+        if not outcome.ok:
+            gc.collect()  # what formatted the traceback refers to itself, and to frames with their arrays
         self.tidy()
 
     def _report(self, outcome: Outcome) -> None:

@@ -125,4 +125,6 @@ def _formatted(error: BaseException, trace: TracebackType | None, shell: RankShe
             lines = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
     except Exception as second:  # noqa: BLE001  formatting runs user code (__repr__, __str__)
         lines = [f"{type(error).__name__}: {_text(error)}", f"(no traceback: {type(second).__name__})"]
+    finally:
+        shell.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
     return tuple(lines)

@@ -12,7 +12,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets import Type
+from traitlets import Integer, Type
 
 from nbparallel.engine import cell_sources
 from nbparallel.engine.output import RankOutput
@@ -95,6 +95,7 @@ class RankShell(InteractiveShell):
     display_pub_class = Type(RankDisplayPublisher)
     displayhook_class = Type(RankDisplayHook)
     compiler_class = Type(RankCompiler)
+    cache_size = Integer(0)  # `Out` and `_` would keep every array that a cell has shown
 
     output: RankOutput
     source: str = ""
@@ -156,7 +157,6 @@ class RankShell(InteractiveShell):
 
 def make() -> RankShell:
     """Make the one shell of this process and warm what a first cell would import."""
-    RankShell.cache_size.default_value = 0
     shell = RankShell.instance()
     shell.user_ns.pop("In", None)
     return shell

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.engine import defaults, failures, namespace, script
+from nbparallel.engine import defaults, failures, namespace, script, withdrawal
 from nbparallel.errors import InternalError, UnpicklableError
 from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
@@ -26,6 +26,7 @@ from nbparallel.wire.messages import (
     RankSegment,
     ScriptTask,
     Task,
+    WithdrawTask,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
     if isinstance(task, NamesTask):
         names = namespace.names_of(engine.shell.user_ns)
         return [name for name in engine.defaults.user_names() if names.is_only_here(name)], None
+    if isinstance(task, WithdrawTask):
+        return withdrawal.withdraw(engine, task.segment), None
     raise InternalError(f"unknown task {type(task).__name__}")
 
 
@@ -129,8 +132,11 @@ def _run_cell(engine: Engine, task: CellTask) -> tuple[Any, BaseException | None
     if engine.communicator is not None:
         shell.at_line = engine.communicator.at_line
     result = shell.run_cell(shell.source, store_history=False, silent=False)
-    error = result.error_before_exec or result.error_in_exec
-    return result.result, error
+    value, error = result.result, result.error_before_exec or result.error_in_exec
+    # IPython keeps the result until the next cell, and an error's frames refer to it: arrays that are a value
+    # or in those frames would live as long.
+    result.result = result.error_before_exec = result.error_in_exec = None
+    return value, error
 
 
 def _with_value(

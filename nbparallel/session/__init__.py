@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nbparallel.session.doctor import Examination as Examination
     from nbparallel.session.doctor import Finding as Finding
     from nbparallel.session.doctor import examine as examine
+    from nbparallel.session.migration import migrate as migrate
     from nbparallel.session.pending import PendingCell as PendingCell
     from nbparallel.session.result import CellResult as CellResult
     from nbparallel.session.result import RankResult as RankResult
@@ -42,6 +43,7 @@ _HOMES = {
     "SessionStatistics": "statistics",
     "SharedSegment": "shared_segments",
     "examine": "doctor",
+    "migrate": "migration",
     "spawn": "spawning",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "SessionStatistics",
     "SharedSegment",
     "examine",
+    "migrate",
     "spawn",
 ]
 

@@ -51,10 +51,15 @@ STOP_SECONDS = 1.0
 _running: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
+def running_sessions() -> list[Session]:
+    """Return the sessions of this process whose ranks have been started."""
+    return list(_running)
+
+
 @atexit.register
 def _stop_all() -> None:
     """End what a script forgot to; in a forked child `stop` does nothing."""
-    for session in list(_running):
+    for session in running_sessions():
         session.stop()
 
 

@@ -147,6 +147,14 @@ class Holdings:
                 self.sessions.allow_write(broker, known_as)
             segment.writable = True
 
+    def renew(self, segment: Segment, block: Block, *, poolable: bool) -> None:
+        """Give an own segment other memory and another id, which no session knows; again is fine."""
+        for broker, known_as in list(segment.registered.items()):
+            self.sessions.tell(broker, known_as, forget=True)
+        self._own.pop(segment.id, None)
+        segment.renew(segment_id(self.client, next(self._serial)), block, poolable=poolable)
+        self._own[segment.id] = segment
+
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
         """Return a root with the handle's array, and where it begins in the segment; fetched if needed."""
         self._heed_all()

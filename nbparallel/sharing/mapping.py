@@ -91,6 +91,14 @@ class Mapping:
         """Return the root if any array still looks at this memory (not at a part of it)."""
         return None if self._lease is None else self._lease()
 
+    def exclude_from_dumps(self) -> None:
+        """Keep the memory out of core files: a crash of one rank must not write gigabytes of arrays."""
+        if self._memory is not None and hasattr(mmap, "MADV_DONTDUMP"):
+            try:
+                self._memory.madvise(mmap.MADV_DONTDUMP)
+            except OSError:
+                pass  # core files are larger then; nothing depends on it
+
     def unmap(self) -> None:
         """Give the address range back; again is fine.
 

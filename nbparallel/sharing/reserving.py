@@ -73,13 +73,9 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
         memory = mmap.mmap(fd, nbytes, flags, prot, **options)
     except OSError as error:
         raise explained(error, nbytes) from error
-    if hasattr(mmap, "MADV_DONTDUMP"):
-        # A crash of one rank must not write gigabytes of everybody's arrays into a core file.
-        try:
-            memory.madvise(mmap.MADV_DONTDUMP)
-        except OSError:
-            pass  # core files are larger then; nothing depends on it
-    return Mapping(memory, access)
+    mapping = Mapping(memory, access)
+    mapping.exclude_from_dumps()
+    return mapping
 
 
 def explained(

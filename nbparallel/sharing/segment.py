@@ -90,6 +90,12 @@ class Segment:
         """Whether letting others write to an array here means to move it."""
         return self.region is not None and not self.writable
 
+    def renew(self, identifier: int, block: Block, *, poolable: bool) -> None:
+        """Become another segment, of the same arrays, that no session knows."""
+        self.registered.clear()
+        self.id, self.nbytes, self.strategy = identifier, block.nbytes, block.source.strategy
+        self.block, self.poolable = block, poolable
+
     def reach(self) -> tuple[SegmentBroker, int]:
         """Return a session that knows a fetched segment, and its id there."""
         if self.broker is not None:

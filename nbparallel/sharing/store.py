@@ -15,7 +15,7 @@ from nbparallel.errors import (
     InvalidHandleError,
     ReadOnlyArrayError,
 )
-from nbparallel.sharing import copying, registry
+from nbparallel.sharing import copying, registry, rehoming
 from nbparallel.sharing.allocation import Allocation
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.holdings import Holdings
@@ -50,7 +50,7 @@ class Store:
     def __init__(self, client: int = 0, *, pool_nbytes: int | None = None) -> None:
         self.client = client
         self.rights_changes = 0
-        """Counts calls that changed who may write; lets a caller remember what it asked about an array."""
+        """Counts changes of rights and moves; lets a caller remember what it asked about an array."""
         self._pid = os.getpid()
         # Reentrant: the garbage collector may run a user's __del__, which may share an array, while we
         # hold it.
@@ -199,6 +199,17 @@ class Store:
         self.drain()
         block = Block(source, registry.strategy_of(source.strategy).map(source, access))
         return self._holdings.add(block, writable=for_all, poolable=False)
+
+    @locked
+    def movable(self, x: object) -> SegmentStatistics:
+        """Return a record of the segment that `rehome` would move; errors as `rehoming.movable`."""
+        return rehoming.movable(self._holdings, x).statistics()
+
+    @locked
+    def rehome(self, x: object, strategy: Strategy) -> None:
+        """Give the segment of `x` memory of another strategy; see `rehoming.rehome`."""
+        self.rights_changes += 1
+        rehoming.rehome(self._holdings, x, strategy)
 
     # Looking at arrays
 

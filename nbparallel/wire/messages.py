@@ -121,6 +121,14 @@ class NamesTask(Task):
 
 
 @dataclass(frozen=True, slots=True)
+class WithdrawTask(Task):
+    """Let go of what the notebook delivered of one segment; say what still looks at it."""
+
+    segment: int
+    """The segment's id."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankSegment:
     """A segment that a rank made and has in use."""
 

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -91,3 +92,27 @@ def test_memory_goes_when_ranks_and_notebook_have_deleted_it():
             store.drain()
             time.sleep(0.005)
         assert session.run("float(keep[0])", namespace={}).values == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "cell", ["x[1:]", "def f(a):\n    view = a[1:]\n    1 / 0\nf(x)", "def f(a): yield a[1:]\nnext(f(x))"]
+)
+def test_a_cell_that_is_over_holds_nothing(cell):
+    """Neither the value that was shown nor the frames of a failure keep an array on the rank."""
+    names = {"x": nbp.zeros(1_000_000)}
+    segment = current_store().location(names["x"]).segment
+
+    def forget_and_look():
+        from IPython import get_ipython
+
+        for name in ("x", "f"):
+            get_ipython().user_ns.pop(name, None)
+        nbp.sharing.current_store().drain()
+        return [record.segment for record in nbp.segments() if not record.own]
+
+    with nbp.Session(1) as session:
+        failing = pytest.raises(nbp.errors.ParallelError, match="division") if "/" in cell else nullcontext()
+        with failing:
+            session.run(cell, namespace=names)
+        (left,) = session.call(forget_and_look)
+        assert segment not in left
