@@ -37,9 +37,11 @@ from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.supervisor_process import SupervisorProcess
 from nbparallel.session.task_output import TaskOutput
+from nbparallel.sharing import living_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
+from nbparallel.wire.identity import this_process
 from nbparallel.wire.messages import Configure, Join
 from nbparallel.wire.polling import ready
 
@@ -202,6 +204,7 @@ class Crew:
             usable_cpus=cpus,
             seed=self._seed,
             colors=_colors(),
+            notebook=this_process(),
         )
 
     def _why(self, handle: RankHandle, death: Death) -> str:
@@ -285,6 +288,7 @@ class Crew:
             return
         for handle in self.handles:
             handle.leave()
+        living_names.renew()
         try:
             sharing.current_store().disconnect(self.supervisor.broker)
         finally:

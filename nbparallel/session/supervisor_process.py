@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,8 @@ class SupervisorProcess:
         self._on_start_failed, self._on_death = on_start_failed, on_death
         self._ranks: dict[int, RankHandle] = {}
         self.template_pid = 0
+        self.notes: deque[str] = deque()
+        """Lines for the next cell that ends."""
         self.stopping = False
         self.dead = False
         self._popen, self._log = ignition.popen, ignition.log
@@ -125,6 +128,9 @@ class SupervisorProcess:
             if handle is not None:
                 pid, code, number = said["pid"], said["exit_code"], said["signal"]
                 handle.died(Death(pid, code, number, said["announced"], time.monotonic()))
+        elif frame.kind is Kind.SWEPT:
+            if said["sentence"]:
+                self.notes.append(said["sentence"])
         elif frame.kind is Kind.START_FAILED:
             how = f"exit code {said['exit_code']}" if said["signal"] is None else f"signal {said['signal']}"
             self._on_start_failed(f"the template process ended with {how}")

@@ -110,6 +110,9 @@ class Tasks:
         except NbParallelError:
             crew.void()
             raise
+        while crew.supervisor.notes:
+            notes.append(crew.supervisor.notes.popleft())
+            output.note(notes[-1])
         self._note_delivery(run, output, notes)
         store = sharing.current_store()
         broker = crew.supervisor.broker

@@ -87,15 +87,18 @@ def from_file(
         describe(wanted)
     # A new file gets its name when it is complete.
     draft = os.path.join(os.path.dirname(full), living_names.fresh()) if mode == "w+" else ""
-    fd = os.open(draft or full, _FLAGS[mode] | os.O_CLOEXEC, 0o666)
-    source = SegmentSource(fd, 0, MemoryMapStrategy().name, draft)
+    if draft:
+        living_names.remember(draft)
+    source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
     try:
+        fd = source.fd = os.open(draft or full, _FLAGS[mode] | os.O_CLOEXEC, 0o666)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError(f"{full} is no regular file")
         if mode == "w+" and wanted is not None and shape is not None:
             form = _make(fd, full, wanted, sizes_of(shape))
             os.replace(draft, full)
             source.path = ""
+            living_names.forget(draft)
         else:
             form = _look(fd, full, wanted, None if shape is None else sizes_of(shape))
         source.nbytes = os.fstat(fd).st_size

@@ -1,8 +1,11 @@
-"""Names of segments that this process has made and not removed yet.
+"""Names of segments that this process has made and not removed yet, and the record that they are its own.
 
 With a session the supervisor removes what a process leaves behind, however it dies.  Without one, nobody
-but the process itself is there: what it still has goes when it exits.  (After a ``kill -9`` without a session
-the names stay; the next sweep finds them.)
+but the process itself is there: what it still has goes when it exits.  After a ``kill -9`` without a session,
+or of notebook and supervisor at once, the names stay; the next session's sweep finds them, and the owner
+record beside them (`wire.owners`) proves that nobody needs them.
+
+Nothing here locks: a name is removed by finalizers, which may run within anything else here.
 """
 
 from __future__ import annotations
@@ -12,15 +15,32 @@ import itertools
 import os
 import secrets
 
+from nbparallel.wire import owners
+from nbparallel.wire.identity import Process, process_of, this_process, this_world
+from nbparallel.wire.owners import Owner
 from nbparallel.wire.segments import NAME_PREFIX
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _TOKEN_LETTERS = 10
 """50 random bits tell this process's names from all others'."""
 
-_paths: set[str] = set()
+_named: dict[str, set[str]] = {}
+"""Owner record -> the names that it speaks for."""
+_plain: set[str] = set()
+"""Names that are not made as ours are: a user's own strategy."""
 _token = ""
 _serials = itertools.count(1)
+_session: tuple[Process, Process] | None = None
+_owner: Owner | None = None
+
+
+def belong_to(notebook: Process, supervisor: int) -> None:
+    """Say that this process is a rank: the supervisor takes care of its names, as long as one of them lives.
+
+    Call it before the first name is made.
+    """
+    global _session, _owner
+    _session, _owner = (notebook, process_of(supervisor)), None
 
 
 def fresh() -> str:
@@ -39,14 +59,57 @@ def fresh() -> str:
     return f"{NAME_PREFIX}{_token}_{letters}"
 
 
+def renew() -> None:
+    """Call later names differently: a session that ends removes the record of those it knows."""
+    global _token
+    _token = ""
+
+
 def remember(path: str) -> None:
-    """Have a name removed when this process exits."""
-    _paths.add(path)
+    """Have a name removed when this process exits, and its record lie beside it; then make it.
+
+    Raises
+    ------
+    FileExistsError
+        Somebody else's file is where the record should be; the next `fresh` name has another one.
+    OSError
+        The directory cannot be written to.
+    """
+    record = owners.record_path(path)
+    if not record:
+        _plain.add(path)
+        return
+    # Before the record is looked at: who removes the last other name sees this one, and leaves the record.
+    names = _named.setdefault(record, set())
+    names.add(path)
+    try:
+        owners.write(record, _this_owner())
+    except FileExistsError:
+        names.discard(path)  # and leave the record alone: it is not ours
+        renew()
+        raise
+    except BaseException:
+        forget(path)
+        raise
 
 
 def forget(path: str) -> None:
-    """Leave a name alone from now on: it turned out to be another's."""
-    _paths.discard(path)
+    """Leave a name alone from now on: it turned out to be another's, or was never made."""
+    _plain.discard(path)
+    record = owners.record_path(path)
+    names = _named.get(record)
+    if names is None or path not in names:
+        return
+    names.discard(path)
+    if names:
+        return
+    owners.remove(record)
+    if names:
+        # Another thread has made a name meanwhile.
+        try:
+            owners.write(record, _this_owner())
+        except OSError:
+            pass  # the name is still removed by everybody but a sweep
 
 
 def remove(path: str) -> None:
@@ -55,19 +118,29 @@ def remove(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass  # the supervisor or somebody else was quicker, or the directory went away with it
-    _paths.discard(path)
+    forget(path)
+
+
+def _this_owner() -> Owner:
+    global _owner
+    if _owner is None:
+        me = this_process()
+        head, processes = (me, (me,)) if _session is None else (_session[0], (me, _session[1]))
+        _owner = Owner(this_world(), head, processes)
+    return _owner
 
 
 def _remove_all() -> None:
-    for path in list(_paths):
+    for path in [*_plain, *(path for names in _named.values() for path in names)]:
         remove(path)
 
 
 def _forget_in_child() -> None:
     """Leave the parent's names alone, and make none that could meet them."""
-    global _token
-    _paths.clear()
-    _token = ""
+    global _token, _session, _owner
+    _named.clear()
+    _plain.clear()
+    _token, _session, _owner = "", None, None
 
 
 atexit.register(_remove_all)

@@ -12,6 +12,7 @@ Some facts (open(2), shm_overview(7), statfs(2)):
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -23,8 +24,8 @@ from nbparallel.sharing.reserving import explained, fill, whole_pages
 from nbparallel.sharing.strategy import Intend, SegmentSource
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TRIES = 8
-"""A random name that is taken is drawn again; arbitrary."""
+_TRIES = 3
+"""A random name that is taken is drawn again: twice is no accident, three times somebody is at it."""
 
 
 def create_named(
@@ -61,10 +62,14 @@ def create_named(
 
 
 def _create(directory: str, size: int, intend: Intend, strategy: str) -> SegmentSource:
-    for attempt in range(_TRIES):
+    path = ""
+    for _ in range(_TRIES):
         path = os.path.join(directory, living_names.fresh())
         intend(path)
-        living_names.remember(path)
+        try:
+            living_names.remember(path)
+        except FileExistsError:
+            continue  # another's record: names are drawn anew
         # Owned before it exists: whatever falls in between, closing removes the name.
         source = SegmentSource(-1, size, strategy, path)
         try:
@@ -72,14 +77,17 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
         except FileExistsError:
             source.path = ""  # another's
             living_names.forget(path)
-            if attempt + 1 == _TRIES:
-                raise
+            living_names.renew()  # who saw our names can guess the next
         except BaseException:
             source.close()
             raise
         else:
             return source
-    raise AssertionError("unreachable")
+    raise FileExistsError(
+        errno.EEXIST,
+        f"{_TRIES} random names in a row were taken, the last one was {path}: somebody puts files there; "
+        "`%sharing_strategy file_descriptor` needs no names",
+    )
 
 
 def adopt_named(fd: int, nbytes: int, *, strategy: str, own: bool) -> SegmentSource:

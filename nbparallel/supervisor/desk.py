@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.supervisor import ledger
 from nbparallel.supervisor.ledger import Ledger
+from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.ledger_report import LedgerRow, pages
 from nbparallel.wire.segments import (
@@ -145,8 +146,11 @@ class SegmentDesk:
 
     def close(self) -> None:
         """Remove every name and close every descriptor: the session is over.  Again is fine."""
-        while self._ledger.names:
-            _unlink(self._ledger.names.popitem()[0])
+        for path in self.names:
+            _unlink(path)
+        for record in self._ledger.records:  # last: should we be killed here, they still tell whose it was
+            owners.remove(record)
+        self._ledger = Ledger()
         while self._fds:
             os.close(self._fds.popitem()[1])
 
@@ -162,6 +166,8 @@ class SegmentDesk:
                         os.close(fd)
                 case ledger.Unlink(path):
                     _unlink(path)
+                case ledger.Unrecord(record):
+                    owners.remove(record)
                 case ledger.Grant():
                     outgoing += self._grant(action)
                 case ledger.Refuse(client, segment, reason, sequence):

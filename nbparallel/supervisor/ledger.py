@@ -15,7 +15,8 @@ Note [names]
 A client says which name it will make before it makes it (`Intended`).  From then on the name is the
 ledger's: it goes when the last hold of its segment goes, when its maker ends and nobody holds it, and with
 the session.  Removing a name takes no memory from anybody who has mapped it, so removing too early costs an
-outsider the way in, never a user the data.
+outsider the way in, never a user the data.  The record that lies beside a maker's names (`wire.owners`) is
+his as long as he lives, and goes after the last of them when he is dead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from nbparallel.supervisor.names import Names
 from nbparallel.wire.segments import LostReason, creator_of
 
 # What happened
@@ -142,6 +144,13 @@ class Unlink:
 
 
 @dataclass(frozen=True, slots=True)
+class Unrecord:
+    """Remove the owner record of a dead maker's names, none of which is left."""
+
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """Send a descriptor."""
 
@@ -189,7 +198,7 @@ class Offend:
     text: str
 
 
-Action: TypeAlias = Keep | Close | Unlink | Grant | Refuse | Idle | Drop | Offend
+Action: TypeAlias = Keep | Close | Unlink | Unrecord | Grant | Refuse | Idle | Drop | Offend
 
 
 @dataclass(slots=True)
@@ -218,12 +227,21 @@ class Ledger:
     """Segment id -> entry."""
     waiting: list[Asked] = field(default_factory=list)
     """Questions about segments that nobody has registered yet: the message may be under way."""
-    names: dict[str, int] = field(default_factory=dict)
-    """Every name that may exist -> the client that said so."""
+    _names: Names = field(default_factory=Names)
     _held: dict[int, set[int]] = field(default_factory=dict)
     """Client -> ids of the segments that it holds."""
     _made: dict[int, set[int]] = field(default_factory=dict)
     """Client -> ids of the segments that it made."""
+
+    @property
+    def names(self) -> dict[str, int]:
+        """Every name that may exist -> the client that said so."""
+        return self._names.makers
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """Every owner record that may exist."""
+        return tuple(self._names.records)
 
     def step(self, event: Event) -> Sequence[Action]:
         """Take note of an event and return what has to be done, in this order."""
@@ -244,12 +262,12 @@ class Ledger:
             case Registered():
                 return self._registered(event)
             case Intended(client, path):
-                if self.names.setdefault(path, client) != client:
+                if not self._names.add(path, client):
                     return [Offend(client, f"client {client} wants to make {path}, which is another's")]
                 return []
             case Removed(client, path):
                 if self.names.get(path) == client:
-                    del self.names[path]
+                    self._names.drop(path)
                 return []
             case Released(client, segment):
                 return self._release(client, segment)
@@ -269,7 +287,7 @@ class Ledger:
             entry.unwanted = False
             self._hold(client, segment, entry)
             return []
-        if event.path and self.names.setdefault(event.path, client) != client:
+        if event.path and not self._names.add(event.path, client):
             return [Offend(client, f"client {client} registered {event.path}, which is another's")]
         self.entries[segment] = entry = Entry(event.nbytes, event.writable, set(), path=event.path)
         self._made.setdefault(client, set()).add(segment)
@@ -319,7 +337,9 @@ class Ledger:
 
     def _unname(self, entry: Entry) -> list[Action]:
         path, entry.path = entry.path, ""
-        return [Unlink(path)] if path and self.names.pop(path, None) is not None else []
+        if path not in self.names:
+            return []
+        return [Unlink(path), *map(Unrecord, self._names.bare([self._names.drop(path)], self.clients))]
 
     def _decided(self, event: WriteAllowed | Forgotten) -> list[Action]:
         client, segment = event.client, event.segment
@@ -352,9 +372,9 @@ class Ledger:
         in_use = {entry.path for entry in self.entries.values()}
         for path in sorted(path for path, maker in self.names.items() if maker == client):
             if path not in in_use:
-                del self.names[path]
+                self._names.drop(path)
                 actions.append(Unlink(path))
-        return actions
+        return [*actions, *map(Unrecord, self._names.bare(self._names.records_of(client), self.clients))]
 
     def _hold(self, client: int, segment: int, entry: Entry) -> None:
         entry.holders.add(client)

@@ -23,7 +23,6 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.errors import ProtocolError
@@ -31,6 +30,8 @@ from nbparallel.supervisor import processes
 from nbparallel.supervisor.desk import Outgoing, SegmentDesk
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
+from nbparallel.supervisor.rank import Rank
+from nbparallel.supervisor.sweeping import Sweeping
 from nbparallel.supervisor.watch import Watch, readable, take
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
@@ -39,20 +40,6 @@ LEAVE_SECONDS = 0.5
 """How long ranks that were told to leave may take before they are killed."""
 UNKNOWN_DEATHS = 1000
 """Exit statuses kept for pids that the template has not named yet."""
-
-
-@dataclass(slots=True)
-class Rank:
-    """A rank's process, from SPAWN to its death."""
-
-    rank: int
-    client: int
-    socket: socket.socket
-    outbox: Outbox
-    pid: int = 0
-    announced: bool = False
-    dead: bool = False
-    template: int = 0
 
 
 class Supervisor:
@@ -73,6 +60,7 @@ class Supervisor:
         self._desk = SegmentDesk()
         self._control = control
         self._control_box = self._watch.add_socket(control, self._on_control)
+        self._sweeping = Sweeping(lambda said: self._control_box.send(Kind.SWEPT, said))
         self._segment_boxes = {0: self._watch.add_socket(segments, lambda: self._on_segments(0))}
         self._segment_sockets = {0: segments}
         self._desk.client_joined(0)
@@ -88,8 +76,9 @@ class Supervisor:
         """Serve until the kernel stops us or is gone; leave no child behind."""
         try:
             while self._grace is None:
-                self._watch.wait()
+                self._watch.wait(block=not self._sweeping.pending)
                 self._answer_unknown()
+                self._sweeping.step()
         finally:
             processes.end_all(self._grace or 0.0)
             self._hear_last_words()
@@ -129,6 +118,7 @@ class Supervisor:
                 if self._options["start_method"] == "forkserver":
                     self._start_template()
                 self._control_box.send(Kind.HELLO, json.dumps({"pid": os.getpid()}).encode())
+                self._sweeping.begin()
             elif frame.kind is Kind.SPAWN:
                 self._spawn(frame)
             elif frame.kind is Kind.EPOCH:

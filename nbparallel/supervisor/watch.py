@@ -44,11 +44,11 @@ class Watch:
             box.close()
         sock.close()
 
-    def wait(self) -> None:
-        """Wait for something to happen, without a time-out, and call the handlers."""
+    def wait(self, *, block: bool = True) -> None:
+        """Wait for something to happen, without a time-out, and call the handlers; or only look."""
         for fd, box in self._outboxes.items():
             self._poll.modify(fd, select.POLLIN | (select.POLLOUT if box.waiting else 0))
-        for fd, events in ready(self._poll):
+        for fd, events in ready(self._poll, None if block else 0):
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:
                 box_ready.flush()

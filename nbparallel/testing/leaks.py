@@ -24,6 +24,8 @@ from pathlib import Path
 
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
+from nbparallel.wire import owners
+from nbparallel.wire.owners import Owner
 
 GRACE_SECONDS = 2.0
 """How long what was let go may take to vanish (T_gone: a killed kernel's ranks)."""
@@ -171,8 +173,13 @@ def difference(before: Footprint, after: Footprint, new_processes: list[ProcessR
 
 
 def _held_elsewhere(name: str) -> bool:
-    """Tell whether a living process that is not of this run maps this name: then it is theirs."""
+    """Tell whether a living process that is not of this run maps, or owns, this name: then it is theirs."""
     family = {os.getpid(), *(record.pid for record in processes.family(os.getpid(), _own_mark()))}
+    try:
+        owner = Owner.parse(owners.read(f"{SHARED_NAMES}/{name}"))
+        return any(p.pid not in family and processes.read(p.pid) is not None for p in owner.processes)
+    except (OSError, ValueError):
+        pass  # no owner record, but a segment
     for pid in processes.pids() - family:
         try:
             if f"{SHARED_NAMES}/{name}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):

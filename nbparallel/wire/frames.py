@@ -58,6 +58,7 @@ class Kind(enum.IntEnum):
     START_FAILED = 8
     BYE = 9
     LEDGER = 10
+    SWEPT = 11
     # supervisor <-> template
     FORK = 20
     FORKED = 21

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from nbparallel.wire.identity import Process
+
 
 @dataclass(frozen=True, slots=True)
 class Configure:
@@ -35,6 +37,8 @@ class Configure:
     """Entropy of the session; every rank derives its own random streams from it."""
     colors: str
     """IPython's colour scheme of the notebook."""
+    notebook: Process
+    """The notebook's own process."""
 
 
 @dataclass(frozen=True, slots=True)

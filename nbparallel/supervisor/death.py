@@ -1,0 +1,113 @@
+"""Whether the owner of names is dead for sure.  Everything that is not certain counts as not dead.
+
+Some facts (kill(2), proc(5)):
+
+* signal 0 is sent to nobody, but asks whether there is somebody: ESRCH is certain, EPERM says that the
+  number belongs to another user's process;
+* a process that has ended stays a zombie until its parent asks for it; a container without an init may have
+  nobody who does.  One whose other threads go on looks like a zombie too.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+
+from nbparallel.wire.identity import Process, World, process_state, shows_our_pids
+from nbparallel.wire.owners import Owner
+
+
+class Fate(enum.Enum):
+    """What is known of an owner."""
+
+    DEAD = "dead"
+    """All its processes have ended, for sure."""
+    LIVING = "living"
+    """One of them runs."""
+    UNKNOWN = "unknown"
+    """Neither is certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An owner's fate, and how it is known."""
+
+    fate: Fate
+    """Dead, living, or not known."""
+    reason: str
+    """In words, for people."""
+
+
+class Coroner:
+    """Says who is dead, as seen from this process's world; asks about every process once."""
+
+    def __init__(self, here: World, boot_time: float | None) -> None:
+        self._here = here
+        self._boot_time = boot_time
+        self._numbers_mean_ours = shows_our_pids()
+        self._known: dict[Process, Verdict] = {}
+
+    def judge(self, owner: Owner, written: float, *, on_disk: bool) -> Verdict:
+        """Return what is known of an owner.
+
+        Parameters
+        ----------
+        written : float
+            When its record was made, in seconds as file times are.
+        on_disk : bool
+            Whether the record lies on a disk of this machine, where it outlives a boot.
+        """
+        there, here = owner.world, self._here
+        if not there.boot or not here.boot or not there.pid_namespace or not here.pid_namespace:
+            return Verdict(Fate.UNKNOWN, "the system did not say which boot or container it was made in")
+        if there.boot != here.boot:
+            return self._before_boot(owner, written, on_disk=on_disk)
+        if there.pid_namespace != here.pid_namespace:
+            return Verdict(Fate.UNKNOWN, "made in another container, whose processes are not seen here")
+        verdicts = [self._process(process, owner.world) for process in owner.processes]
+        for fate in (Fate.LIVING, Fate.UNKNOWN):
+            for verdict in verdicts:
+                if verdict.fate is fate:
+                    return verdict
+        return Verdict(Fate.DEAD, "its processes have ended")
+
+    def _before_boot(self, owner: Owner, written: float, *, on_disk: bool) -> Verdict:
+        same = bool(owner.world.machine) and owner.world.machine == self._here.machine
+        # Another boot id alone proves nothing: containers may have one of their own, and a directory may be
+        # shared between machines that run at the same time.
+        if on_disk and same and self._boot_time is not None and written < self._boot_time:
+            return Verdict(Fate.DEAD, "this machine has been booted since")
+        return Verdict(Fate.UNKNOWN, "made on another machine, or in a container with a boot id of its own")
+
+    def _process(self, process: Process, world: World) -> Verdict:
+        known = self._known.get(process)
+        if known is None:
+            known = self._known[process] = self._look(process, world)
+        return known
+
+    def _look(self, process: Process, world: World) -> Verdict:
+        pid = process.pid
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return Verdict(Fate.DEAD, f"process {pid} has ended")
+        except OSError:
+            pass  # another user's: start times tell whether it is the same process
+        state = process_state(pid) if self._numbers_mean_ours else None
+        if state is None or not process.started:
+            return Verdict(Fate.UNKNOWN, f"there is a process {pid}, but not whether it is the same")
+        if world.time_namespace != self._here.time_namespace:
+            return Verdict(Fate.UNKNOWN, f"there is a process {pid}, in another time namespace")
+        if state.started != process.started:
+            return Verdict(Fate.DEAD, f"process {pid} has ended, another one has its number")
+        if state.letter in "ZX" and not _has_threads(pid):
+            return Verdict(Fate.DEAD, f"process {pid} has ended, its parent has not asked for it yet")
+        return Verdict(Fate.LIVING, f"process {pid} lives")
+
+
+def _has_threads(pid: int) -> bool:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) != 1
+    except OSError:
+        return True

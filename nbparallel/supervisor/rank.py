@@ -1,0 +1,22 @@
+"""Rank: what the supervisor knows of one rank's process."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from nbparallel.supervisor.outbox import Outbox
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank's process, from SPAWN to its death."""
+
+    rank: int
+    client: int
+    socket: socket.socket
+    outbox: Outbox
+    pid: int = 0
+    announced: bool = False
+    dead: bool = False
+    template: int = 0

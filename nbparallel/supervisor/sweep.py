@@ -1,0 +1,266 @@
+"""The sweep: removes the names that dead sessions left, and nothing else.
+
+While notebook or supervisor lives, names go with their session (`ledger`, note [names]).  If both were
+killed at once, or a script without a session, they stay, with the memory behind them.  The next session
+looks at all names that begin as ours do, reads the owner record beside each (`wire.owners`), and removes
+those whose owner is dead for sure (`death`), of this user, and made as ours are.  All else stays and can be
+listed.
+
+Several sweeps at once do no harm: a name is removed by one of them.  Nor does a session that has just begun:
+its record is there before its first name, and a name whose record is not there is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from nbparallel.supervisor.death import Coroner, Fate, Verdict
+from nbparallel.wire import owners
+from nbparallel.wire.identity import Process, boot_time, this_world
+from nbparallel.wire.owners import Owner
+from nbparallel.wire.segments import NAME_PREFIX
+from nbparallel.wire.units import size_text
+
+LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "overlay"})
+"""Kinds of file systems that outlive a boot and that two machines never use at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleName:
+    """A segment's name that was found, and what became of it."""
+
+    path: str
+    """Where it is, or was."""
+    nbytes: int
+    """Memory or disk space behind it in bytes."""
+    removed: bool
+    """Whether it is gone now."""
+    fate: Fate
+    """Whether its owner lives."""
+    reason: str
+    """How that is known, or why it is not."""
+    session: str
+    """Tells sessions apart: process id of the notebook or script and its start; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What one sweep found."""
+
+    removed: tuple[StaleName, ...]
+    """Names of dead sessions, which are gone now."""
+    left: tuple[StaleName, ...]
+    """Names that stay: their owner lives, or nobody knows."""
+
+    @property
+    def unknown(self) -> tuple[StaleName, ...]:
+        """Names that stay although no living session of this user is known to need them."""
+        return tuple(name for name in self.left if name.fate is not Fate.LIVING)
+
+    @property
+    def sentence(self) -> str:
+        """What to tell the user; empty if nothing was removed."""
+        sessions = len({name.session for name in self.removed})
+        return removal_text(len(self.removed), sum(name.nbytes for name in self.removed), sessions)
+
+
+def removal_text(count: int, nbytes: int, sessions: int) -> str:
+    """Return the line about what was removed; empty if nothing was.
+
+    >>> removal_text(3, 412 << 20, 1)
+    'removed 3 stale segments (412.0 MiB) of a session that ended without cleaning up'
+    """
+    if not count:
+        return ""
+    segments = "1 stale segment" if count == 1 else f"{count} stale segments"
+    whose = "a session" if sessions == 1 else f"{sessions} sessions"
+    return f"removed {segments} ({size_text(nbytes)}) of {whose} that ended without cleaning up"
+
+
+def sweep(places: Iterable[str] | None = None) -> SweepReport:
+    """Remove the names of dead sessions at once; see `steps` for the parameter."""
+    return report_of(steps(places))
+
+
+def look(places: Iterable[str] | None = None) -> SweepReport:
+    """Return what a sweep would find, without removing anything: ``removed`` is empty."""
+    return report_of(steps(places, remove=False))
+
+
+def report_of(found: Iterable[StaleName | None]) -> SweepReport:
+    """Put together what `steps` yielded."""
+    names = [name for name in found if name is not None]
+    return SweepReport(
+        tuple(name for name in names if name.removed), tuple(name for name in names if not name.removed)
+    )
+
+
+def steps(places: Iterable[str] | None = None, *, remove: bool = True) -> Iterator[StaleName | None]:
+    """Sweep in small steps: at most one name is removed in each; None where nothing was found.
+
+    Parameters
+    ----------
+    places : iterable of path, optional
+        Directories to look at, and those that pointers there name; by default the usual ones.
+    remove : bool
+        False: only look.
+    """
+    waiting = list(owners.usual_places() if places is None else places)
+    coroner = Coroner(this_world(), boot_time())
+    seen: set[tuple[int, int]] = set()
+    pointers: list[tuple[str, Owner]] = []
+    while waiting:
+        directory = waiting.pop(0)
+        try:
+            status = os.stat(directory)
+            names = [name for name in os.listdir(directory) if name.startswith(NAME_PREFIX)]
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        yield None
+        for name in names:
+            pointer = _pointer(directory, name)
+            if pointer is not None:
+                pointers.append(pointer)
+                waiting.append(pointer[1].directory)
+        yield from _Directory(directory, names, coroner).steps(remove=remove)
+    for path, owner in pointers:
+        if remove and _spent(path, owner, coroner):
+            _unlink(path)
+        yield None
+
+
+class _Directory:
+    """One directory in which names were found."""
+
+    def __init__(self, path: str, names: list[str], coroner: Coroner) -> None:
+        self._path = path
+        self._names = names
+        self._coroner = coroner
+        self._on_disk: bool | None = None
+
+    def steps(self, *, remove: bool) -> Iterator[StaleName | None]:
+        groups: dict[str, list[str]] = {}
+        for name in sorted(self._names):
+            if owners.pointer_stem(name):
+                continue
+            stem = owners.stem_of(name) or owners.record_stem(name)
+            members = groups.setdefault(stem, [])
+            if not owners.record_stem(name):
+                members.append(name)
+        for stem, members in groups.items():
+            owner, verdict = self._judge(stem)
+            complete = True
+            for name in members:
+                found = self._deal_with(name, owner, verdict, remove=remove)
+                complete = complete and (found is None or found.removed)
+                yield found
+            if remove and verdict.fate is Fate.DEAD and complete:
+                _unlink(self._record(stem))
+                yield None
+
+    def _record(self, stem: str) -> str:
+        return os.path.join(self._path, f"{stem}.owner")
+
+    def _judge(self, stem: str) -> tuple[Owner | None, Verdict]:
+        if not stem:
+            return None, Verdict(Fate.UNKNOWN, "the name is not made as this version makes names")
+        record = self._record(stem)
+        try:
+            status = os.lstat(record)
+            if status.st_uid != os.geteuid():
+                return None, Verdict(Fate.UNKNOWN, f"the owner record is of another user ({status.st_uid})")
+            owner = Owner.parse(owners.read(record))
+        except FileNotFoundError:
+            return None, Verdict(Fate.UNKNOWN, "there is no owner record beside it")
+        except OSError as error:
+            return None, Verdict(Fate.UNKNOWN, f"the owner record cannot be read: {error.strerror}")
+        except ValueError:
+            return None, Verdict(Fate.UNKNOWN, "the owner record is damaged or of another version")
+        if self._on_disk is None:
+            self._on_disk = _lies_on_local_disk(self._path)
+        return owner, self._coroner.judge(owner, status.st_ctime, on_disk=self._on_disk)
+
+    def _deal_with(
+        self, name: str, owner: Owner | None, verdict: Verdict, *, remove: bool
+    ) -> StaleName | None:
+        path = os.path.join(self._path, name)
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return None  # gone meanwhile, and its record with it
+        session = "" if owner is None else _session(owner.head)
+        nbytes, fate, reason = status.st_blocks * 512, verdict.fate, verdict.reason
+        if status.st_uid != os.geteuid():
+            fate, reason = Fate.UNKNOWN, f"of another user ({status.st_uid})"
+        elif not stat.S_ISREG(status.st_mode):
+            fate, reason = Fate.UNKNOWN, "no file"
+        removed = False
+        if remove and fate is Fate.DEAD:
+            try:
+                os.unlink(path)
+                removed = True
+            except FileNotFoundError:
+                return None  # another sweep was quicker
+            except OSError as error:
+                reason = f"it could not be removed: {error.strerror}"
+        return StaleName(path, nbytes, removed, fate, reason, session)
+
+
+def _session(head: Process) -> str:
+    return f"{head.pid}:{head.started}"
+
+
+def _pointer(directory: str, name: str) -> tuple[str, Owner] | None:
+    """Return a pointer of this user's and what it says; None if it is none that can be trusted."""
+    path = os.path.join(directory, name)
+    if not owners.pointer_stem(name):
+        return None
+    try:
+        if os.lstat(path).st_uid != os.geteuid():
+            return None
+        owner = Owner.parse(owners.read(path))
+    except (OSError, ValueError):
+        return None
+    return (path, owner) if os.path.isabs(owner.directory) else None
+
+
+def _spent(path: str, owner: Owner, coroner: Coroner) -> bool:
+    """Return whether a pointer leads to nothing any more, and its owner is dead."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    record = os.path.join(owner.directory, f"{owners.pointer_stem(os.path.basename(path))}.owner")
+    if os.path.lexists(record):
+        return False
+    on_disk = _lies_on_local_disk(os.path.dirname(path))
+    return coroner.judge(owner, status.st_ctime, on_disk=on_disk).fate is Fate.DEAD
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # another sweep was quicker, or it is not ours to remove
+
+
+def _lies_on_local_disk(directory: str) -> bool:
+    """Return whether a directory's files outlive a boot and are this machine's alone."""
+    device = os.stat(directory).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = set()
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                if before.split()[2] == number:
+                    kinds.add(after.split()[0])
+    except (OSError, IndexError):
+        return False
+    return bool(kinds) and kinds <= LOCAL_DISKS

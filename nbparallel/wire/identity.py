@@ -1,0 +1,124 @@
+"""Identity: which process this is, in words that another one can check later.
+
+Some facts (proc(5), pid_namespaces(7), time_namespaces(7), machine-id(5)):
+
+* a pid may be used again, in the same pid namespace; pid and start time together may not;
+* the boot id is random and new with every boot.  Some containers are given one of their own;
+* the inode number of a namespace is unique while the namespace exists;
+* a start time is shown as the reader's time namespace has it: readers of two of them disagree;
+* ``/proc`` may be missing, or show another pid namespace than ours: then ``/proc/self`` is not our pid;
+* the machine's id is no secret between its users, but must not leave it: only a checksum is used.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+
+BOOT_LETTERS = 16
+"""Hexadecimal digits of the boot id that are kept: 62 random bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, for as long as its world exists."""
+
+    pid: int
+    """Its number in its pid namespace."""
+    started: int
+    """Clock ticks from boot to its start; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Where pids and start times mean something."""
+
+    boot: str
+    """Begin of the boot id; empty: not known."""
+    pid_namespace: int
+    """Inode number; 0: not known."""
+    time_namespace: int
+    """Inode number; 0: the kernel has none."""
+    machine: str
+    """Checksum of the machine's id; empty: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """What ``/proc`` says of a process."""
+
+    letter: str
+    """R, S, D, T, Z … as ps(1) explains them."""
+    parent: int
+    """Its parent's pid."""
+    session: int
+    """Pid of the leader of its session (setsid(2))."""
+    started: int
+    """As `Process.started`."""
+
+
+def process_state(pid: int | str) -> ProcessState | None:
+    """Return what ``/proc`` says of a process (or of ``"self"``); None if it says nothing."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return ProcessState(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def this_process() -> Process:
+    """Return this process."""
+    state = process_state("self")
+    return Process(os.getpid(), 0 if state is None else state.started)
+
+
+def process_of(pid: int) -> Process:
+    """Return a process that is known to live."""
+    state = process_state(pid) if shows_our_pids() else None
+    return Process(pid, 0 if state is None else state.started)
+
+
+def shows_our_pids() -> bool:
+    """Return whether a number under ``/proc`` means what it means to us."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def this_world() -> World:
+    """Return where this process lives."""
+    boot = _first_line("/proc/sys/kernel/random/boot_id").replace("-", "")[:BOOT_LETTERS]
+    machine = _first_line("/etc/machine-id")
+    return World(
+        boot if len(boot) == BOOT_LETTERS else "",
+        _inode("/proc/self/ns/pid"),
+        _inode("/proc/self/ns/time"),
+        f"{zlib.crc32(machine.encode()):08x}" if machine else "",
+    )
+
+
+def boot_time() -> float | None:
+    """Return when this machine booted, in seconds as file times are; None if it does not say."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            return next((float(line.split()[1]) for line in file if line.startswith("btime ")), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
