@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.notebook_output import NotebookOutput
 from nbparallel_magics.publisher import is_ipykernel
-from nbparallel_magics.stale import LoadSweep
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -47,8 +46,6 @@ class Live:
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
-        self.sweep: LoadSweep | None = None
-        """What the load found of dead sessions."""
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""
 
@@ -92,8 +89,6 @@ class Live:
 
     def end_cell(self, _result: Any = None) -> None:
         """Hear that a cell has ended (``post_run_cell``): memory that it let go of goes back now."""
-        if self.sweep is not None:
-            self.sweep.tell()
         sharing = sys.modules.get("nbparallel.sharing.store")
         if sharing is not None:
             sharing.current_store().drain()
@@ -106,7 +101,6 @@ class Live:
         if self.notebook is not None:
             self.notebook.install()
         atexit.register(self.stop)
-        self.sweep = LoadSweep()
 
     def remove(self) -> None:
         """Undo `install` and end the ranks."""

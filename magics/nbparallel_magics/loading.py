@@ -7,6 +7,7 @@ from typing import Any
 from nbparallel_magics.live import Live
 from nbparallel_magics.magics import ParallelMagics
 from nbparallel_magics.rendering import ErrorRendering
+from nbparallel_magics.stale import sweep_at_load
 
 _ATTRIBUTE = "_nbparallel_magics"
 """The shell itself holds what is loaded into it: there may be several shells in one process."""
@@ -44,6 +45,9 @@ def load(shell: Any) -> None:
         loaded = _Loaded(shell)
         loaded.install()
         setattr(shell, _ATTRIBUTE, loaded)
+        removed = sweep_at_load()
+        if removed:
+            print(removed)  # noqa: T201  (it belongs under the cell that loads us)
 
 
 def unload(shell: Any) -> None:

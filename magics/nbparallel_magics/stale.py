@@ -1,40 +1,38 @@
-"""The sweep when the extension is loaded: it never makes the load wait for a disk."""
+"""The sweep when the extension is loaded: what can be removed in no time."""
 
 from __future__ import annotations
 
+import errno
 import os
-import threading
+import time
 
 from nbparallel.wire.owners import usual_places
 from nbparallel.wire.segments import NAME_PREFIX
 
-WAIT_SECONDS = 0.02
-"""How long the load waits for a sweep, so that a short one is told at once; arbitrary."""
+BUDGET_SECONDS = 0.03
+"""What it does not get done in this time is left to the supervisor, which the first cell starts."""
+AT_MOST = 64 << 20
+"""Freeing so many bytes takes some milliseconds; larger names are left to the supervisor as well."""
 
 
-class LoadSweep:
-    """Removes what dead sessions left, in a thread of its own if there seems to be anything.
+def sweep_at_load() -> str:
+    """Remove what dead sessions left; return the line that says so, empty if there is nothing to say."""
+    if not any(map(_has_names, usual_places())):
+        return ""
+    from nbparallel.supervisor import sweep
 
-    `sentence` says what was removed; empty as long as nothing has been, or it was taken.
-    """
+    deadline, found = time.monotonic() + BUDGET_SECONDS, []
+    for name in sweep.steps(remove=_remove_small):
+        found.append(name)
+        if time.monotonic() > deadline:
+            break
+    return sweep.report_of(found).sentence
 
-    def __init__(self) -> None:
-        self.sentence = ""
-        if any(map(_has_names, usual_places())):
-            thread = threading.Thread(target=self._run, name="nbparallel-sweep", daemon=True)
-            thread.start()
-            thread.join(WAIT_SECONDS)
 
-    def _run(self) -> None:
-        from nbparallel.supervisor.sweep import sweep
-
-        self.sentence = sweep().sentence
-
-    def tell(self) -> None:
-        """Print what was removed, once."""
-        sentence, self.sentence = self.sentence, ""
-        if sentence:
-            print(sentence)  # noqa: T201  (it belongs under the cell that runs)
+def _remove_small(path: str, nbytes: int) -> None:
+    if nbytes > AT_MOST:
+        raise BlockingIOError(errno.EAGAIN, "it is large, the next session's supervisor removes it")
+    os.unlink(path)
 
 
 def _has_names(directory: str) -> bool:

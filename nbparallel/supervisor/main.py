@@ -28,7 +28,6 @@ from typing import Any
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor import processes
 from nbparallel.supervisor.desk import Outgoing, SegmentDesk
-from nbparallel.supervisor.outbox import Outbox
 from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
 from nbparallel.supervisor.rank import Rank
 from nbparallel.supervisor.sweeping import Sweeping

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from nbparallel.supervisor.death import Coroner, Fate, Verdict
 from nbparallel.wire import owners
@@ -26,6 +27,11 @@ from nbparallel.wire.units import size_text
 
 LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "overlay"})
 """Kinds of file systems that outlive a boot and that two machines never use at the same time."""
+
+
+LARGE = 256 << 20
+"""So many bytes take some ten milliseconds to free."""
+Remove: TypeAlias = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,28 @@ def removal_text(count: int, nbytes: int, sessions: int) -> str:
     return f"removed {segments} ({size_text(nbytes)}) of {whose} that ended without cleaning up"
 
 
+def unlink(path: str, nbytes: int) -> None:
+    """Remove a name; `nbytes` lie behind it."""
+    os.unlink(path)
+
+
+def unlink_aside(path: str, nbytes: int) -> None:
+    """Remove a name without waiting until all its memory is free: that takes a second for some gigabytes.
+
+    Only for a process with one thread, which reaps its children.
+    """
+    if nbytes < LARGE:
+        os.unlink(path)
+        return
+    held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.unlink(path)
+        if os.fork() == 0:
+            os._exit(0)  # frees it, as the last one that has it open
+    finally:
+        os.close(held)
+
+
 def sweep(places: Iterable[str] | None = None) -> SweepReport:
     """Remove the names of dead sessions at once; see `steps` for the parameter."""
     return report_of(steps(places))
@@ -87,7 +115,7 @@ def sweep(places: Iterable[str] | None = None) -> SweepReport:
 
 def look(places: Iterable[str] | None = None) -> SweepReport:
     """Return what a sweep would find, without removing anything: ``removed`` is empty."""
-    return report_of(steps(places, remove=False))
+    return report_of(steps(places, remove=None))
 
 
 def report_of(found: Iterable[StaleName | None]) -> SweepReport:
@@ -98,15 +126,17 @@ def report_of(found: Iterable[StaleName | None]) -> SweepReport:
     )
 
 
-def steps(places: Iterable[str] | None = None, *, remove: bool = True) -> Iterator[StaleName | None]:
+def steps(
+    places: Iterable[str] | None = None, *, remove: Remove | None = unlink
+) -> Iterator[StaleName | None]:
     """Sweep in small steps: at most one name is removed in each; None where nothing was found.
 
     Parameters
     ----------
     places : iterable of path, optional
         Directories to look at, and those that pointers there name; by default the usual ones.
-    remove : bool
-        False: only look.
+    remove : callable, optional
+        Called with a path and the bytes behind it; its `OSError` leaves the name there.  None: only look.
     """
     waiting = list(owners.usual_places() if places is None else places)
     coroner = Coroner(this_world(), boot_time())
@@ -144,7 +174,7 @@ class _Directory:
         self._coroner = coroner
         self._on_disk: bool | None = None
 
-    def steps(self, *, remove: bool) -> Iterator[StaleName | None]:
+    def steps(self, *, remove: Remove | None) -> Iterator[StaleName | None]:
         groups: dict[str, list[str]] = {}
         for name in sorted(self._names):
             if owners.pointer_stem(name):
@@ -187,7 +217,7 @@ class _Directory:
         return owner, self._coroner.judge(owner, status.st_ctime, on_disk=self._on_disk)
 
     def _deal_with(
-        self, name: str, owner: Owner | None, verdict: Verdict, *, remove: bool
+        self, name: str, owner: Owner | None, verdict: Verdict, *, remove: Remove | None
     ) -> StaleName | None:
         path = os.path.join(self._path, name)
         try:
@@ -203,7 +233,7 @@ class _Directory:
         removed = False
         if remove and fate is Fate.DEAD:
             try:
-                os.unlink(path)
+                remove(path, nbytes)
                 removed = True
             except FileNotFoundError:
                 return None  # another sweep was quicker

@@ -25,7 +25,7 @@ class Sweeping:
         # Imported here: the template has been started by now, and takes longer than this.
         from nbparallel.supervisor import sweep
 
-        self._steps = sweep.steps()
+        self._steps = sweep.steps(remove=sweep.unlink_aside)
 
     def step(self) -> None:
         """Look at one name, and remove it if its owner is dead; nothing if it is over."""

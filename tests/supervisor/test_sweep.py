@@ -66,6 +66,12 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.fixture(autouse=True)
+def _no_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave nothing where other sessions look."""
+    monkeypatch.setattr(owners, "_pointer", lambda record, temporary: "")
+
+
 @pytest.fixture
 def stopped() -> Iterator[Process]:
     """Start a process that does nothing, and give its identity."""
@@ -396,6 +402,16 @@ def test_f72_property_a_living_one_is_never_touched(
     report = sweep([str(folder)])
     assert {Path(name.path).name for name in report.removed} == doomed
     assert {name for name in left_in(folder) if not name.endswith(".owner")} == kept
+
+
+def test_f72_gigabytes_are_freed_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor does not wait until a large name's memory is free; a child of its does."""
+    monkeypatch.setattr(sweeps, "LARGE", 8192)
+    leave(tmp_path, owner(DEAD), 2)
+    report = sweeps.report_of(sweeps.steps([str(tmp_path)], remove=sweeps.unlink_aside))
+    assert len(report.removed) == 2
+    assert left_in(tmp_path) == set()
+    assert [os.wait()[1] for _ in report.removed] == [0, 0]
 
 
 def test_the_line_counts_segments_and_sessions() -> None:
