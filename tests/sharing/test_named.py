@@ -196,7 +196,7 @@ def test_names_of_a_killed_rank_go_within_a_second():
             assert time.monotonic() < deadline, names() - before
             time.sleep(0.005)
         assert session.run("float(x.sum())", ranks=[0]).values[0] == 1e5
-    assert names() == before
+    assert not names() - before
 
 
 def test_names_of_a_killed_notebook_go_with_the_session():
