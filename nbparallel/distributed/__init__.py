@@ -5,28 +5,55 @@ The functions here use the communicator of the running session; the engine sets 
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.group import Group
 from nbparallel.distributed.reduce import ReduceOp
 
 __all__ = [
     "Communicator",
+    "Group",
     "ReduceOp",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
     "broadcast",
+    "broadcast_object_list",
     "call_with_rank",
     "current",
     "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
     "get_rank",
     "get_world_size",
     "init_process_group",
     "is_initialized",
+    "monitored_barrier",
+    "new_group",
     "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
     "set_current",
+    "split",
     "strict_sync",
 ]
 
@@ -65,18 +92,8 @@ def init_process_group(*_: Any, **__: Any) -> None:
     current()
 
 
-def destroy_process_group(group: None = None) -> None:
+def destroy_process_group(group: object = None) -> None:
     """Do nothing: the session ends with its ranks."""
-
-
-def get_rank() -> int:
-    """Return this rank's number."""
-    return current().rank
-
-
-def get_world_size() -> int:
-    """Return how many ranks there are."""
-    return current().world_size
 
 
 def call_with_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -84,33 +101,78 @@ def call_with_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return function(get_rank(), *args)
 
 
-def send(tensor: Any, dst: int, group: None = None, tag: int = 0, **options: Any) -> None:
+def send(
+    tensor: Any, dst: int | None = None, group: Group | None = None, tag: int = 0, **options: Any
+) -> None:
     """Send a value to rank `dst`; see `Communicator.send`."""
     (_current or current()).send(tensor, dst, group, tag, **options)
 
 
-def recv(tensor: Any = None, src: int | None = None, group: None = None, tag: int = 0, **options: Any) -> Any:
+def recv(
+    tensor: Any = None, src: int | None = None, group: Group | None = None, tag: int = 0, **options: Any
+) -> Any:
     """Receive a value: ``x = recv(src=0)``; see `Communicator.recv`."""
     return (_current or current()).recv(tensor, src, group, tag, **options)
 
 
-def broadcast(tensor: Any, src: int = 0, group: None = None, async_op: bool = False, **options: Any) -> Any:
+def broadcast(
+    tensor: Any, src: int | None = None, group: Group | None = None, async_op: bool = False, **options: Any
+) -> Any:
     """Give every rank what rank `src` has; see `Communicator.broadcast`."""
     return (_current or current()).broadcast(tensor, src, group, async_op, **options)
 
 
 def all_reduce(
-    tensor: Any, op: str = "sum", group: None = None, async_op: bool = False, *, timeout: float | None = None
+    tensor: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, **options: Any
 ) -> Any:
     """Combine the values of all ranks and give every rank the result; see `Communicator.all_reduce`."""
-    return (_current or current()).all_reduce(tensor, op, group, async_op, timeout=timeout)
+    return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
 
 
-def barrier(group: None = None, async_op: bool = False, *, timeout: float | None = None) -> None:
+def barrier(group: Group | None = None, async_op: bool = False, **options: Any) -> None:
     """Return when every rank has called it."""
-    (_current or current()).barrier(group, async_op, timeout=timeout)
+    (_current or current()).barrier(group, async_op, **options)
 
 
-def strict_sync(on: bool = True) -> None:
-    """Make every `send` of this rank wait until its message was received, to show latent deadlocks."""
-    current().strict_sync(on)
+def _operation(name: str) -> Callable[..., Any]:
+    """Return the function of this module for a method of the communicator, with its description."""
+    method = getattr(Communicator, name)
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        return getattr(_current or current(), name)(*args, **options)
+
+    signature = inspect.signature(method)
+    _, *parameters = signature.parameters.values()  # all but self
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__module__, call.__qualname__ = __name__, name
+    return call
+
+
+reduce = _operation("reduce")
+gather = _operation("gather")
+all_gather = _operation("all_gather")
+scatter = _operation("scatter")
+reduce_scatter = _operation("reduce_scatter")
+all_to_all = _operation("all_to_all")
+monitored_barrier = _operation("monitored_barrier")
+strict_sync = _operation("strict_sync")
+
+all_gather_into_tensor = all_gather_single = _operation("all_gather_into_tensor")
+reduce_scatter_tensor = reduce_scatter_single = _operation("reduce_scatter_tensor")
+all_to_all_single = _operation("all_to_all_single")
+
+all_gather_object = _operation("all_gather_object")
+gather_object = _operation("gather_object")
+broadcast_object_list = _operation("broadcast_object_list")
+scatter_object_list = _operation("scatter_object_list")
+send_object_list = _operation("send_object_list")
+recv_object_list = _operation("recv_object_list")
+
+new_group = _operation("new_group")
+split = _operation("split")
+get_rank = _operation("get_rank")
+get_world_size = _operation("get_world_size")
+get_process_group_ranks = _operation("get_process_group_ranks")
+get_group_rank = _operation("get_group_rank")
+get_global_rank = _operation("get_global_rank")

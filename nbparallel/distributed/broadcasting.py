@@ -42,13 +42,13 @@ class Broadcast:
     def __call__(self, x: Any, root: int) -> Any:
         """Return what `root` has; an array of this rank is filled."""
         member, meeting = self._member, self._meeting
-        mine = member.rank == root
+        mine = meeting.index == root
         array = as_plain_array(x)
         if array is not None and not mine and not array.flags.writeable:
             raise ValueError(
                 "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
             )
-        if member.world_size == 1:
+        if len(meeting.ranks) == 1:
             return x
         data, keep = (b"", None) if array is not None or not mine else objects.dumps(x, member.store)
         place = None if array is None else member.memory.place(array)
@@ -83,13 +83,14 @@ class Broadcast:
         if label is None:
             if len(self._labels) >= MAX_LABELS:
                 self._labels.clear()
+            rank = self._meeting.ranks[root]
             if array is None:
                 kind = type(x).__name__ if mine else "-"
-                label = fingerprint("broadcast", kind, root=root, content="object" if mine else None)
+                label = fingerprint("broadcast", kind, root=rank, content="object" if mine else None)
             else:
                 content = (array.dtype.str, str(array.dtype), array.shape)
                 label = fingerprint(
-                    "broadcast", str(array.dtype), str(array.shape), root=root, content=content
+                    "broadcast", str(array.dtype), str(array.shape), root=rank, content=content
                 )
             self._labels[key] = label
         return label

@@ -1,76 +1,51 @@
-"""broadcast, all_reduce and barrier: which way the bytes take.
+"""Collectives: everything that one group does together, as one of its members does it.
 
-Small arrays and numbers go through the slots: one synchronisation, every rank combines all slots itself.
-Larger ones: if every rank's array lies in shared memory, directly (`direct`); else through scratch memory
-(`scratch`), a chunk at a time.  All ranks see the same bits in all slots, so they choose alike.
+Each operation has a file of its own; they share how the members meet (`meeting`), the scratch memory, and
+the order: one operation after the other, the same on every member.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from nbparallel.distributed import faultpoints
+from nbparallel.distributed.all_reduce import AllReduce
+from nbparallel.distributed.area import Area
 from nbparallel.distributed.broadcasting import Broadcast
-from nbparallel.distributed.direct import direct_all_reduce
-from nbparallel.distributed.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.exchange import Exchange
+from nbparallel.distributed.fingerprint import fingerprint
+from nbparallel.distributed.gathering import Gathering
 from nbparallel.distributed.meeting import Meeting
 from nbparallel.distributed.member import Member
-from nbparallel.distributed.memory import AnyArray, Place
-from nbparallel.distributed.reduce import (
-    Operator,
-    check_dtype,
-    check_number,
-    combine_numbers,
-    find_operator,
-    is_number,
-    pack_number,
-    unpack_number,
-)
+from nbparallel.distributed.reducing import Reducing
+from nbparallel.distributed.scattering import Scattering
 from nbparallel.distributed.scratch import Scratch
-from nbparallel.wire.control import GENERATIONS, Operation
+from nbparallel.wire.control import Operation
 
-SHARED_INLINE = 8 << 10
-"""Bytes up to which even shared arrays go through the slots: one synchronisation instead of two."""
-MAX_PLANS = 1024
 _BARRIER = fingerprint("barrier")
 
 
-class Plan:
-    """What is the same in every all_reduce of one operator, dtype and shape."""
-
-    __slots__ = ("averaged", "fingerprint", "fused", "inline", "nbytes", "operator", "views")
-
-    def __init__(self, operator: Operator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.operator = operator
-        self.fingerprint: Fingerprint = fingerprint(
-            "all_reduce", str(dtype), str(shape), operator=operator.name, content=(dtype.str, shape)
-        )
-        self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
-        self.averaged = operator.name == "avg"
-        self.inline = self.nbytes <= SHARED_INLINE
-        # Complex products may be fused differently for different layouts: all ranks compute them in one.
-        self.fused = dtype.kind == "c" and operator.name == "product"
-        self.views: list[list[AnyArray] | None] = [None] * GENERATIONS
-
-
 class Collectives:
-    """The collective operations of one rank."""
+    """The collective operations of one rank in one group.
 
-    def __init__(self, member: Member) -> None:
-        self._member, self._memory = member, member.memory
-        self._meeting = Meeting(member)
+    Roots are places in the group, not ranks of the world.
+    """
+
+    def __init__(self, member: Member, area: Area) -> None:
+        self._member, self._area = member, area
+        self._meeting = Meeting(member, area)
         self._scratch = Scratch(member, self._meeting)
-        self._rank, self._world_size = member.rank, member.world_size
-        self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Plan] = {}
-        self._labels: dict[tuple[str, str], Fingerprint] = {}
+        self.all_reduce = AllReduce(member, self._meeting, self._scratch)
         self._broadcast = Broadcast(member, self._meeting, self._scratch)
-
-    # -- barrier ---------------------------------------------------------------------------------------
+        reducing = Reducing(member, self._meeting, self._scratch)
+        self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
+        self._exchange = Exchange(member, self._meeting)
+        gathering = Gathering(self._exchange, area.ranks, area.index)
+        self.all_gather, self.gather = gathering.all_gather, gathering.gather
+        self._scattering = Scattering(self._exchange, area.ranks)
+        self.scatter, self.all_to_all = self._scattering.scatter, self._scattering.all_to_all
 
     def barrier(self, deadline_ns: int | None) -> None:
-        """Wait until every rank is here."""
+        """Wait until every member is here."""
         meeting = self._meeting
         meeting.deadline_ns = deadline_ns
         meeting.begin(Operation.barrier, _BARRIER, self._member.line())
@@ -79,168 +54,21 @@ class Collectives:
         meeting.end()
         self._member.operations += 1
 
-    # -- all_reduce --------------------------------------------------------------------------------------
-
-    def all_reduce(self, x: Any, op: str, deadline_ns: int | None) -> Any:
-        """Combine `x` of all ranks; an array in place."""
-        if type(x) is not np.ndarray:
-            return self._all_reduce_other(x, op, deadline_ns)
-        plan = self._plans.get((op, x.dtype, x.shape)) or self._plan(op, x)
-        if not x.flags.writeable:
-            raise ValueError(
-                "all_reduce works in place and this array is read-only: pass x.copy(), or share it for "
-                "writing with `%share` in the notebook"
-            )
-        member, meeting = self._member, self._meeting
-        if self._world_size == 1:
-            return x
-        place = None if x.base is None else self._memory.place(x)
-        meeting.deadline_ns = deadline_ns
-        generation = meeting.begin(Operation.all_reduce, plan.fingerprint, member.line())
-        member.operations += 1
-        member.nbytes += plan.nbytes
-        if plan.inline or (place is None and plan.nbytes <= meeting.payload_nbytes):
-            views = plan.views[generation] or self._views(plan, generation, x)
-            if faultpoints.ARMED:
-                faultpoints.hit("half_payload", self._rank)
-            views[self._rank][...] = x
-        if plan.inline:
-            bits = SHARED if place is not None else 0
-            same = meeting.meet(bits, place)
-            if not same:
-                meeting.compare()
-            if not same or (bits and not meeting.disjoint()):
-                meeting.check_overlap(meeting.bits())
-            self._combine_slots(plan, generation, x)
-        else:
-            self._all_reduce_large(x, plan, place)
-        meeting.end()
-        return x
-
-    def _plan(self, op: str, x: AnyArray) -> Plan:
-        operator = find_operator(op)
-        check_dtype(operator, x.dtype)
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
-        plan = self._plans[op, x.dtype, x.shape] = Plan(operator, x.dtype, x.shape)
-        return plan
-
-    def _views(self, plan: Plan, generation: int, x: AnyArray) -> list[AnyArray]:
-        """Return every rank's slot as an array of the shape and dtype of `x`."""
-        views: list[AnyArray] = [
-            np.ndarray(x.shape, x.dtype, self._member.view.map, self._meeting.payload_start(rank))
-            for rank in range(self._world_size)
-        ]
-        plan.views[generation] = views
-        return views
-
-    def _combine_slots(self, plan: Plan, generation: int, x: AnyArray) -> None:
-        views = plan.views[generation]
-        assert views is not None, "this rank has just written its own"
-        out = np.empty(x.shape, x.dtype) if plan.fused else x
-        ufunc = plan.operator.ufunc
-        ufunc(views[0], views[1], out=out)
-        for view in views[2:]:
-            ufunc(out, view, out=out)
-        if plan.averaged:
-            np.true_divide(out, self._world_size, out)
-        if out is not x:
-            x[...] = out
-
-    def _all_reduce_large(self, x: AnyArray, plan: Plan, place: Place | None) -> None:
-        meeting = self._meeting
-        through_slots = plan.nbytes <= meeting.payload_nbytes
-        direct = place is not None and place.direct
-        source: AnyArray = x if x.flags.c_contiguous else np.ascontiguousarray(x)
-        if place is not None and direct:
-            meeting.put(self._memory.packed(x, place))
-            self._member.exposed = True
-        elif not through_slots:
-            meeting.put(self._scratch.offer(source))
-        elif place is not None:
-            views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
-            views[self._rank][...] = x
-        bits = (SHARED if place is not None else 0) | (DIRECT if direct else 0)
-        if not meeting.meet(bits, place):
-            meeting.compare()
-        everybody = meeting.bits()
-        if any(everybody):
-            self._check_overlap(everybody)
-        if all(b & DIRECT for b in everybody):
-            assert direct, "this rank is one of them"
-            direct_all_reduce(self._member, meeting, x, plan.operator, averaged=plan.averaged)
-            self._member.exposed = False
-            return
-        self._member.exposed = False
-        if through_slots:
-            if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the slots
-                if direct:
-                    views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
-                    views[self._rank][...] = x
-                meeting.again()
-            if plan.views[meeting.generation] is None:
-                self._views(plan, meeting.generation, x)
-            self._combine_slots(plan, meeting.generation, x)
-            return
-        if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
-            if direct:
-                meeting.put(self._scratch.offer(source))
-            meeting.again()
-        self._scratch.all_reduce(source, plan.operator, averaged=plan.averaged)
-        if source is not x:
-            x[...] = source
-
-    def _check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
-        try:
-            self._meeting.check_overlap(bits, root=root)
-        except ValueError:
-            self._member.exposed = False  # nobody writes: all ranks have seen the same
-            raise
-
-    def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
-        operator = find_operator(op)
-        if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
-            self.all_reduce(x.view(np.ndarray), op, deadline_ns)
-            return x
-        if not is_number(x):
-            raise TypeError(
-                f"all_reduce needs an array or a number, not {type(x).__name__}"
-                + (": use np.array(x)" if isinstance(x, list | tuple) else "")
-            )
-        value = check_number(operator, x)
-        if self._world_size == 1:
-            return combine_numbers(operator, [value])
-        packed = pack_number(value)
-        meeting = self._meeting
-        if len(packed) > meeting.payload_nbytes:
-            raise ValueError(f"a number of {len(packed)} bytes is too long for all_reduce")
-        meeting.deadline_ns = deadline_ns
-        label = self._label(type(value).__name__, operator.name)
-        meeting.begin(Operation.all_reduce, label, self._member.line())
-        meeting.put(packed)
-        if not meeting.meet():
-            meeting.compare()
-        values = [unpack_number(bytes(meeting.get(rank))) for rank in range(self._world_size)]
-        meeting.end()
-        self._member.operations += 1
-        return combine_numbers(operator, values)
-
-    def _label(self, kind: str, operator: str) -> Fingerprint:
-        label = self._labels.get((kind, operator))
-        if label is None:
-            label = fingerprint("all_reduce", kind, operator=operator, content="number")
-            self._labels[kind, operator] = label
-        return label
-
-    # -- broadcast ---------------------------------------------------------------------------------------
-
-    def broadcast(self, x: Any, root: int, deadline_ns: int | None) -> Any:
+    def broadcast(self, x: Any, root: int, deadline_ns: int | None, *, view: bool = False) -> Any:
         """Give everybody what `root` has."""
+        if view:
+            return self._scattering.show(x, root, deadline_ns, mine=self._area.index == root)
         self._meeting.deadline_ns = deadline_ns
         self._member.operations += 1
         return self._broadcast(x, root)
 
+    def release(self) -> None:
+        """Let go of copies that everybody has read."""
+        self._exchange.release()
+
     def close(self) -> None:
         """Let go of all memory."""
         self._scratch.close()
-        self._plans.clear()
+        self._exchange.close()
+        self.all_reduce.close()
+        self._area.close()

@@ -14,8 +14,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from nbparallel.distributed.area import Area, group_area
 from nbparallel.distributed.member import Member, Wait
-from nbparallel.errors import DeadlockError, rank_list
+from nbparallel.distributed.memory import decode_handle
+from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State
 
 FIRST_LOOK_NS = 200_000_000
@@ -28,7 +30,7 @@ def awaited_of(member: Member, record: SlotRecord) -> list[int] | None:
     """Return for whom the rank of `record` waits in vain; None if what it waits for is there."""
     view, layout, me = member.view, member.view.layout, record.rank
     words = view.words
-    if record.operation is Operation.recv:
+    if record.operation in (Operation.recv, Operation.new_group):
         sources = [record.peer] if record.peer >= 0 else [r for r in member.participants if r != me]
         if any(words[layout.tail_word(s, me)] != words[layout.head_word(s, me)] for s in sources):
             return None
@@ -40,8 +42,25 @@ def awaited_of(member: Member, record: SlotRecord) -> list[int] | None:
         return None  # whoever waits makes room for others meanwhile, so this ends
     if not record.target:
         return None
+    if record.area:
+        area = area_of(member, record)
+        return None if area is None else area.missing(record.target) or None
     missing = [r for r in member.participants if words[view.word_arrive(r)] < record.target]
     return missing or None
+
+
+def area_of(member: Member, record: SlotRecord) -> Area | None:
+    """Return where the group meets in which a rank waits, which need not be a group of this rank."""
+    area = member.areas.get(record.area)
+    if area is None and record.area:
+        try:
+            memory = member.store.attach(decode_handle(record.area), writable=False)
+        except (SegmentLostError, InvalidHandleError, ValueError, EOFError, TypeError):
+            return None  # torn, or gone with its maker: then nothing is known
+        area = group_area(memory, record.area, member.rank)
+        if area is not None:
+            member.areas[record.area] = area
+    return area
 
 
 def stuck_ranks(member: Member) -> Mapping[int, tuple[SlotRecord, list[int]]]:
@@ -99,16 +118,21 @@ def describe(member: Member, stuck: Mapping[int, tuple[SlotRecord, list[int]]]) 
     """Return who waits for whom, on which line."""
     parts = []
     for rank, (record, awaited) in sorted(stuck.items()):
-        parts.append(f"rank {rank} waits {wait_text(record, awaited)}")
+        area = area_of(member, record)
+        group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
+        parts.append(f"rank {rank} waits {wait_text(record, awaited, group)}")
     finished = [r for r in range(member.world_size) if r in member.participants and member.gone(r)]
     if finished:
         parts.append(f"{rank_list(finished)} finished the cell")
     return "deadlock: " + "; ".join(parts)
 
 
-def wait_text(record: SlotRecord, awaited: list[int]) -> str:
+def wait_text(record: SlotRecord, awaited: list[int], group: str = "") -> str:
     """Return ``in recv(src=1) for rank 1 (line 3)``."""
-    call = record.operation.name
+    call = record.operation.name + group
+    if record.operation is Operation.new_group:
+        call = "in the first operation of a group"
+        return f"{call} for rank {record.peer}{f' (line {record.line})' if record.line else ''}"
     if record.operation is Operation.recv:
         source = "None" if record.peer < 0 else str(record.peer)
         call += f"(src={source}{f', tag={record.tag}' if record.tag else ''})"

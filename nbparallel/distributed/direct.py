@@ -1,4 +1,4 @@
-"""all_reduce of shared arrays in place: rank i combines slice i of all, and writes it to all.
+"""Reductions of shared arrays where they lie: member i combines slice i of all, and writes it to all.
 
 Every input byte is read once and every output byte written once; nothing else is moved.  In blocks of 64 Ki
 elements, so that the partial sums of a block stay in the cache until the last input was added.
@@ -31,12 +31,12 @@ def direct_all_reduce(
     member: Member, meeting: Meeting, x: AnyArray, operator: Operator, *, averaged: bool
 ) -> None:
     """Combine in place; everybody has left a handle of a C-contiguous array of this size and dtype."""
-    rank, world_size = member.rank, member.world_size
+    index, size = meeting.index, len(meeting.ranks)
     arrays = [
-        x.reshape(-1) if r == rank else member.memory.attach(bytes(meeting.get(r)), writable=True)
-        for r in range(world_size)
+        x.reshape(-1) if i == index else member.memory.attach(bytes(meeting.get(i)), writable=True)
+        for i in range(size)
     ]
-    start, stop = slice_bounds(x.size, rank, world_size)
+    start, stop = slice_bounds(x.size, index, size)
     if start < stop:
         member.may_write(meeting.number)
         blocks = range(start, stop, BLOCK)
@@ -46,10 +46,74 @@ def direct_all_reduce(
                     member.check_peers()
                 combine_block(arrays, begin, min(begin + BLOCK, stop), operator, averaged=averaged)
                 if faultpoints.ARMED and i == len(blocks) // 2:
-                    faultpoints.hit("half_payload", rank)
+                    faultpoints.hit("half_payload", member.rank)
         member.waiter.fence()
         member.words[member.writing] = 0
     meeting.again()
+
+
+def direct_reduce(
+    member: Member,
+    meeting: Meeting,
+    arrays: list[AnyArray],
+    target: AnyArray,
+    operator: Operator,
+    *,
+    averaged: bool,
+) -> None:
+    """Combine this member's slice of all arrays into `target`, which may be one of them."""
+    start, stop = slice_bounds(target.size, meeting.index, len(meeting.ranks))
+    if start < stop:
+        member.may_write(meeting.number)
+        _combine_into(member, arrays, target, start, stop, 0, operator, averaged=averaged)
+        member.waiter.fence()
+        member.words[member.writing] = 0
+    meeting.again()
+
+
+def direct_reduce_scatter(
+    member: Member,
+    arrays: list[AnyArray],
+    target: AnyArray,
+    start: int,
+    operator: Operator,
+    *,
+    averaged: bool,
+) -> None:
+    """Combine the elements of all arrays from `start` on into `target`, which is none of them."""
+    _combine_into(member, arrays, target, start, start + target.size, start, operator, averaged=averaged)
+    member.check_peers()  # whoever failed meanwhile may be changing what was just read
+
+
+def _combine_into(
+    member: Member,
+    arrays: list[AnyArray],
+    target: AnyArray,
+    start: int,
+    stop: int,
+    origin: int,
+    operator: Operator,
+    *,
+    averaged: bool,
+) -> None:
+    """Combine elements `start` to `stop` in rank order; `target` begins with element `origin`."""
+    ufunc, last = operator.ufunc, len(arrays) - 1
+    partial = np.empty(min(BLOCK, stop - start) if last > 1 else 0, target.dtype)
+    blocks = range(start, stop, BLOCK)
+    with np.errstate(all="ignore"):
+        for i, begin in enumerate(blocks):
+            if i % CHECK_EVERY == CHECK_EVERY - 1:
+                member.check_peers()
+            end = min(begin + BLOCK, stop)
+            total = arrays[0][begin:end]
+            out = target[begin - origin : end - origin]
+            for k in range(1, last):
+                total = ufunc(total, arrays[k][begin:end], out=partial[: end - begin])
+            ufunc(total, arrays[last][begin:end], out=out)
+            if averaged:
+                np.true_divide(out, len(arrays), out)
+            if faultpoints.ARMED and i == len(blocks) // 2:
+                faultpoints.hit("half_payload", member.rank)
 
 
 def combine_block(

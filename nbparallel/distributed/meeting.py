@@ -1,6 +1,6 @@
-"""Meeting: how all ranks come together in a collective, compare what they called, and give their slots free.
+"""Meeting: how a group comes together in a collective, compares what it called, and gives its slots free.
 
-Every rank has `GENERATIONS` slots, used in turn.  One collective::
+Every member has `GENERATIONS` slots, used in turn.  One collective::
 
     wait until everybody's *done* counter has passed this slot's last use      (nearly always true)
     write payload, fingerprint and line into the slot
@@ -20,15 +20,18 @@ from __future__ import annotations
 import time
 
 from nbparallel.distributed import faultpoints
+from nbparallel.distributed.area import Area
 from nbparallel.distributed.diagnosis import wait_text
 from nbparallel.distributed.fingerprint import BITS, Fingerprint, parse, table
 from nbparallel.distributed.member import Member, Wait
-from nbparallel.distributed.memory import Place, overlapping
+from nbparallel.distributed.memory import Place, Span, conflict, overlapping
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
 
 # Words of a slot's first line.
-WORD, CALL, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT = range(9)
+WORD, CALL, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT, WRITTEN = range(10)
+"""`WRITTEN` and the two behind it: the shared memory that a reduction will write on this rank, if it is not
+that of all."""
 TEXT_OFFSET = 128
 """Bytes from the slot's begin to its description."""
 EARLY_NS = 100_000_000
@@ -37,28 +40,33 @@ _NO_FINGERPRINT = Fingerprint(0, 0, 0, b"")
 
 
 class Meeting:
-    """One rank's side of all collectives of an epoch.
+    """One rank's side of all collectives of a group in an epoch.
+
+    Members are counted by their place in the group, but for words and errors, which name ranks of the world.
 
     Attributes
     ----------
+    ranks : tuple of int
+        The members' ranks.
+    index : int
+        This rank's place among them.
     number : int
         Of the last collective that began.
     generation : int
         Index of its slot.
     """
 
-    def __init__(self, member: Member) -> None:
-        view, layout = member.view, member.view.layout
-        self._member, self._words, self._octets = member, member.words, member.octets
+    def __init__(self, member: Member, area: Area) -> None:
+        self.area, self.ranks, self.index = area, area.ranks, area.index
+        self._member, self._words, self._octets = member, area.words, area.octets
         self._announce, self._spin = member.waiter.announce, member.waiter.spin
-        self.payload_nbytes = layout.slot_payload
-        self._arrive, self._done = view.word_arrive(member.rank), view.word_done(member.rank)
-        self._slot_words = [
-            [layout.slot_byte(r, g) // 8 for g in range(GENERATIONS)] for r in range(member.world_size)
-        ]
-        self._mine = self._slot_words[member.rank]
+        self.payload_nbytes = area.payload_nbytes
+        self._arrive, self._done = area.arrive[area.index], area.done[area.index]
+        self._slot_words = [[start // 8 for start in slots] for slots in area.slots]
+        self._mine = self._slot_words[area.index]
         self._segments = [[slots[g] + SEGMENT for slots in self._slot_words] for g in range(GENERATIONS)]
-        self._peers = [(r, view.word_arrive(r), self._slot_words[r]) for r in member.others]
+        self._peers = [(area.ranks[i], area.arrive[i], self._slot_words[i]) for i in area.others]
+        self._readers = [(area.ranks[i], area.done[i]) for i in area.others]
         self.number = self.arrivals = self.generation = 0
         self._strong_order = member.waiter.strong_order
         self._all_done = 0
@@ -99,12 +107,12 @@ class Meeting:
         if faultpoints.ARMED:
             faultpoints.hit("wrote_header", self._member.rank)
         self.arrivals = arrivals = self.arrivals + 1
-        self._announce(self._arrive, arrivals)
+        self._announce(words, self._arrive, arrivals)
         if faultpoints.ARMED:
             faultpoints.hit("wrote_flag", self._member.rank)
         same = True
         for rank, arrive, slots in self._peers:
-            if words[arrive] < arrivals and not self._spin(arrive, arrivals):
+            if words[arrive] < arrivals and not self._spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=True)
             if not self._strong_order:
                 self._member.waiter.fence()  # his slot after his word
@@ -122,11 +130,11 @@ class Meeting:
 
     def again(self) -> None:
         """Synchronise once more inside the same collective."""
-        self.arrivals = arrivals = self.arrivals + 1
-        self._announce(self._arrive, arrivals)
         words = self._words
+        self.arrivals = arrivals = self.arrivals + 1
+        self._announce(words, self._arrive, arrivals)
         for rank, arrive, _ in self._peers:
-            if words[arrive] < arrivals and not self._spin(arrive, arrivals):
+            if words[arrive] < arrivals and not self._spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=False)
         if not self._strong_order:
             self._member.waiter.fence()
@@ -154,14 +162,15 @@ class Meeting:
         if root is not None:
             contents.discard(0)
         if len(calls) > 1 or len(contents) > 1:
-            ranks = range(self._member.world_size)
-            raise CollectiveMismatchError(
-                "ranks called different operations, or the same with different arguments:\n"
-                + table({r: self._row(r) for r in ranks})
-            )
+            raise self.mismatch("ranks called different operations, or the same with different arguments")
+
+    def mismatch(self, what: str) -> CollectiveMismatchError:
+        """Return the error that says what is wrong and what every member called."""
+        rows = {rank: self._row(i) for i, rank in enumerate(self.ranks)}
+        return CollectiveMismatchError(f"{what}:\n{table(rows)}")
 
     def bits(self) -> list[int]:
-        """Return every rank's low bits."""
+        """Return every member's low bits."""
         return [self._words[slots[self.generation]] & BITS for slots in self._slot_words]
 
     def disjoint(self) -> bool:
@@ -176,36 +185,62 @@ class Meeting:
         """
         words, generation = self._words, self.generation
         spans = []
-        for rank, slots in enumerate(self._slot_words):
+        for i, slots in enumerate(self._slot_words):
             first = slots[generation] + SEGMENT
-            spans.append((words[first], words[first + 1], words[first + 2]) if bits[rank] else (0, 0, 0))
+            spans.append((words[first], words[first + 1], words[first + 2]) if bits[i] else (0, 0, 0))
         if root is not None and spans[root][0]:
-            spans = [(0, 0, 0) if s == spans[root] and r != root else s for r, s in enumerate(spans)]
+            spans = [(0, 0, 0) if s == spans[root] and i != root else s for i, s in enumerate(spans)]
         found = overlapping(spans)
-        if found is None:
-            return
-        name = self._operation.name
+        if found is not None:
+            raise self.overlap(*found)
+
+    def write(self, place: Place | None) -> None:
+        """Say which shared memory this rank will write, before it arrives."""
+        first = self._mine[self.generation] + WRITTEN
+        self._words[first] = 0 if place is None else place.segment
+        if place is not None:
+            self._words[first + 1], self._words[first + 2] = place.start, place.stop
+
+    def check_writes(self, bits: list[int]) -> None:
+        """Raise `ValueError` on every rank if one writes (`write`) what another one passed or writes."""
+        words, generation = self._words, self.generation
+        spans: list[list[tuple[Span, bool]]] = []
+        for i, slots in enumerate(self._slot_words):
+            read, written = slots[generation] + SEGMENT, slots[generation] + WRITTEN
+            mine: list[tuple[Span, bool]] = []
+            if bits[i]:
+                mine.append(((words[read], words[read + 1], words[read + 2]), False))
+            if words[written]:
+                mine.append(((words[written], words[written + 1], words[written + 2]), True))
+            spans.append(mine)
+        found = conflict(spans)
+        if found is not None:
+            raise self.overlap(*found)
+
+    def overlap(self, one: int, other: int) -> ValueError:
+        """End the collective, before anything was written; returns the error about two members' memory."""
+        first, second = sorted((self.ranks[one], self.ranks[other]))
         self.end()
-        raise ValueError(
-            f"ranks {found[0]} and {found[1]} passed overlapping memory of one shared array to {name}, which "
-            "would write it from both: pass each rank's own part, or x.copy()"
+        return ValueError(
+            f"ranks {first} and {second} passed overlapping memory of one shared array to "
+            f"{self._operation.name}, which would write it: pass each rank's own part, or x.copy()"
         )
 
-    def _row(self, rank: int) -> tuple[str, ...]:
-        slot = self._slot_words[rank][self.generation]
+    def _row(self, index: int) -> tuple[str, ...]:
+        slot = self._slot_words[index][self.generation]
         start = slot * 8 + TEXT_OFFSET
         text = bytes(self._octets[start : start + min(self._words[slot + TEXT], SLOT_HEADER - TEXT_OFFSET)])
         return parse(text, self._words[slot + LINE])
 
     # -- slots' contents -------------------------------------------------------------------------------
 
-    def payload_start(self, rank: int) -> int:
-        """Return the first byte of the payload of a rank's current slot."""
-        return self._slot_words[rank][self.generation] * 8 + SLOT_HEADER
+    def payload_start(self, index: int) -> int:
+        """Return the first byte of the payload of a member's current slot."""
+        return self._slot_words[index][self.generation] * 8 + SLOT_HEADER
 
     def put(self, data: bytes | memoryview) -> None:
         """Write the payload of this rank's slot; it must fit."""
-        nbytes, start = len(data), self.payload_start(self._member.rank)
+        nbytes, start = len(data), self.payload_start(self.index)
         if faultpoints.ARMED:
             half = nbytes // 2
             self._octets[start : start + half] = data[:half]
@@ -213,30 +248,36 @@ class Meeting:
         self._octets[start : start + nbytes] = data
         self._words[self._mine[self.generation] + NBYTES] = nbytes
 
-    def get(self, rank: int) -> memoryview:
-        """Return the payload of a rank's slot; valid until `end`."""
-        start = self.payload_start(rank)
-        nbytes = min(self._words[self._slot_words[rank][self.generation] + NBYTES], self.payload_nbytes)
+    def get(self, index: int) -> memoryview:
+        """Return the payload of a member's slot; valid until `end`."""
+        start = self.payload_start(index)
+        nbytes = min(self._words[self._slot_words[index][self.generation] + NBYTES], self.payload_nbytes)
         return self._octets[start : start + nbytes]
 
     # -- waiting ---------------------------------------------------------------------------------------
 
+    def stop_reading(self) -> None:
+        """Say that this rank reads nobody's memory any more, to who may be waiting for that."""
+        self._announce(self._words, self._done, self.number)
+
     def wait_until_read(self) -> None:
         """Wait until everybody is done with this collective and reads this rank's memory no more."""
-        view, number = self._member.view, self.number
-        for rank in self._member.others:
-            self._wait_for_word(rank, view.word_done(rank), number)
+        for rank, word in self._readers:
+            self._wait_for_word(rank, word, self.number)
+
+    def all_done(self) -> int:
+        """Return the last collective that nobody reads any more."""
+        return min((self._words[word] for _, word in self._readers), default=self.number)
 
     def _wait_for_readers(self, number: int) -> None:
-        view = self._member.view
         oldest = number - GENERATIONS
-        for rank in self._member.others:
-            self._wait_for_word(rank, view.word_done(rank), oldest)
-        self._all_done = min((self._words[view.word_done(r)] for r in self._member.others), default=number)
+        for rank, word in self._readers:
+            self._wait_for_word(rank, word, oldest)
+        self._all_done = self.all_done()
 
     def _wait_for_word(self, rank: int, word: int, value: int) -> None:
         words = self._words
-        if words[word] >= value or self._spin(word, value):
+        if words[word] >= value or self._spin(words, word, value):
             return
 
         def satisfied() -> bool:
@@ -250,6 +291,7 @@ class Meeting:
             self._line,
             sequence=self.number,
             deadline_ns=self.deadline_ns,
+            area=self.area,
         )
         self._member.wait(satisfied, rank, wait)
 
@@ -268,21 +310,22 @@ class Meeting:
             target=arrivals,
             deadline_ns=self.deadline_ns,
             look=self._compare_arrived if compare else None,
+            area=self.area,
         )
         self._wait_began_ns = wait.began_ns
         self._member.wait(satisfied, rank, wait)
 
     def _arrived(self) -> list[int]:
         words, arrivals = self._words, self.arrivals
-        return sorted([self._member.rank, *(r for r, a, _ in self._peers if words[a] >= arrivals)])
+        mine, arrive = self.index, self.area.arrive
+        return [i for i in range(len(arrive)) if i == mine or words[arrive[i]] >= arrivals]
 
     def _compare_arrived(self) -> None:
         """Raise early if those who are here differ already, and somebody takes long to come."""
         if time.monotonic_ns() - self._wait_began_ns < EARLY_NS:
             return
         words, generation = self._words, self.generation
-        arrived = self._arrived()
-        calls = {words[self._slot_words[r][generation] + CALL] for r in arrived}
+        calls = {words[self._slot_words[i][generation] + CALL] for i in self._arrived()}
         if len(calls) > 1:
             raise self._member.doom(
                 CollectiveMismatchError(
@@ -292,8 +335,8 @@ class Meeting:
             )
 
     def _rows(self, finished: tuple[int, ...] | list[int]) -> dict[int, tuple[str, ...] | str]:
-        rows: dict[int, tuple[str, ...] | str] = {r: self._row(r) for r in self._arrived()}
-        for rank in self._member.others:
+        rows: dict[int, tuple[str, ...] | str] = {self.ranks[i]: self._row(i) for i in self._arrived()}
+        for rank in self.ranks:
             if rank in rows:
                 continue
             if rank in finished or self._member.gone(rank):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from nbparallel.distributed import faultpoints
+from nbparallel.distributed.area import Area
 from nbparallel.distributed.failure import describe, first_failure
 from nbparallel.distributed.memory import AnyArray, Memory
 from nbparallel.distributed.waiting import Waiter
@@ -52,6 +53,8 @@ class Wait:
     sequence: int = 0
     target: int = 0
     deadline_ns: int | None = None
+    area: Area | None = None
+    """Of the group that meets, if it is not the world."""
     look: Callable[[], None] | None = None
     """Called in every slice: raises if what has arrived so far is wrong already."""
     began_ns: int = field(default_factory=time.monotonic_ns)
@@ -110,6 +113,8 @@ class Member:
         self.cause: BaseException | None = None
         self.progress: Callable[[], None] = _nothing
         self.diagnose: Callable[[Wait], None] = _nothing
+        self.areas: dict[bytes, Area] = {}
+        """Of groups, by their handles: this rank's own, and those that it looked at."""
         self.nbytes = self.operations = 0
         self._lines: dict[tuple[int, int], int] = {}
         self._began_ns = self._past_ns = 0
@@ -153,7 +158,7 @@ class Member:
         self._statement = 0
         state = State.FINISHED if failure is None else State.FAILED
         self.view.write_slot(self.rank, self.cell, state)
-        self.waiter.announce(self.view.word_left(self.rank), self.cell)
+        self.waiter.announce(self.words, self.view.word_left(self.rank), self.cell)
         self.waiter.ring()
 
     def forget_frames(self) -> None:
@@ -169,6 +174,7 @@ class Member:
         """Let go of everything that refers back here, so that the segment is unmapped at once."""
         self.ready = False
         self.memory.close()
+        self.areas.clear()
         self.progress = _nothing
         self.diagnose = _nothing
 
@@ -238,6 +244,7 @@ class Member:
         view.write_slot(
             rank, cell, State.WAITING, wait.operation, sequence=wait.sequence, peer=wait.peer,
             tag=wait.tag, line=wait.line, deadline=wait.deadline_ns is not None, target=wait.target,
+            area=wait.area.packed if wait.area is not None else b"",
         )  # fmt: skip
         try:
             self.waiter.until(satisfied, peer, check=lambda: self.check(wait))

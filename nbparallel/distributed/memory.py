@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -18,6 +18,8 @@ from nbparallel.sharing.store import Store
 from nbparallel.wire.handles import ArrayHandle
 
 AnyArray: TypeAlias = npt.NDArray[Any]
+Span: TypeAlias = tuple[int, int, int]
+"""Segment, first byte, byte behind the last."""
 MAX_KNOWN = 64
 """Arrays whose place is remembered; the next one is looked up again, which costs about a microsecond."""
 MAX_ATTACHED_NBYTES = 512 << 20
@@ -30,7 +32,7 @@ def encode_handle(handle: ArrayHandle) -> bytes:
     return marshal.dumps(astuple(handle))
 
 
-def decode_handle(data: bytes) -> ArrayHandle:
+def decode_handle(data: bytes | memoryview) -> ArrayHandle:
     """Rebuild a handle; the store validates it when it attaches."""
     return ArrayHandle(*marshal.loads(data))
 
@@ -92,6 +94,12 @@ class Memory:
             place.packed = encode_handle(handle)
         return place.packed
 
+    def packed_flat(self, x: AnyArray) -> bytes:
+        """Return the handle of a shared flat array as bytes."""
+        place = self.place(x)
+        assert place is not None, "only shared arrays have handles"
+        return self.packed(x, place)
+
     def attach(self, packed: bytes, *, writable: bool) -> AnyArray:
         """Return another rank's array, flat; it stays attached until `forget`."""
         key = (packed, writable)
@@ -123,10 +131,31 @@ def _refuse(*_: object, **__: object) -> AnyArray:
     raise InternalError("an array was to be attached after the communicator was closed")
 
 
-def overlapping(spans: list[tuple[int, int, int]]) -> tuple[int, int] | None:
+def overlapping(spans: list[Span]) -> tuple[int, int] | None:
     """Return two indices whose (segment, start, stop) overlap; segment 0 is private memory."""
     order = sorted((span, i) for i, span in enumerate(spans) if span[0] and span[1] < span[2])
     for (left, i), (right, j) in pairwise(order):
         if left[0] == right[0] and right[1] < left[2]:
             return min(i, j), max(i, j)
+    return None
+
+
+def conflict(spans: Sequence[Sequence[tuple[Span, bool]]]) -> tuple[int, int] | None:
+    """Return two members of which one writes shared memory that the other reads or writes; None if none do.
+
+    Parameters
+    ----------
+    spans : sequence
+        For each member its spans, and whether it writes them.
+    """
+    order = sorted(
+        (span, i, writes) for i, mine in enumerate(spans) for span, writes in mine if span[1] < span[2]
+    )
+    active: list[tuple[Span, int, bool]] = []
+    for span, i, writes in order:
+        active = [entry for entry in active if entry[0][0] == span[0] and entry[0][2] > span[1]]
+        for _, j, also_writes in active:
+            if i != j and (writes or also_writes):
+                return i, j
+        active.append((span, i, writes))
     return None

@@ -1,4 +1,4 @@
-"""Messages: values as records for a ring, and back.
+"""Messages: values as parcels, which travel in a ring or wait in a slot, and back.
 
 Small values travel inside the record.  A large array is copied once, by its sender, into shared memory of its
 own, which the receiver adopts (or copies into the buffer it gave); a large pickle likewise.  The sender holds
@@ -22,9 +22,9 @@ from nbparallel.distributed.ring import RECORD, Message
 from nbparallel.errors import InternalError
 from nbparallel.sharing.store import Store
 
-ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB = range(1, 7)
+ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION = range(1, 8)
 """Kinds of records: an array inside, one in shared memory, a handle of the sender's own array, a builtin, a
-pickle inside, a pickle in shared memory."""
+pickle inside, a pickle in shared memory; where a group meets, which is no user's message."""
 _BUILTINS = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -39,10 +39,10 @@ class Parcel:
     """What must live until the receiver has acknowledged."""
     nbytes: int = 0
 
-    def record(self, tag: int, line: int) -> bytes:
+    def record(self, tag: int, line: int, group: int = 0) -> bytes:
         """Return the bytes for a ring."""
         length = RECORD.size + len(self.meta) + len(self.body)
-        return RECORD.pack(length, len(self.meta), self.kind, tag, line) + self.meta + self.body
+        return RECORD.pack(length, len(self.meta), self.kind, tag, line, group) + self.meta + self.body
 
 
 class Packer:
@@ -66,14 +66,36 @@ class Packer:
         array = as_plain_array(x)
         if view:
             return self._pack_view(x, array)
-        if array is not None:
-            return self._pack_array(array)
+        if array is None:
+            return self._pack_other(x, self._inline)
+        return self._pack_inline(array, self._inline) or self._pack_copy(array, ADOPTED)
+
+    def leave(self, x: Any, inline: int, *, view: bool, readers: int) -> Parcel:
+        """Return `x` as a parcel that waits for its readers while the sender waits for them.
+
+        A shared array stays where it is, and whoever reads it copies it from there (kind `VIEW`); a large
+        private one is copied to shared memory, where a single reader keeps it and several copy it.
+        """
+        array = as_plain_array(x)
+        if view:
+            return self._pack_view(x, array)
+        if array is None:
+            return self._pack_other(x, inline)
+        parcel = self._pack_inline(array, inline)
+        if parcel is not None:
+            return parcel
+        handle = self._store.handle(array, writable=False)
+        if handle is not None:
+            return Parcel(VIEW, b"", encode_handle(handle), None, array.nbytes)
+        return self._pack_copy(array, ADOPTED if readers == 1 else VIEW)
+
+    def _pack_other(self, x: Any, inline: int) -> Parcel:
         if type(x) in _BUILTINS:
             data = marshal.dumps(x)
-            if len(data) <= self._inline:
+            if len(data) <= inline:
                 return Parcel(NUMBER, b"", data, nbytes=len(data))
         data, keep = objects.dumps(x, self._store)
-        if len(data) <= self._inline:
+        if len(data) <= inline:
             return Parcel(OBJECT, b"", data, keep, len(data))
         blob = self._store.empty((len(data),), np.uint8)
         blob[...] = np.frombuffer(data, np.uint8)
@@ -90,9 +112,9 @@ class Packer:
             )
         return Parcel(VIEW, b"", encode_handle(handle), array, 0)
 
-    def _pack_array(self, array: AnyArray) -> Parcel:
+    def _pack_inline(self, array: AnyArray, inline: int) -> Parcel | None:
         nbytes = array.nbytes
-        if nbytes <= self._inline:
+        if nbytes <= inline:
             key = (array.dtype, array.shape)
             meta = self._metas.get(key)
             if meta is None:
@@ -101,9 +123,12 @@ class Packer:
                     self._remember(self._metas, key, meta)
             if len(meta) <= min(self._inline, 0xFFFF):
                 return Parcel(ARRAY, meta, array.tobytes(), nbytes=nbytes)
+        return None
+
+    def _pack_copy(self, array: AnyArray, kind: int) -> Parcel:
         copy = self._store.empty(array.shape, array.dtype)
         np.copyto(copy, array)
-        return Parcel(ADOPTED, b"", self._handle(copy, writable=True), copy, nbytes)
+        return Parcel(kind, b"", self._handle(copy, writable=kind == ADOPTED), copy, array.nbytes)
 
     def _handle(self, array: AnyArray, *, writable: bool = False) -> bytes:
         handle = self._store.handle(array, writable=writable)

@@ -17,7 +17,7 @@ from nbparallel.distributed import faultpoints
 from nbparallel.distributed.fingerprint import table
 from nbparallel.distributed.member import Member, Wait
 from nbparallel.distributed.memory import AnyArray
-from nbparallel.distributed.messages import Packer
+from nbparallel.distributed.messages import INTRODUCTION, Packer, Parcel
 from nbparallel.distributed.ring import RECORD, Incoming, Message, Outgoing
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
 from nbparallel.wire.control import Operation
@@ -35,6 +35,7 @@ class PointToPoint:
         self._out = [Outgoing(view, waiter, rank, r) for r in range(member.world_size)]
         self._in = [Incoming(view, waiter, r, rank) for r in range(member.world_size)]
         self._pending: list[deque[Message]] = [deque() for _ in range(member.world_size)]
+        self._introductions: dict[tuple[int, int], bytes] = {}
         self._newest = [0] * member.world_size
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(member.world_size)]
         inline = min(INLINE, view.layout.ring_capacity // 2) - RECORD.size
@@ -46,12 +47,14 @@ class PointToPoint:
 
     # -- sending ---------------------------------------------------------------------------------------
 
-    def send(self, x: Any, dst: int, tag: int, *, view: bool, deadline_ns: int | None) -> None:
+    def send(
+        self, x: Any, dst: int, tag: int, *, view: bool, deadline_ns: int | None, group: int = 0
+    ) -> None:
         """Send `x`; returns when the receiver has it or it is buffered."""
         member = self._member
         line = member.line()
         parcel = self._packer.pack(x, view=view)
-        record = parcel.record(tag, line)
+        record = parcel.record(tag, line, group)
         ring = self._out[dst]
         self.release(dst)
         if faultpoints.ARMED:
@@ -122,15 +125,32 @@ class PointToPoint:
 
     # -- receiving -------------------------------------------------------------------------------------
 
-    def recv(self, buffer: AnyArray | None, src: int | None, tag: int, deadline_ns: int | None) -> Any:
-        """Return the next value from `src` with this tag, or fill `buffer` and return who sent it."""
+    def recv(
+        self,
+        buffer: AnyArray | None,
+        src: int | None,
+        tag: int,
+        deadline_ns: int | None,
+        *,
+        group: int = 0,
+        sources: Sequence[int] = (),
+    ) -> tuple[Any, int]:
+        """Return the next value from `src` with this tag (or `buffer`, filled), and who sent it.
+
+        Parameters
+        ----------
+        group : int
+            The word of the group; 0: the world.
+        sources : sequence of int
+            Who may be meant by None, if not all.
+        """
         member = self._member
         line = member.line()
         if faultpoints.ARMED:
             faultpoints.hit("enter", member.rank)
-        message = self._find(src, tag)
+        message = self._find(src, tag, group)
         if message is None:
-            message = self._wait_for_message(src, tag, line, deadline_ns)
+            message = self._wait_for_message(src, tag, line, deadline_ns, group, sources)
         if buffer is not None:
             self._check(buffer, message, line)
         try:
@@ -138,27 +158,34 @@ class PointToPoint:
                 value = self._packer.unpack(message)
             else:
                 self._packer.fill(buffer, message)
-                value = message.source
+                value = buffer
         finally:
             self._took(message)
         member.operations += 1
         member.nbytes += len(message.body)
-        return value
+        return value, message.source
 
-    def _find(self, src: int | None, tag: int) -> Message | None:
+    def _find(self, src: int | None, tag: int, group: int) -> Message | None:
         """Return the first message that matches; it stays pending until it was taken."""
         for source in self._order() if src is None else (src,):
             pending = self._pending[source]
             for message in pending:
-                if message.tag == tag:
+                if message.tag == tag and message.group == group:
                     return message
             incoming = self._in[source]
             while incoming.has_message():
                 message = incoming.take()
-                pending.append(message)
-                if message.tag == tag:
+                self._file(message)
+                if message.tag == tag and message.group == group:
                     return message
         return None
+
+    def _file(self, message: Message) -> None:
+        """Put aside what has arrived."""
+        if message.kind == INTRODUCTION:
+            self._introductions[message.source, message.group] = bytes(message.body)
+        else:
+            self._pending[message.source].append(message)
 
     def _order(self) -> Sequence[int]:
         """Return all sources, beginning behind the last one that was served: nobody starves."""
@@ -174,9 +201,17 @@ class PointToPoint:
         self._newest[source] = newest = max(self._newest[source], message.number)
         self._in[source].acknowledge(low, newest)
 
-    def _wait_for_message(self, src: int | None, tag: int, line: int, deadline_ns: int | None) -> Message:
+    def _wait_for_message(
+        self,
+        src: int | None,
+        tag: int,
+        line: int,
+        deadline_ns: int | None,
+        group: int,
+        sources: Sequence[int],
+    ) -> Message:
         member = self._member
-        peers = [r for r in range(member.world_size) if r != member.rank] if src is None else [src]
+        peers = [r for r in sources or range(member.world_size) if r != member.rank] if src is None else [src]
         rings = [self._in[r] for r in peers]
         only = rings[0] if len(rings) == 1 else None
         call = f"recv(src={src}{f', tag={tag}' if tag else ''})"
@@ -211,9 +246,45 @@ class PointToPoint:
                     member.wait(satisfied, -1 if src is None else src, wait)
             finally:
                 self._sources = ()
-            message = self._find(src, tag)
+            message = self._find(src, tag, group)
             if message is not None:
                 return message
+
+    # -- introductions of groups -----------------------------------------------------------------------
+
+    def introduce(self, dst: int, group: int, packed: bytes, deadline_ns: int | None) -> None:
+        """Tell a member of a group where it meets."""
+        record = Parcel(INTRODUCTION, b"", packed).record(-1, 0, group)
+        if not self._out[dst].has_room(len(record)):
+            self._wait_for_room(dst, len(record), 0, self._member.line(), deadline_ns)
+        self._out[dst].put(record)
+
+    def await_introduction(self, src: int, group: int, deadline_ns: int | None) -> bytes:
+        """Return where a group meets, as soon as its first member has said so."""
+        member, incoming = self._member, self._in[src]
+        line = member.line()
+
+        def explain(finished: list[int]) -> NbParallelError:
+            return CollectiveMismatchError(
+                f"rank {src} finished the cell without an operation of the group in which rank {member.rank} "
+                f"waits for it on line {line}"
+            )
+
+        while True:
+            self._drain_from(src)
+            packed = self._introductions.get((src, group))
+            if packed is not None:
+                return packed
+            wait = Wait(
+                Operation.new_group, lambda: [] if incoming.has_message() else [src], explain, line,
+                peer=src, deadline_ns=deadline_ns,
+            )  # fmt: skip
+            self._sources = (src,)
+            try:
+                if not member.waiter.spin_until(incoming.has_message):
+                    member.wait(incoming.has_message, src, wait)
+            finally:
+                self._sources = ()
 
     def _why_gone(self, ranks: list[int]) -> str:
         absent = [r for r in ranks if r not in self._member.participants]
@@ -239,7 +310,7 @@ class PointToPoint:
     def _drain_from(self, source: int) -> None:
         incoming = self._in[source]
         while incoming.has_message():
-            self._pending[source].append(incoming.take())
+            self._file(incoming.take())
 
     # -- checking ----------------------------------------------------------------------------------------
 

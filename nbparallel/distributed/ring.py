@@ -14,8 +14,8 @@ from nbparallel.distributed.waiting import Waiter
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control import ControlView
 
-RECORD = struct.Struct("<IHBxqI")
-"""Length of the whole record, of its description; kind; tag; line of the sender's cell."""
+RECORD = struct.Struct("<IHBxqIQ")
+"""Length of the whole record, of its description; kind; tag; line of the sender's cell; group."""
 ALIGN = 8
 
 
@@ -30,7 +30,9 @@ class Message:
     tag: int
     line: int
     meta: bytes
-    body: bytes
+    body: bytes | memoryview
+    group: int = 0
+    """The word of its group; 0: the world."""
 
 
 class Outgoing:
@@ -66,7 +68,7 @@ class Outgoing:
         if first < nbytes:
             self._octets[self._start : self._start + nbytes - first] = record[first:]
         position = self.position + ((nbytes + ALIGN - 1) & -ALIGN)
-        self._waiter.announce(self._tail, position)
+        self._waiter.announce(self._words, self._tail, position)
         self.position = position
         self.number += 1
 
@@ -93,15 +95,17 @@ class Incoming:
         if not self._waiter.strong_order:
             self._waiter.fence()  # the record's bytes after the word that announced them
         head = self._copy(self._position, RECORD.size)
-        length, meta_length, kind, tag, line = RECORD.unpack(head)
+        length, meta_length, kind, tag, line, group = RECORD.unpack(head)
         if not RECORD.size + meta_length <= length <= available:
             raise ProtocolError(f"a damaged record from rank {self._source}: {head.hex()}")
         data = self._copy(self._position + RECORD.size, length - RECORD.size)
         self.number += 1
         position = self._position + ((length + ALIGN - 1) & -ALIGN)
-        self._waiter.announce(self._head, position)
+        self._waiter.announce(self._words, self._head, position)
         self._position = position
-        return Message(self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:])
+        return Message(
+            self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
+        )
 
     def _copy(self, position: int, nbytes: int) -> bytes:
         offset = position % self._capacity
@@ -115,4 +119,4 @@ class Incoming:
     def acknowledge(self, all_up_to: int, newest: int) -> None:
         """Tell the sender which messages have been taken: all up to one, and the newest of any."""
         self._words[self._head + 1] = all_up_to
-        self._waiter.announce(self._head + 2, newest)
+        self._waiter.announce(self._words, self._head + 2, newest)

@@ -67,39 +67,51 @@ class Scratch:
         if faultpoints.ARMED:
             faultpoints.hit("half_payload", self._member.rank)
 
-    def all_reduce(self, x: AnyArray, operator: Operator, *, averaged: bool) -> None:
-        """Combine a contiguous `x` of all ranks in place; everybody has offered the first chunk."""
-        rank, world_size = self._member.rank, self._member.world_size
+    def reduce(
+        self, x: AnyArray, operator: Operator, target: AnyArray | None, start: int = 0, *, averaged: bool
+    ) -> None:
+        """Combine a contiguous `x` of all members; everybody has offered the first chunk.
+
+        Parameters
+        ----------
+        target : flat array, optional
+            Takes as many elements of the result as it has; may be `x`.
+        start : int
+            The first of them.
+        """
+        index, size = self._meeting.index, len(self._meeting.ranks)
         memories = [
-            self._mine() if r == rank else self._attach(bytes(self._meeting.get(r)))
-            for r in range(world_size)
+            self._mine() if i == index else self._attach(bytes(self._meeting.get(i))) for i in range(size)
         ]
         flat = x.reshape(-1)
         count = CHUNK // flat.dtype.itemsize
         chunks = -(-flat.size // count)
-        for index in range(chunks):
+        for chunk in range(chunks):
             position = self._position
             parts = [self._chunk(memory, position, flat) for memory in memories]
-            begin = index * count
-            size = min(count, flat.size - begin)
-            start, stop = slice_bounds(size, rank, world_size)
-            if start < stop:
+            begin = chunk * count
+            length = min(count, flat.size - begin)
+            low, high = slice_bounds(length, index, size)
+            if low < high:
                 with np.errstate(all="ignore"):
-                    self._combine(parts, start, stop, operator, averaged=averaged)
+                    self._combine(parts, low, high, operator, averaged=averaged)
             self._position = position + 1
-            if index + 1 < chunks:
-                self._copy_in(memories[rank], flat, index + 1, position + 1)
+            if chunk + 1 < chunks:
+                self._copy_in(memories[index], flat, chunk + 1, position + 1)
             self._meeting.again()
-            for other in range(world_size):
-                start, stop = slice_bounds(size, other, world_size)
-                if start < stop:
-                    flat[begin + start : begin + stop] = parts[other][start:stop]
+            if target is None:
+                continue
+            for i in range(size):
+                low, high = slice_bounds(length, i, size)
+                low, high = max(low, start - begin), min(high, start + target.size - begin)
+                if low < high:
+                    target[begin + low - start : begin + high - start] = parts[i][low:high]
 
     def _combine(
         self, parts: list[AnyArray], start: int, stop: int, operator: Operator, *, averaged: bool
     ) -> None:
         """Combine one slice in rank order into this rank's own chunk, which nobody else reads there."""
-        mine = parts[self._member.rank][start:stop]
+        mine = parts[self._meeting.index][start:stop]
         ufunc = operator.ufunc
         slices = [part[start:stop] for part in parts]
         # Read all before writing: this rank's own input may come late in the order.
@@ -112,15 +124,15 @@ class Scratch:
 
     def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
         """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
-        rank = self._member.rank
+        mine = self._meeting.index == root
         flat = x.reshape(-1)
         count = CHUNK // flat.dtype.itemsize
         chunks = -(-flat.size // count)
-        memory = self._mine() if rank == root else self._attach(packed)
+        memory = self._mine() if mine else self._attach(packed)
         for index in range(chunks):
             position = self._position
             self._position = position + 1
-            if rank == root:
+            if mine:
                 if index + 1 < chunks:
                     self._copy_in(memory, flat, index + 1, position + 1)
             else:

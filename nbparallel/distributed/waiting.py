@@ -90,7 +90,7 @@ class Waiter:
 
     def __init__(self, view: ControlView, rank: int, *, spin: bool) -> None:
         self._rank = rank
-        self._words, self._halves = view.words, view.halves
+        self._halves = view.halves
         self._map = view.map  # keeps the addresses below valid
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(view.map))
         self._my_bell, self._my_parked = view.half_bell(rank), view.half_parked(rank)
@@ -115,11 +115,14 @@ class Waiter:
             self._acquire(False)
             self._release()
 
-    def announce(self, word: int, value: int) -> None:
-        """Write one of this rank's words, and wake whoever sleeps for it; no system call if nobody does."""
+    def announce(self, words: memoryview, word: int, value: int) -> None:
+        """Write one of this rank's words, and wake whoever sleeps for it; no system call if nobody does.
+
+        The words of a group lie in memory of its own; bells and parked words are always those of the epoch.
+        """
         if not STRONG_ORDER:
             self.fence()
-        self._words[word] = value
+        words[word] = value
         self._acquire(False)
         self._release()
         if not STRONG_ORDER:
@@ -152,9 +155,8 @@ class Waiter:
 
     # -- sleeping ----------------------------------------------------------------------------------
 
-    def spin(self, word: int, target: int) -> bool:
+    def spin(self, words: memoryview, word: int, target: int) -> bool:
         """Look at a word for a short while, then give the processor away; whether it reached `target`."""
-        words = self._words
         for _ in range(self.spins):
             if words[word] >= target:
                 return True

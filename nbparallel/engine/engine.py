@@ -22,7 +22,10 @@ from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import Configure, Join, Outcome, Task
 
-OPERATIONS = ("send", "recv", "broadcast", "all_reduce", "barrier")
+OPERATIONS = (
+    "send", "recv", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter", "reduce_scatter",
+    "all_to_all", "barrier",
+)  # fmt: skip
 """Operations that are predefined on a rank."""
 
 

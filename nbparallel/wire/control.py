@@ -46,6 +46,7 @@ from nbparallel.wire.control_layout import (
     MAX_WORLD_SIZE,
     PARKED,
     SLOT,
+    SLOT_AREA,
     SLOT_HEADER,
     SLOT_TEXT,
     TIMING,
@@ -248,6 +249,7 @@ class ControlView:
         line: int = 0,
         deadline: bool = False,
         target: int = 0,
+        area: bytes = b"",
     ) -> None:
         """Publish what `rank` is doing: an odd version while it changes (a seqlock)."""
         w, words = self.layout.rank_word(rank, SLOT), self.words
@@ -257,6 +259,10 @@ class ControlView:
         words[w + 1], words[w + 2], words[w + 3], words[w + 4] = cell, int(state), int(operation), sequence
         words[w + 5], words[w + 6], words[w + 7] = peer + 1, tag & 0xFFFF_FFFF_FFFF_FFFF, line
         words[w + 8], words[w + 9], words[w + 10] = time.monotonic_ns(), int(deadline), target
+        words[w + 11] = length = len(area) if len(area) <= SLOT_AREA else 0
+        if length:
+            start = (w + 12) * WORD
+            self.octets[start : start + length] = area
         _order()
         words[w] = version + 1
 
@@ -267,6 +273,8 @@ class ControlView:
             version = words[w]
             _order()
             values = words[w + 1 : w + 11].tolist()
+            start = (w + 12) * WORD
+            area = bytes(self.octets[start : start + min(words[w + 11], SLOT_AREA)])
             _order()
             if version & 1 or words[w] != version:
                 continue
@@ -274,7 +282,7 @@ class ControlView:
             return SlotRecord(
                 rank, True, version, cell, STATES.get(state, State.COMPUTING),
                 OPERATIONS.get(operation, Operation.none), sequence, peer - 1, tag, line, since,
-                bool(deadline), target,
+                bool(deadline), target, area,
             )  # fmt: skip
         return SlotRecord(rank, False, 0, 0, State.COMPUTING, Operation.none, 0, -1, 0, 0, 0, False, 0)
 

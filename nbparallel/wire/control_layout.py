@@ -7,6 +7,8 @@ from dataclasses import dataclass
 WORD = 8
 LINE = 16
 """Words in 128 bytes."""
+SLOT_AREA = (2 * LINE - 12) * WORD
+"""Bytes of a state slot that say where a group meets."""
 GENERATIONS = 4
 """Collective slots of a rank: how many operations a slow reader may be behind before it is waited for."""
 SLOT_HEADER = 512

@@ -42,6 +42,8 @@ class Operation(enum.IntEnum):
     scatter = 9
     reduce_scatter = 10
     all_to_all = 11
+    new_group = 12
+    """The first operation of a group, in which its members learn where they meet."""
 
 
 class FailureKind(enum.IntEnum):
@@ -88,6 +90,8 @@ class SlotRecord:
     """The wait ends by itself, so it is no edge of the deadlock graph."""
     target: int
     """What must be reached for the wait to end: the arrival count of a collective."""
+    area: bytes = b""
+    """Handle of the memory in which the group of a collective meets; empty: the world."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import warnings
 from typing import Any
@@ -12,37 +11,10 @@ import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
 from nbparallel.distributed.reduce import OPERATORS
+from tests.distributed.oracle import DTYPES, allowed, example, expected
 
 SIZES = (0, 1, 7, 1000, 3000, 40_000, 300_000)
 """Inside a slot, beyond `SHARED_INLINE`, beyond a slot, several chunks."""
-DTYPES = ("b1", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4")
-
-
-def example(dtype: str, size: int, rank: int, salt: int) -> np.ndarray[Any, Any]:
-    """Return the input of one rank."""
-    rng = np.random.default_rng([salt, rank, size])
-    dt = np.dtype(dtype)
-    if dt.kind == "b":
-        return rng.integers(0, 2, size).astype(dt)
-    if dt.kind in "iu":
-        return rng.integers(0, 100, size).astype(dt)
-    x = rng.standard_normal(size)
-    if size:
-        x[rng.integers(0, size, size // 50 + 1)] = np.nan
-    return (x + 1j * rng.standard_normal(size)).astype(dt) if dt.kind == "c" else x.astype(dt)
-
-
-def expected(op: str, inputs: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Return the fold in rank order."""
-    total = functools.reduce(OPERATORS[op].ufunc, inputs)
-    average = op == "avg" and len(inputs) > 1
-    return np.true_divide(total, len(inputs)).astype(total.dtype) if average else total
-
-
-def allowed(op: str, dtype: str) -> bool:
-    """Whether numpy reduces this dtype so."""
-    kind = np.dtype(dtype).kind
-    return kind in "fc" if op == "avg" else kind in "biu" if op in ("band", "bor", "bxor") else True
 
 
 def layouts(x: np.ndarray[Any, Any], communicator: Communicator) -> dict[str, np.ndarray[Any, Any]]:

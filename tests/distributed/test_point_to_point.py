@@ -181,8 +181,10 @@ def test_wrong_arguments(ranks: Any) -> None:
                 c.send(1, 0, tag=tag)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="timeout"):
             c.recv(src=0, timeout=-1)
-        with pytest.raises(NotImplementedError, match="group"):
-            c.send(1, 0, group=1)
+        with pytest.raises(TypeError, match="new_group"):
+            c.send(1, 0, group=1)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="dst is missing"):
+            c.send(1)
         c.barrier()
 
     ranks(2, work)

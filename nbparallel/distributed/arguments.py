@@ -1,0 +1,184 @@
+"""Arguments: what users pass, checked, with errors that say what to write instead.
+
+Whatever is wrong here is known to the caller alone, before anything was said to anybody.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.memory import AnyArray
+from nbparallel.errors import rank_list
+
+MAX_TAG = (1 << 63) - 1
+_MAX_WORK: Any = 10_000
+"""Of numpy's search for a common byte; arrays that take more count as overlapping."""
+
+
+class Missing:
+    """The type of what was not passed, where None is a value."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+MISSING = Missing()
+
+
+def check_rank(rank: Any, name: str, ranks: Sequence[int]) -> int:
+    """Return the place of a rank of the world in the group of `ranks`."""
+    if isinstance(rank, bool | np.bool_) or not isinstance(rank, int | np.integer):
+        raise TypeError(f"{name} must be the number of a rank, an int, not {type(rank).__name__} {rank!r}")
+    if int(rank) in ranks:
+        return ranks.index(int(rank))
+    if ranks == tuple(range(len(ranks))):
+        there = "there is only rank 0" if len(ranks) == 1 else f"ranks are 0-{len(ranks) - 1}"
+        raise ValueError(f"{name}={rank}: there is no such rank; {there}")
+    raise ValueError(
+        f"{name}={rank} is not in the group of {rank_list(ranks)}: {name} counts in the world, group_{name} "
+        "in the group"
+    )
+
+
+def check_place(place: Any, name: str, ranks: Sequence[int]) -> int:
+    """Return a place in the group of `ranks`."""
+    if isinstance(place, bool | np.bool_) or not isinstance(place, int | np.integer):
+        raise TypeError(f"{name} must be a place in the group, an int, not {type(place).__name__} {place!r}")
+    if not 0 <= place < len(ranks):
+        raise ValueError(f"{name}={place}: the group has the places 0-{len(ranks) - 1}")
+    return int(place)
+
+
+def check_tag(tag: Any) -> int:
+    """Return a tag."""
+    if isinstance(tag, bool | np.bool_) or not isinstance(tag, int | np.integer):
+        raise TypeError(f"tag must be an int, not {type(tag).__name__}")
+    if not 0 <= tag <= MAX_TAG:
+        raise ValueError(f"tag must be between 0 and 2**63 - 1, not {tag}")
+    return int(tag)
+
+
+def deadline(timeout: float | datetime.timedelta | None) -> int | None:
+    """Return when a time-out from now ends, in nanoseconds of the monotonic clock."""
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    if seconds < 0:
+        raise ValueError(f"timeout is in seconds and must not be negative, not {timeout!r}")
+    return time.monotonic_ns() + int(seconds * 1e9)
+
+
+def check_output(x: Any, operation: str) -> AnyArray:
+    """Return an array that `operation` is to fill, as a plain one."""
+    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{operation} fills numpy arrays, not {type(x).__name__}")
+    if x.dtype.hasobject:
+        raise TypeError(f"{operation} cannot fill an array of Python objects; without it the values return")
+    if not x.flags.writeable:
+        raise ValueError(f"{operation} fills this array, and it is read-only: pass x.copy()")
+    return x.view(np.ndarray)
+
+
+def check_outputs(outputs: Any, size: int, operation: str, name: str) -> list[AnyArray]:
+    """Return the arrays that `operation` is to fill, one for each member, none over another."""
+    if not isinstance(outputs, list | tuple):
+        raise TypeError(
+            f"{name} must be a list of {size} arrays, one for each rank, not {type(outputs).__name__}"
+        )
+    if len(outputs) != size:
+        raise ValueError(f"{name} needs one array for each of the {size} ranks, and has {len(outputs)}")
+    arrays = [check_output(x, operation) for x in outputs]
+    pair = _overlapping(arrays)
+    if pair is not None:
+        raise ValueError(
+            f"{name}[{pair[0]}] and {name}[{pair[1]}] share memory, and {operation} fills both: each needs "
+            "memory of its own"
+        )
+    return arrays
+
+
+def _bounds(x: AnyArray) -> tuple[int, int]:
+    start = stop = int(x.__array_interface__["data"][0])
+    for count, stride in zip(x.shape, x.strides, strict=True):
+        if stride < 0:
+            start += (count - 1) * stride
+        else:
+            stop += (count - 1) * stride
+    return start, stop + x.itemsize
+
+
+def _overlapping(arrays: Sequence[AnyArray]) -> tuple[int, int] | None:
+    """Return two arrays that share memory, None if all are apart."""
+    spans = sorted((*_bounds(x), i) for i, x in enumerate(arrays) if x.size)
+    active: list[tuple[int, int, int]] = []
+    for start, stop, i in spans:
+        active = [span for span in active if span[1] > start]
+        for _, _, j in active:
+            try:
+                same = np.shares_memory(arrays[i], arrays[j], max_work=_MAX_WORK)
+            except np.exceptions.TooHardError:
+                same = True
+            if same:
+                return min(i, j), max(i, j)
+        active.append((start, stop, i))
+    return None
+
+
+def parts_of(x: Any, size: int, operation: str) -> list[Any]:
+    """Return one value for each member: of a sequence its elements, of an array its parts along axis 0.
+
+    The first parts of an array are longer by one if it does not divide evenly, as `numpy.array_split`.
+    """
+    if isinstance(x, np.ndarray):
+        if x.ndim == 0:
+            raise ValueError(f"{operation} splits an array along axis 0, and this one has no axis")
+        return np.array_split(x, size)
+    if not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray):
+        raise TypeError(
+            f"{operation} needs a sequence of {size} values, one for each rank, or an array to split along "
+            f"axis 0, not {type(x).__name__}"
+        )
+    if len(x) != size:
+        raise ValueError(f"{operation} needs one value for each of the {size} ranks, not {len(x)}")
+    return list(x)
+
+
+def rows_of(x: Any, sizes: Any, size: int, operation: str, name: str) -> list[AnyArray]:
+    """Return the parts of an array along axis 0, of these sizes, or equal ones."""
+    array = x if isinstance(x, np.ndarray) else None
+    if array is None or array.ndim == 0:
+        raise TypeError(
+            f"{name} of {operation} must be an array with at least one axis, not {type(x).__name__}"
+        )
+    if sizes is None:
+        if len(array) % size:
+            raise ValueError(
+                f"{name} has {len(array)} rows, which do not divide equally among {size} ranks: pass its "
+                "split sizes"
+            )
+        return np.split(array, size)
+    counts = [int(n) for n in sizes]
+    if len(counts) != size or min(counts) < 0 or sum(counts) != len(array):
+        raise ValueError(
+            f"the split sizes {counts} of {name} must be {size} numbers that add up to its {len(array)} rows"
+        )
+    return np.split(array, np.cumsum(counts)[:-1])
+
+
+def equal_parts(x: Any, like: AnyArray, size: int, operation: str, name: str) -> list[AnyArray]:
+    """Return the parts of `x`, each of the shape of `like`, behind each other or stacked."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"{name} of {operation} must be an array, not {type(x).__name__}")
+    if x.shape == (size, *like.shape):
+        return [x[i, ...] for i in range(size)]
+    if like.ndim and x.shape == (size * like.shape[0], *like.shape[1:]):
+        return np.split(x, size)
+    raise ValueError(
+        f"{name} of {operation} has shape {x.shape}, and {size} parts of shape {like.shape} make "
+        f"{(size, *like.shape)}" + (f" or {(size * like.shape[0], *like.shape[1:])}" if like.ndim else "")
+    )

@@ -1,0 +1,69 @@
+"""Calling: what every operation does before it begins and when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from nbparallel.distributed.collectives import Collectives
+from nbparallel.distributed.group import Group, Team, Teams
+from nbparallel.distributed.member import Member
+from nbparallel.distributed.point_to_point import PointToPoint
+
+T = TypeVar("T")
+GroupLike = Group | None
+"""What `group=` takes: None is the world."""
+
+
+class Caller:
+    """The base of a communicator: the families of operations stand on it, each in a file of its own."""
+
+    rank: int
+    world_size: int
+    _member: Member
+    _world: Collectives
+    _messages: PointToPoint
+    _teams: Teams
+
+    def _team(self, group: GroupLike, *, async_op: bool = False) -> Team:
+        """Return the team for a collective that begins now; raises why none can."""
+        if async_op:
+            raise NotImplementedError("async_op=True does not work yet: leave it out, the call then blocks")
+        member = self._member
+        if group is None:
+            if not (member.ready and member.whole):
+                member.refuse(world=True)
+            return self._teams.world
+        if not member.ready:
+            member.refuse(world=False)
+        return self._teams.find(group)
+
+    def _run(self, team: Team, deadline_ns: int | None, call: Callable[[Collectives], T]) -> T:
+        """Run one collective of a team."""
+        member = self._member
+        member.ready = False
+        try:
+            value = call(team.collectives or self._teams.open(team, deadline_ns))
+            member.ready = True
+        except BaseException as error:
+            member.failed(error)
+            raise
+        return value
+
+    def _talk(self, call: Callable[[], T]) -> T:
+        """Run one operation between two ranks."""
+        member = self._member
+        member.ready = False
+        try:
+            value = call()
+            member.ready = True
+        except BaseException as error:
+            member.failed(error)
+            raise
+        return value
+
+    def _of_two(self, group: GroupLike) -> Team:
+        """Return the team for a message that is sent or received now."""
+        if not self._member.ready:
+            self._member.refuse(world=False)
+        return self._teams.world if group is None else self._teams.find(group)

@@ -1,0 +1,295 @@
+"""Exchange: the one way in which a group moves values: leave a letter, meet, take from the others' letters.
+
+::
+
+    pack what the others are to get                (small: into the letter; shared arrays: where they lie;
+                                                    large private ones: a copy in shared memory)
+    leave the letter in the slot, meet, compare what was called
+    compare every form that is brought with the form that is expected, and all shared memory: every member
+    does so for all, and comes to the same result
+    take from the others' letters, into new values or into the user's buffers
+    say that nothing is read any more; who left its own array where it lies waits for that
+
+Nobody writes into another rank's memory, so a failure leaves no late writers.  Copies that this rank made are
+held until all have read them, but nobody waits for that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.broadcasting import as_plain_array
+from nbparallel.distributed.fingerprint import Fingerprint, fingerprint
+from nbparallel.distributed.letters import (
+    NOTHING,
+    OBJECT_FORM,
+    OVERHEAD,
+    Draft,
+    Letter,
+    form_word,
+    refer,
+    reference,
+)
+from nbparallel.distributed.meeting import Meeting
+from nbparallel.distributed.member import Member
+from nbparallel.distributed.memory import AnyArray, Span, conflict, decode_handle, encode_handle
+from nbparallel.distributed.messages import OBJECT, VIEW, Packer
+from nbparallel.errors import InternalError
+from nbparallel.wire.control import Operation
+
+MAX_FORMS = 4096
+"""Remembered words; one costs two microseconds."""
+
+
+class Labels:
+    """The fingerprints of one operation, by what is passed to it."""
+
+    def __init__(self, operation: Operation, ranks: Sequence[int]) -> None:
+        self._name, self._ranks = operation.name, ranks
+        self._known: dict[Any, Fingerprint] = {}
+
+    def __call__(
+        self, values: Sequence[Any], outputs: Iterable[AnyArray], root: int | None, *, view: bool
+    ) -> Fingerprint:
+        """Return the fingerprint; dtypes and shapes stand in it for people only."""
+        brought = tuple([_form_key(value) for value in values])
+        expected = tuple([(x.dtype, x.shape) for x in outputs])
+        key = (brought, expected, root, view)
+        label = self._known.get(key)
+        if label is None:
+            if len(self._known) >= MAX_FORMS:
+                self._known.clear()
+            dtypes = list(dict.fromkeys(str(dtype) for dtype, _ in brought or expected))
+            shape = _shapes(brought)
+            if expected:
+                shape += " into " + _shapes(expected)
+            rank = None if root is None else self._ranks[root]
+            label = self._known[key] = fingerprint(
+                self._name, ", ".join(dtypes[:4]) or "-", shape, root=rank, operator="view" if view else "-"
+            )
+        return label
+
+
+def _form_key(value: Any) -> tuple[Any, Any]:
+    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, None)
+
+
+def _shapes(forms: Sequence[tuple[Any, Any]]) -> str:
+    shapes = ["-" if shape is None else str(shape) for _, shape in forms]
+    return shapes[0] if len(shapes) == 1 else f"[{', '.join(shapes)}]" if shapes else "-"
+
+
+@dataclass(slots=True)
+class Movement:
+    """One call of an operation that moves values, as one member makes it."""
+
+    operation: Operation
+    label: Fingerprint
+    values: Sequence[Any]
+    """What this member brings: nothing, one value for everybody (or for the root), or one for each member."""
+    sources: Sequence[int]
+    """The members from whom this one takes."""
+    outputs: Mapping[int, AnyArray]
+    """Buffers to fill, by the member that they are for; all sources, or none."""
+    root: int | None = None
+    """The only member that sends or receives, if there is one."""
+    to_root: bool = False
+    """Whether it receives."""
+    view: bool = False
+
+
+class Exchange:
+    """One rank's side of all movements in a group."""
+
+    def __init__(self, member: Member, meeting: Meeting) -> None:
+        self._member, self._meeting = member, meeting
+        self._packer = Packer(member.store, member.attach, meeting.payload_nbytes)
+        self._forms: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
+        self._held: deque[tuple[int, object]] = deque()
+
+    def __call__(self, movement: Movement, deadline_ns: int | None) -> list[Any]:
+        """Move; return what came from each of the sources: new values, or the outputs, filled."""
+        member, meeting = self._member, self._meeting
+        self.release()
+        values = _apart(movement.values, movement.outputs)
+        draft, keep = self._write(movement, values)
+        letter, memory = self._fold(draft)
+        meeting.deadline_ns = deadline_ns
+        meeting.begin(movement.operation, movement.label, member.line())
+        if keep or memory is not None:
+            self._held.append((meeting.number, (keep, memory)))
+        member.operations += 1
+        meeting.put(letter)
+        if not meeting.meet():
+            meeting.compare()
+        letters = [self._open(i) for i in range(len(meeting.ranks))]
+        self._check_forms(letters, movement)
+        self._check_memory(letters)
+        found = [self._take(movement, values, letters[i], i) for i in movement.sources]
+        if any(letter.waits for letter in letters):
+            member.check_peers()  # whoever failed meanwhile may be changing what was just copied
+            meeting.stop_reading()
+            if draft.waits:
+                meeting.wait_until_read()
+        meeting.end()
+        return found
+
+    def release(self) -> None:
+        """Let go of copies that everybody has read."""
+        held = self._held
+        if held:
+            read = self._meeting.all_done()
+            while held and held[0][0] <= read:
+                held.popleft()
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def _write(self, movement: Movement, values: Sequence[Any]) -> tuple[Draft, list[object]]:
+        """Return the letter, and what must live until it was read."""
+        index, size = self._meeting.index, len(self._meeting.ranks)
+        inline = (self._meeting.payload_nbytes - 8 * size) // max(1, len(values)) - 2 * OVERHEAD
+        readers = 1 if len(values) > 1 or movement.to_root or size == 2 else size - 1
+        draft = Draft([], [])
+        keep: list[object] = []
+        for i, value in enumerate(values):
+            array = as_plain_array(value)
+            alone = size == 1 or (movement.to_root and movement.root == index)
+            own = not movement.view and array is not None and (alone or (len(values) > 1 and i == index))
+            parcel = (
+                NOTHING if own else self._packer.leave(value, inline, view=movement.view, readers=readers)
+            )
+            draft.parcels.append(parcel)
+            draft.brought.append(OBJECT_FORM if array is None else self._form(array))
+            if array is not None and parcel.kind == VIEW:
+                self._name_source(draft, array, movement)
+            if parcel.keep is not None or movement.view:
+                keep.append((parcel.keep, value))
+            self._member.nbytes += parcel.nbytes
+        if movement.outputs:
+            self._name_outputs(draft, movement)
+        return draft, keep
+
+    def _name_source(self, draft: Draft, array: AnyArray, movement: Movement) -> None:
+        location = self._member.store.location(array)
+        if location is not None:
+            draft.reads = [*draft.reads, (location.segment, location.start, location.stop)]
+            draft.waits = draft.waits or not movement.view
+
+    def _name_outputs(self, draft: Draft, movement: Movement) -> None:
+        outputs = movement.outputs
+        if movement.root is not None and not movement.to_root:
+            draft.expected = [self._form(outputs[movement.root])]
+        else:
+            draft.expected = [self._form(outputs[i]) for i in range(len(self._meeting.ranks))]
+        writes: list[Span] = []
+        for array in outputs.values():
+            location = self._member.store.location(array)
+            if location is not None:
+                writes.append((location.segment, location.start, location.stop))
+        draft.writes = writes
+
+    def _form(self, array: AnyArray) -> int:
+        key = (array.dtype, array.shape)
+        word = self._forms.get(key)
+        if word is None:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            word = self._forms[key] = form_word(*key)
+        return word
+
+    def _fold(self, draft: Draft) -> tuple[bytes, AnyArray | None]:
+        """Return the letter; if it is too long for a slot, where it lies, and that memory."""
+        data = draft.pack()
+        if len(data) <= self._meeting.payload_nbytes:
+            return data, None
+        store = self._member.store
+        memory = store.empty((len(data),), np.uint8)
+        memory[...] = np.frombuffer(data, np.uint8)
+        handle = store.handle(memory, writable=False)
+        if handle is None:
+            raise InternalError("the store's own array is not shared")
+        return refer(encode_handle(handle), waits=draft.waits), memory
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def _open(self, index: int) -> Letter:
+        data = self._meeting.get(index)
+        packed = reference(data)
+        if packed is not None:
+            data = self._member.attach(decode_handle(packed), writable=False).data
+        return Letter(data)
+
+    def _check_forms(self, letters: Sequence[Letter], movement: Movement) -> None:
+        root = None if movement.to_root else movement.root
+        for reader, letter in enumerate(letters):
+            if not letter.expects:
+                continue
+            for source, other in enumerate(letters):
+                expected = letter.expected(source, root)
+                if expected and expected != other.brought(reader):
+                    ranks = self._meeting.ranks
+                    raise self._meeting.mismatch(
+                        f"what rank {ranks[source]} passed to {movement.operation.name} does not fit the "
+                        f"array that rank {ranks[reader]} gave to take it"
+                    )
+
+    def _check_memory(self, letters: Sequence[Letter]) -> None:
+        spans = [letter.spans() for letter in letters]
+        if not any(writes for mine in spans for _, writes in mine):
+            return
+        found = conflict(spans)
+        if found is not None:
+            raise self._meeting.overlap(*found)
+
+    def _take(self, movement: Movement, values: Sequence[Any], letter: Letter, source: int) -> Any:
+        index = self._meeting.index
+        output = movement.outputs.get(source)
+        if source == index:
+            own = values[index if len(values) > 1 else 0]
+            array = as_plain_array(own)
+            if array is not None:
+                return _own(array, output, view=movement.view)
+        message = letter.parcel(source, index)
+        if output is not None:
+            self._packer.fill(output, message)
+            self._member.nbytes += output.nbytes
+            return output
+        if message.kind == VIEW:
+            array = self._member.attach(decode_handle(message.body), writable=False)
+            return _read_only(array) if movement.view else np.array(array, order="C")
+        if message.kind == OBJECT:
+            message.body = bytes(message.body)
+        return self._packer.unpack(message)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._held.clear()
+
+
+def _own(array: AnyArray, output: AnyArray | None, *, view: bool) -> AnyArray:
+    """Return what a member takes from itself."""
+    if output is not None:
+        np.copyto(output, array)
+        return output
+    return _read_only(array) if view else np.array(array, order="C")
+
+
+def _read_only(array: AnyArray) -> AnyArray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _apart(values: Sequence[Any], outputs: Mapping[int, AnyArray]) -> Sequence[Any]:
+    """Return the values, copied if an output lies over one of them: then the order would matter."""
+    if not outputs:
+        return values
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    if any(np.may_share_memory(value, output) for value in arrays for output in outputs.values()):
+        return [np.array(value) if isinstance(value, np.ndarray) else value for value in values]
+    return values

@@ -1,0 +1,43 @@
+"""all_gather and gather: everybody's value, for everybody or for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nbparallel.distributed.exchange import Exchange, Labels, Movement
+from nbparallel.distributed.memory import AnyArray
+from nbparallel.wire.control import Operation
+
+
+class Gathering:
+    """One rank's side of `all_gather` and `gather` in a group."""
+
+    def __init__(self, exchange: Exchange, ranks: Sequence[int], index: int) -> None:
+        self._exchange, self._index = exchange, index
+        self._everybody = range(len(ranks))
+        self._all_labels = Labels(Operation.all_gather, ranks)
+        self._labels = Labels(Operation.gather, ranks)
+
+    def all_gather(
+        self, x: Any, outputs: Sequence[AnyArray], deadline_ns: int | None, *, view: bool
+    ) -> list[Any]:
+        """Return everybody's value in the order of the group; arrays in `outputs`, if there are any."""
+        label = self._all_labels((x,), outputs, None, view=view)
+        movement = Movement(
+            Operation.all_gather, label, (x,), self._everybody, dict(enumerate(outputs)), view=view
+        )
+        return self._exchange(movement, deadline_ns)
+
+    def gather(
+        self, x: Any, root: int, outputs: Sequence[AnyArray], deadline_ns: int | None, *, view: bool
+    ) -> list[Any] | None:
+        """Return everybody's value on `root`, None elsewhere."""
+        label = self._labels((x,), outputs, root, view=view)
+        mine = self._index == root
+        movement = Movement(
+            Operation.gather, label, (x,), self._everybody if mine else (), dict(enumerate(outputs)),
+            root=root, to_root=True, view=view,
+        )  # fmt: skip
+        found = self._exchange(movement, deadline_ns)
+        return found if mine else None

@@ -1,0 +1,187 @@
+"""Group: some of the ranks, named by themselves and a tag, and what each rank keeps of it in an epoch.
+
+A group is a plain value: making one talks to nobody, and equal ones are the same group.  Its members meet in
+memory of their own (`area`), which its first member makes in its first operation there and tells the others
+of by a message; theirs is to wait for that message, in which deadlocks are seen as in any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.area import Area, group_area, group_nbytes, prepare
+from nbparallel.distributed.arguments import check_place, check_rank
+from nbparallel.distributed.collectives import Collectives
+from nbparallel.distributed.member import Member
+from nbparallel.distributed.memory import decode_handle, encode_handle
+from nbparallel.distributed.point_to_point import PointToPoint
+from nbparallel.errors import InternalError, ProtocolError, rank_list
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some of the ranks; `new_group` and `split` make one.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The members' ranks in the world, in the order of the group.
+    tag : str
+        Tells groups of the same ranks apart.
+    """
+
+    ranks: tuple[int, ...]
+    tag: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.ranks)
+
+    @property
+    def word(self) -> int:
+        """The name as one word, which travels with messages; 0 is the world."""
+        text = repr((self.ranks, self.tag)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") | 1
+
+    def __str__(self) -> str:
+        return "the group of " + rank_list(self.ranks) + (f" with tag {self.tag!r}" if self.tag else "")
+
+
+def checked_ranks(ranks: Iterable[Any], world_size: int) -> tuple[int, ...]:
+    """Return the members of a new group, sorted."""
+    members = list(ranks)
+    for rank in members:
+        check_rank(rank, "ranks", tuple(range(world_size)))
+    if not members:
+        raise ValueError("a group needs at least one rank")
+    if len(set(members)) < len(members):
+        raise ValueError(f"a rank can be in a group only once, not {members}")
+    return tuple(sorted(int(rank) for rank in members))
+
+
+class Team:
+    """What one rank keeps of one group."""
+
+    __slots__ = ("cell", "collectives", "group", "index", "ranks", "word")
+
+    def __init__(self, group: Group, index: int, collectives: Collectives | None = None) -> None:
+        self.group, self.ranks, self.index = group, group.ranks, index
+        self.collectives = collectives
+        """None until the first operation."""
+        self.word = 0 if collectives is not None else group.word
+        self.cell = 0
+        """The last cell in which all members were known to take part."""
+
+    def place(self, rank: Any, place: Any, name: str, default: int | None = None) -> int:
+        """Return the member that ``name`` (in the world) or ``group_name`` (in the group) means."""
+        if rank is not None and place is not None:
+            raise ValueError(f"{name} and group_{name} both say which rank is meant: pass one of them")
+        if place is not None:
+            return check_place(place, f"group_{name}", self.ranks)
+        if rank is None:
+            if default is None:
+                raise TypeError(f"{name} is missing: the rank to talk to")
+            rank = default
+        return check_rank(rank, name, self.ranks)
+
+
+class Teams:
+    """All groups of one rank in one epoch."""
+
+    def __init__(self, member: Member, messages: PointToPoint, world: Collectives) -> None:
+        self._member, self._messages = member, messages
+        everybody = Group(tuple(range(member.world_size)))
+        self.world = Team(everybody, member.rank, world)
+        self._known = {everybody: self.world}
+
+    def find(self, group: object) -> Team:
+        """Return the team of a group, for an operation that begins now.
+
+        Raises
+        ------
+        TypeError
+            `group` is none.
+        ValueError
+            This rank is no member, or a member takes no part in this cell.
+        """
+        team = self._known.get(group) if isinstance(group, Group) else None
+        if team is None:
+            team = self.know(group)
+        member = self._member
+        if team.index < 0:
+            raise ValueError(
+                f"rank {member.rank} is not in {team.group}, and cannot take part in its operations"
+            )
+        if team.cell != member.cell:
+            missing = [r for r in team.ranks if r not in member.participants]
+            if missing and member.cell:
+                verb = "is" if len(missing) == 1 else "are"
+                raise ValueError(
+                    f"{rank_list(missing)} {verb} not in this cell, and an operation of {team.group} needs "
+                    "all its ranks"
+                )
+            team.cell = member.cell
+        return team
+
+    def know(self, group: object) -> Team:
+        """Return the team of a group, whoever is in it."""
+        if not isinstance(group, Group):
+            raise TypeError(
+                f"group must be what new_group returned, or None for all, not {type(group).__name__}"
+            )
+        team = self._known.get(group)
+        if team is None:
+            rank, ranks = self._member.rank, group.ranks
+            if max(ranks) >= self._member.world_size:
+                raise ValueError(
+                    f"{group} was made for a larger world: there are {self._member.world_size} ranks"
+                )
+            team = self._known[group] = Team(group, ranks.index(rank) if rank in ranks else -1)
+        return team
+
+    def open(self, team: Team, deadline_ns: int | None) -> Collectives:
+        """Return the group's operations; the first call meets the other members."""
+        if team.collectives is None:
+            area = self._meet(team, deadline_ns)
+            self._member.areas[area.packed] = area
+            team.collectives = Collectives(self._member, area)
+        return team.collectives
+
+    def _meet(self, team: Team, deadline_ns: int | None) -> Area:
+        member, ranks = self._member, team.ranks
+        memory: np.ndarray[Any, np.dtype[Any]]
+        if team.index > 0:
+            packed = self._messages.await_introduction(ranks[0], team.word, deadline_ns)
+            memory = member.attach(decode_handle(packed), writable=True)
+        else:
+            memory = member.store.empty((group_nbytes(len(ranks)),), np.uint8)
+            prepare(memory, ranks)
+            handle = member.store.handle(memory, writable=True)
+            if handle is None:
+                raise InternalError("the store's own array is not shared")
+            packed = encode_handle(handle)
+            for rank in ranks[1:]:
+                self._messages.introduce(rank, team.word, packed, deadline_ns)
+        area = group_area(memory, packed, member.rank)
+        if area is None or area.ranks != ranks:
+            raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {team.group}")
+        return area
+
+    def release(self) -> None:
+        """Let go of copies that everybody has read."""
+        for team in self._known.values():
+            if team.collectives is not None:
+                team.collectives.release()
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        for team in self._known.values():
+            if team.collectives is not None:
+                team.collectives.close()
+        self._known.clear()

@@ -1,0 +1,390 @@
+"""gather, all_gather, scatter and all_to_all give what a sequential model gives, for any value."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+
+DTYPES = ("b1", "i1", "u2", "i8", "f2", "f8", "c16", ">f4", "M8[s]", "S5", "U3", "i4,f8")
+SIZES = (0, 1, 7, 3000, 20_000, 300_000)
+"""Inside a letter, in memory of its own, several megabytes."""
+
+
+def example(dtype: str, shape: Any, rank: int, salt: int = 0) -> np.ndarray[Any, Any]:
+    """Return an array that tells who made it."""
+    count = int(np.prod(shape))
+    data = (np.arange(count) * 7 + rank * 31 + salt) % 97
+    return data.astype("u1").astype(dtype).reshape(shape)
+
+
+def guarded(dtype: str, shape: tuple[int, ...]) -> tuple[Any, np.ndarray[Any, Any]]:
+    """Return an array and the one that surrounds it, whose first and last row must stay."""
+    whole = np.zeros((shape[0] + 2, *shape[1:]), dtype)
+    return whole[1:-1], whole
+
+
+def untouched(whole: np.ndarray[Any, Any]) -> bool:
+    """Whether the guards are as they were."""
+    return not any(whole[:1].tobytes()) and not any(whole[-1:].tobytes())
+
+
+def layouts(x: np.ndarray[Any, Any], c: Communicator) -> list[np.ndarray[Any, Any]]:
+    """Return arrays of the content of `x` that lie differently; read-only ones among them."""
+    store = c._member.store
+    strided = np.zeros((2 * len(x), *x.shape[1:]), x.dtype)[::2]
+    shared_strided = store.empty((*x.shape, 2), x.dtype)[..., 1]
+    backwards = np.array(x[::-1])[::-1]
+    for array in (strided, shared_strided):
+        array[...] = x
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    shared_frozen = store.share(x).view()
+    shared_frozen.flags.writeable = False
+    return [
+        x,
+        store.share(x),
+        strided,
+        shared_strided,
+        np.asfortranarray(x),
+        backwards,
+        frozen,
+        shared_frozen,
+    ]
+
+
+@pytest.mark.time_limit(90)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_dtype_size_and_root(ranks: Any, n: int) -> None:
+    """Every array arrives whole, in new ones and in buffers with guards, from private and shared memory."""
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        for dtype, size in itertools.product(DTYPES, SIZES):
+            if (size > 3000 and dtype not in ("f8", "U3")) or (size > 20_000 and n == 3):
+                continue
+            everybody = [example(dtype, size, r) for r in range(n)]
+            parts = [np.array_split(x, n) for x in everybody]
+            for make in (np.array, c._member.store.share):
+                x = make(everybody[me])
+                for root in range(n) if size < 3000 else (n - 1,):
+                    found = c.gather(x, dst=root)
+                    assert (found is None) == (me != root)
+                    assert found is None or all(map(np.array_equal, found, everybody))
+                    mine = c.scatter(x if me == root else None, src=root)
+                    assert np.array_equal(mine, parts[root][me])
+                    assert mine.flags.writeable
+                assert all(map(np.array_equal, c.all_gather(x), everybody)), (dtype, size)
+                received = c.all_to_all(x)
+                assert all(map(np.array_equal, received, [p[me] for p in parts]))
+                buffers = [guarded(dtype, (size,)) for _ in range(n)]
+                outputs = [buffer for buffer, _ in buffers]
+                assert c.all_gather(outputs, x) is outputs
+                assert all(map(np.array_equal, outputs, everybody))
+                assert all(untouched(whole) for _, whole in buffers)
+                assert np.array_equal(x, everybody[me])
+
+    ranks(n, work, seconds=80)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_layouts(ranks: Any, n: int) -> None:
+    """Arrays that lie differently on each rank meet by their logical content; buffers may lie in any way."""
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        for rows in (6, 3000):
+            everybody = [example("f8", (rows, 5), r) for r in range(n)]
+            inputs = layouts(everybody[me], c)
+            for shift, first in itertools.product((0, 1), range(len(inputs))):
+                x = inputs[(first + shift * me) % len(inputs)]
+                outputs = [np.zeros((5, rows)).T for _ in range(n)]
+                c.all_gather(outputs, x)
+                assert all(map(np.array_equal, outputs, everybody))
+                outputs = [c._member.store.empty((rows, 5)) for _ in range(n)]
+                found = c.gather(x, outputs if me == 0 else None, dst=0)
+                assert found is None or all(map(np.array_equal, outputs, everybody))
+                part = c.scatter(x if me == 1 else None, src=1)
+                assert np.array_equal(part, np.array_split(everybody[1], n)[me])
+                received = c.all_to_all(x)
+                assert all(
+                    np.array_equal(got, np.array_split(theirs, n)[me])
+                    for got, theirs in zip(received, everybody, strict=True)
+                )
+                assert np.array_equal(x, everybody[me])
+
+    ranks(n, work)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_any_object_and_any_size(ranks: Any, n: int) -> None:
+    """Objects, numbers, None, 0-d arrays and arrays of other sizes and dtypes on every rank."""
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        samples: list[Any] = [
+            None, 7, 2.5, 10**30, "text", b"bytes" * 20_000, [1, {"a": (2, None)}], "x" * 200_000,
+            np.float32(3),
+        ]  # fmt: skip
+        for shift in range(len(samples)):
+            everybody = [samples[(shift + r) % len(samples)] for r in range(n)]
+            assert c.all_gather(everybody[me]) == everybody
+            assert c.gather(everybody[me], dst=n - 1) == (everybody if me == n - 1 else None)
+            assert c.scatter(everybody if me == 0 else None) == everybody[me]
+            assert c.all_to_all([(me, value) for value in everybody]) == [
+                (r, everybody[me]) for r in range(n)
+            ]
+        uneven = [example(("f8", "i2", "U3")[r % 3], (10_000 * r, r + 1), r) for r in range(n)]
+        assert all(map(np.array_equal, c.all_gather(uneven[me]), uneven))
+        assert np.array_equal(c.scatter(uneven if me == n - 1 else None, src=n - 1), uneven[me])
+        assert all(np.array_equal(x, uneven[me]) for x in c.all_to_all(uneven))
+        zero = c.all_gather(np.array(float(me)))
+        assert [x.shape for x in zero] == [()] * n
+        assert [float(x) for x in zero] == list(range(n))
+        mixed = c.all_gather(np.ones(3) if me == 0 else ["no array", me])
+        assert mixed[0].sum() == 3
+        assert mixed[1:] == [["no array", r] for r in range(1, n)]
+        objects = np.array([None, {me}], dtype=object)
+        assert [x[1] for x in c.all_gather(objects)] == [{r} for r in range(n)]
+
+    ranks(n, work)
+
+
+def test_results_are_the_callers_own(ranks: Any) -> None:
+    """What returns can be written without anybody else's value changing, its own input included."""
+
+    def work(c: Communicator) -> None:
+        for size in (10, 50_000):
+            for make in (np.array, c._member.store.share):
+                x = make(np.full(size, float(c.rank)))
+                for found in (
+                    c.all_gather(x),
+                    c.all_to_all([x] * 3),
+                    [c.scatter([x] * 3 if c.rank == 0 else None)],
+                ):
+                    for value in found:
+                        assert not np.shares_memory(value, x)
+                        value[...] = -1
+                c.barrier()
+                assert (x == c.rank).all()
+                value = {"x": [c.rank]}
+                c.all_gather(value)[c.rank]["x"].append(1)
+                assert value == {"x": [c.rank]}
+
+    ranks(3, work)
+
+
+def test_the_sender_may_write_at_once(ranks: Any) -> None:
+    """What a rank writes into its array after the call reaches nobody."""
+
+    def work(c: Communicator) -> None:
+        for size, make in itertools.product((100, 200_000), (np.array, c._member.store.share)):
+            x = make(np.zeros(size))
+            for i in range(20):
+                x[...] = i
+                found = c.all_gather(x)
+                x[...] = -1
+                assert all((value == i).all() for value in found), (size, i)
+                part = c.scatter(x if c.rank == i % 3 else None, src=i % 3)
+                x[...] = -2
+                assert (part == -1).all()
+
+    ranks(3, work)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_views(ranks: Any, n: int) -> None:
+    """With view=True shared arrays arrive read-only, as the same memory, in any layout."""
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        for shape in ((4, 6), (400, 600)):
+            x = c._member.store.share(example("f8", shape, me))
+            y = x[::2, ::-1]
+            for value in (x, y):
+                for views in (c.all_gather(value, view=True), c.gather(value, dst=0, view=True) or []):
+                    for r, view in enumerate(views):
+                        want = example("f8", shape, r)
+                        assert np.array_equal(view, want if value is x else want[::2, ::-1])
+                        assert not view.flags.writeable
+                shown = c.broadcast(value if me == n - 1 else None, src=n - 1, view=True)
+                assert not shown.flags.writeable
+                parts = c.all_to_all(value, view=True)
+                assert not any(part.flags.writeable for part in parts)
+            everybody = c.all_gather(x, view=True)
+            part = c.scatter(x if me == 0 else None, view=True)
+            c.barrier()
+            x[...] = me + 1000
+            c.barrier()
+            assert all((view == r + 1000).all() for r, view in enumerate(everybody)), "the same memory"
+            assert (part == 1000).all()
+            c.barrier()
+        for call in (
+            lambda: c.all_gather(np.ones(3), view=True),
+            lambda: c.all_gather([np.ones(3)] * n, np.ones(3), view=True),
+            lambda: c.scatter([np.ones(3)] * n if me == 0 else np.ones(3), view=True),
+        ):
+            with pytest.raises(ValueError, match=r"share it first|fills no array"):
+                call()
+            if n > 1:
+                break  # the others would wait for who is refused only on one rank
+
+    ranks(n, work)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_one_array_for_all(ranks: Any, n: int) -> None:
+    """Torch's forms with one array: stacked or behind each other, split sizes with zeros, in place."""
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        for rows in (0, 3, 5000):
+            everybody = [example("f4", (rows, 3), r) for r in range(n)]
+            whole, guard = guarded("f4", (n * rows, 3))
+            assert c.all_gather_into_tensor(whole, everybody[me]) is whole
+            assert np.array_equal(whole, np.concatenate(everybody))
+            assert untouched(guard)
+            stacked = np.zeros((n, rows, 3), "f4")
+            c.all_gather_single(stacked, everybody[me])
+            assert np.array_equal(stacked, np.stack(everybody))
+            stacked[...] = 0
+            stacked[me] = everybody[me]
+            c.all_gather_into_tensor(stacked, stacked[me])
+            assert np.array_equal(stacked, np.stack(everybody))
+            # Rank r sends i rows to rank i, its own number in them.
+            x = np.full((sum(range(n)), 2), me, "i4")
+            out, guard = guarded("i4", (n * me, 2))
+            assert c.all_to_all_single(out, x, [me] * n, list(range(n))) is out
+            assert (out.reshape(n, me, 2) == np.arange(n).reshape(n, 1, 1)).all()
+            assert untouched(guard)
+            even = np.arange(2 * n) + 100 * me
+            got = c.all_to_all_single(np.zeros(2 * n, even.dtype), even)
+            assert np.array_equal(
+                got, np.concatenate([np.array([2 * me, 2 * me + 1]) + 100 * r for r in range(n)])
+            )
+        outputs = [np.zeros((r + 1, 2)) for r in range(n)]
+        inputs = [np.full((me + 1, 2), 10.0 * me + r) for r in range(n)]
+        assert c.all_to_all(outputs, inputs) is outputs
+        assert all((x == 10 * r + me).all() for r, x in enumerate(outputs))
+        # A list whose arrays are also the input: what comes must not run over what goes.
+        x = np.arange(n * 2.0).reshape(n, 2) + 100 * me
+        c.all_to_all(list(x), list(x)[::-1])
+        assert np.array_equal(x, [np.array([0.0, 1]) + 2 * (n - 1 - me) + 100 * r for r in range(n)])
+        taken = np.zeros(3)
+        assert c.scatter(taken, [np.full(3, 7.0 + r) for r in range(n)] if me == 0 else None, src=0) is taken
+        assert (taken == 7 + me).all()
+
+    ranks(n, work)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_object_lists(ranks: Any, n: int) -> None:
+    """Torch's operations on lists of objects fill the lists."""
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        everybody: list[Any] = [None] * n
+        c.all_gather_object(everybody, {"rank": me})
+        assert everybody == [{"rank": r} for r in range(n)]
+        gathered: list[Any] | None = [None] * n if me == n - 1 else None
+        c.gather_object(me * "x", gathered, dst=n - 1)
+        assert gathered is None or gathered == [r * "x" for r in range(n)]
+        values: list[Any] = [1, "two", [3]] if me == 0 else [None] * 3
+        c.broadcast_object_list(values, src=0)
+        assert values == [1, "two", [3]]
+        taken: list[Any] = [None]
+        c.scatter_object_list(taken, [(r, "part") for r in range(n)] if me == 0 else None, src=0)
+        assert taken == [(me, "part")]
+        if n > 1:
+            if me == 0:
+                c.send_object_list([1, None, "x"], dst=1)
+                c.send_object_list([1], dst=1)
+            if me == 1:
+                got: list[Any] = [0, 0, 0]
+                assert c.recv_object_list(got, src=0) == 0
+                assert got == [1, None, "x"]
+                with pytest.raises(ValueError, match="list of 1"):
+                    c.recv_object_list(got, src=0)
+                assert got == [1, None, "x"]
+
+    ranks(n, work)
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (lambda c, x: c.all_gather([x], x), ValueError, "one array for each of the 2 ranks, and has 1"),
+    (lambda c, x: c.all_gather(x, x), TypeError, "must be a list"),
+    (lambda c, x: c.all_gather([x, x], x), ValueError, "share memory"),
+    (lambda c, x: c.all_gather([x, 1], x), TypeError, "numpy arrays"),
+    (lambda c, x: c.all_gather([np.broadcast_to(x, (2, 4)), x], x), ValueError, "read-only"),
+    (lambda c, x: c.gather(x, 0), TypeError, "dst=0"),
+    (lambda c, x: c.gather(x, [x.copy(), x], dst=1 - c.rank), ValueError, "the destination, passes"),
+    (lambda c, x: c.gather(x, dst=2), ValueError, "ranks are 0-1"),
+    (lambda c, x: c.gather(x, dst=0, group_dst=0), ValueError, "pass one of them"),
+    (lambda c, x: c.scatter(x, [x, x], src=1 - c.rank), ValueError, "the source, passes"),
+    (lambda c, x: c.scatter([x, x], src=1 - c.rank), TypeError, "the source, passes"),
+    (lambda c, x: c.scatter([x], src=c.rank), ValueError, "2 ranks, not 1"),
+    (lambda c, x: c.scatter(np.array(1), src=c.rank), ValueError, "no axis"),
+    (lambda c, x: c.scatter("ab", src=c.rank), TypeError, "not str"),
+    (lambda c, x: c.scatter({1, 2}, src=c.rank), TypeError, "not set"),
+    (lambda c, x: c.all_to_all([x] * 3), ValueError, "2 ranks, not 3"),
+    (lambda c, x: c.all_to_all(None), TypeError, "NoneType"),
+    (lambda c, x: c.all_to_all_single(x, x[:3]), ValueError, "split sizes"),
+    (lambda c, x: c.all_to_all_single(x, x.copy(), [1, 1]), ValueError, "add up to its 4 rows"),
+    (lambda c, x: c.all_to_all_single(x, x.copy(), [5, -1]), ValueError, "add up to its 4 rows"),
+    (lambda c, x: c.all_gather_into_tensor(x, x), ValueError, r"make \(2, 4\) or \(8,\)"),
+    (lambda c, x: c.reduce_scatter_tensor(x, np.ones(7)), ValueError, r"make \(2, 4\) or \(8,\)"),
+    (lambda c, x: c.all_gather_object([1], 1), ValueError, "each of the 2 ranks"),
+    (lambda c, x: c.broadcast(x, src="0"), TypeError, "int"),
+    (lambda c, x: c.broadcast(x, src=0, group="all"), TypeError, "new_group"),
+    (lambda c, x: c.barrier(timeout=-1), ValueError, "negative"),
+]
+
+
+def test_wrong_arguments_hurt_only_the_caller(ranks: Any) -> None:
+    """A wrong argument raises at once, nothing is sent or written, and the next operation works."""
+
+    def work(c: Communicator) -> None:
+        for call, error, text in WRONG:
+            x = np.arange(4.0)
+            with pytest.raises(error, match=text):
+                call(c, x)
+            assert np.array_equal(x, np.arange(4.0))
+        assert c.all_gather(c.rank) == [0, 1]
+
+    ranks(2, work)
+
+
+def test_memory_that_several_write(ranks: Any) -> None:
+    """Buffers of several ranks over one shared array raise on every rank, untouched; apart they work."""
+
+    def work(c: Communicator) -> None:
+        store, me = c._member.store, c.rank
+        for size in (6, 60_000):
+            handle = None
+            if me == 0:
+                whole = store.empty(6 * size)
+                whole[...] = 5
+                handle = store.handle(whole, writable=True)
+            handle = c.broadcast(handle)
+            if me:
+                whole = store.attach(handle, writable=True)
+            x = np.full(size, float(me))
+            with pytest.raises(ValueError, match="ranks 0 and 1 passed overlapping memory"):
+                c.all_gather([whole[:size], whole[size : 2 * size], whole[2 * size : 3 * size]], x)
+            with pytest.raises(ValueError, match="overlapping memory"):
+                c.scatter(whole[:size], [x, x, x] if me == 0 else None, src=0)
+            assert (whole == 5).all()
+            c.barrier()
+            mine = whole[me * size : (me + 1) * size]
+            c.scatter(mine, [x + r for r in range(3)] if me == 0 else None, src=0)
+            c.barrier()
+            assert np.array_equal(whole[: 3 * size], np.repeat([0.0, 1, 2], size))
+            # Everybody may pass the same memory to be read.
+            assert all(np.array_equal(part, whole) for part in c.all_gather(whole))
+            c.barrier()
+
+    ranks(3, work)

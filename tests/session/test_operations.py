@@ -1,0 +1,44 @@
+"""The operations as a cell calls them: predefined, on shared arrays of the notebook, in groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.engine.engine import OPERATIONS
+from nbparallel.errors import ParallelError
+from nbparallel.session import Session
+
+
+@pytest.mark.time_limit(60)
+def test_every_operation_is_there() -> None:
+    """Every operation of the promise has its name in a cell, works there, and stays one of `dist`."""
+    x = nbp.share(np.arange(40_000.0))
+    with Session(3) as session:
+        code = "[name for name in names if globals()[name] is getattr(dist, name)]"
+        assert session.run(code, namespace={"names": OPERATIONS}).values[2] == list(OPERATIONS)
+        code = """
+whole = all_gather(nbp.share(all_to_all(x)[0]), view=True)
+total = reduce(float(x.sum()), dst=1)
+mine = reduce_scatter(x)
+part = scatter(x if rank == 0 else None)
+pair = dist.new_group([0, 2])
+both = gather(rank, dst=2, group=pair) if rank != 1 else None
+(total, float(mine.sum()), part.shape, float(sum(w.sum() for w in whole)), both)
+"""
+        values = session.run(code, namespace={"x": x}).values
+        third = np.array_split(x, 3)
+        for rank in range(3):
+            assert values[rank] == (
+                3 * float(x.sum()) if rank == 1 else None,
+                3 * float(third[rank].sum()),
+                third[rank].shape,
+                sum(float(third[r].sum()) for r in range(3)),
+                [0, 2] if rank == 2 else None,
+            )
+        # A group is a value: it outlives its cell, and works in a cell of its members alone.
+        assert session.run("all_gather(rank, group=pair)", ranks=(0, 2)).values == [[0, 2], [0, 2]]
+        with pytest.raises(ParallelError, match="rank 1 is not in this cell"):
+            session.run("all_gather(rank)", ranks=(0, 2))
+        assert session.run("all_gather(rank, group=pair) if rank != 1 else 'outside'").values[1] == "outside"
