@@ -91,7 +91,13 @@ STRATEGY = MagicParser(
     "Show the sharing strategy, the others, and what each costs; or switch: %sharing_strategy NAME\n"
     "(mmap takes directory=PATH).  The notebook and all ranks use it for new arrays from the next cell on.\n"
     "Arrays that are shared already stay where they are.",
-    "%sharing_strategy",
+    "%sharing_strategy file_region\n%sharing_strategy mmap directory=/var/tmp\n%sharing_strategy --bench",
+)
+STRATEGY.add_argument(
+    "--bench", action="store_true", help="measure every strategy on this machine, on a real rank"
+)
+STRATEGY.add_argument(
+    "--seconds", type=arguments.seconds, metavar="S", help="about how long that may take (20)"
 )
 STATUS = MagicParser(
     "%parallel_status", "Show the ranks and the shared memory that they use.", "%parallel_status"

@@ -12,7 +12,7 @@ from IPython.display import display
 
 import nbparallel
 from nbparallel.errors import rank_list
-from nbparallel_magics import background, flags, sharing
+from nbparallel_magics import background, bench, flags, sharing
 from nbparallel_magics import cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.cell import CellRequest, lines_above
@@ -89,8 +89,16 @@ class ParallelMagics(Magics):
     @line_magic
     @documented_by(flags.STRATEGY)
     def sharing_strategy(self, line: str) -> None:
-        if name := line.strip():
-            sharing.switch(name)
+        options, words = flags.STRATEGY.parse_head(line)
+        if options.bench and words:
+            flags.STRATEGY.error(f"--bench measures all strategies, without {words!r}")
+        if options.seconds and not options.bench:
+            flags.STRATEGY.error("--seconds belongs to --bench")
+        if options.bench:
+            bench.bench(self.live, options.seconds or bench.DEFAULT_SECONDS)
+            return
+        if words:
+            sharing.switch(words)
         display(sharing.StrategyTable.now())
 
     @line_magic

@@ -18,13 +18,16 @@ from nbparallel_magics.live import Live
 _COSTS = {
     "file_descriptor": (
         "an anonymous memory file; its descriptor travels over a socket",
-        "one open file a segment; cleaned up by the system, always",
+        "one or two open files for each large array; cleaned up by the system, always",
     ),
     "file_system": (
         "a named object in /dev/shm",
-        "a name, and one or two open files; size of /dev/shm; cleaned up by name",
+        "the same, and a name that has to be removed; size of /dev/shm",
     ),
-    "file_region": ("a block inside one large region", "the least for many small arrays"),
+    "file_region": (
+        "a block inside one large region",
+        "one or two open files for many; a region goes as a whole",
+    ),
     "mmap": ("a file in a folder of your choice", "disk instead of memory; survives a restart"),
     "copy": ("nothing: arrays are copied to every rank", "memory and time for every rank"),
 }
@@ -41,14 +44,21 @@ class StrategyTable:
     """Names that `set_sharing_strategy` takes."""
     missing: dict[str, str]
     """Name -> reason of those that it does not."""
+    options: dict[str, str]
+    """Name -> the options in force, as words."""
 
     @classmethod
     def now(cls) -> Self:
         """Look at what there is."""
         import nbparallel
+        from nbparallel.sharing import registry
 
         strategies = nbparallel.get_all_sharing_strategies()
-        return cls(nbparallel.get_sharing_strategy(), tuple(strategies), dict(strategies.missing))
+        options = {
+            name: " ".join(f"{key}={value}" for key, value in strategy.options.items())
+            for name, strategy in registry.strategies().items()
+        }
+        return cls(nbparallel.get_sharing_strategy(), tuple(strategies), dict(strategies.missing), options)
 
     def table(self) -> Table:
         """Return the rows: the one in force first."""
@@ -63,7 +73,7 @@ class StrategyTable:
 
     def _state(self, name: str) -> str:
         if name == self.current:
-            return "in force"
+            return f"in force {self.options.get(name, '')}".rstrip()
         return f"no: {self.missing[name]}" if name in self.missing else "yes"
 
     def __repr__(self) -> str:
@@ -86,8 +96,13 @@ def _limits() -> str:
 
 def switch(line: str) -> None:
     """Choose the strategy of new arrays: ``NAME [option=value …]``; UsageError if that does not work here."""
-    name, *words = shlex.split(line)
-    options = dict(word.partition("=")[::2] for word in words)
+    try:
+        name, *words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%sharing_strategy: {line!r} cannot be read: {error}") from None
+    options = {key: os.path.expanduser(value) for key, _, value in (word.partition("=") for word in words)}
+    if any(word.startswith("-") for word in words):
+        raise UsageError("%sharing_strategy: flags come before the name")
     if "" in options.values():
         raise UsageError("%sharing_strategy: options are written name=value, as in mmap directory=/var/tmp")
     import nbparallel

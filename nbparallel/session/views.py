@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.session import statistics
 from nbparallel.session.crew import Crew
 from nbparallel.session.names import Names
@@ -60,6 +61,11 @@ class SessionViews:
         handles = list(crew.handles)
         said = crew.looking.ask(handles)
         return compare(names or {}, hidden or {}, sharing.current_store(), handles, said)
+
+    @property
+    def broker(self) -> SegmentClient:
+        """Who hands out this session's segments; RuntimeError as `statistics`."""
+        return self._running_crew().supervisor.broker
 
     def _running_crew(self) -> Crew:
         crew = self._crew

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from typing import Any
 
@@ -125,6 +126,22 @@ def test_rank_cell(notebook: Any) -> None:
         ("%parallel_stop now", "unexpected 'now'"),
         ("%parallel_tb", "no cell has failed"),
         ("%share", "which arrays?"),
+        ("%sharing_strategy nothing", "available: file_descriptor, file_system"),
+        ("%sharing_strategy mmap directory", "options are written name=value"),
+        ("%sharing_strategy mmap directory=", "options are written name=value"),
+        ("%sharing_strategy mmap folder=/tmp", "'mmap' has no option folder"),
+        ("%sharing_strategy file_system directory=/tmp", "'file_system' has no option directory"),
+        ("%sharing_strategy mmap directory=/not/there", "there is no directory /not/there"),
+        ("%sharing_strategy mmap directory='/tmp", "No closing quotation"),
+        ("%sharing_strategy --bnch", "did you mean --bench?"),
+        ("%sharing_strategy mmap --bench", "flags come before the name"),
+        ("%sharing_strategy --bench mmap", "--bench measures all strategies"),
+        ("%sharing_strategy --seconds 3", "--seconds belongs to --bench"),
+        ("%sharing_strategy --bench --seconds 0", "no positive number"),
+        ("%parallel_status now", "unexpected 'now'"),
+        ("%parallel_segments --all", "unknown flag --all"),
+        ("%parallel_who x", "unexpected 'x'"),
+        ("%parallel_doctor -v", "unknown flag -v"),
         ("%share nothing", "no nothing in the notebook"),
     ],
 )
@@ -288,6 +305,9 @@ def test_help(notebook: Any) -> None:
         "share",
         "sharing_strategy",
         "parallel_status",
+        "parallel_who",
+        "parallel_segments",
+        "parallel_doctor",
         "parallel_restart",
         "parallel_stop",
     ]
@@ -295,6 +315,51 @@ def test_help(notebook: Any) -> None:
         text = notebook.shell.find_line_magic(name).__doc__
         assert "Example:" in text
         assert f"%{name}" in text.partition("Example:")[2]
+
+
+@pytest.fixture
+def strategies(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the registry back as it was."""
+    from nbparallel.sharing import registry
+
+    for name in ("_current", "_generation"):
+        monkeypatch.setattr(registry, name, getattr(registry, name))
+    monkeypatch.setattr(registry._strategies["mmap"], "_directory", None)
+    return registry
+
+
+def plain(out: Any) -> str:
+    """Return the text of the one display of a cell."""
+    (display,) = out.outputs
+    return str(display.data["text/plain"])
+
+
+def test_switching_with_an_option(notebook: Any, strategies: Any, tmp_path: Any) -> None:
+    """`%sharing_strategy mmap directory=…` switches and shows what holds; {names} are expanded."""
+    assert plain(notebook.run("%sharing_strategy")).startswith("sharing strategy: file_descriptor\n")
+    folder = tmp_path / "with blank"
+    folder.mkdir()
+    notebook.shell.user_ns["folder"] = str(folder)
+    text = plain(notebook.run("%sharing_strategy mmap 'directory={folder}'"))
+    assert text.splitlines()[0] == "sharing strategy: mmap"
+    assert f"in force directory={folder}" in text
+    assert strategies.find_strategy().directory == str(folder)
+    assert "sharing strategy: copy" in plain(notebook.run("%sharing_strategy copy"))
+    assert strategies.strategies()["mmap"].directory == str(folder), "options stay for the next time"
+    assert notebook.run("%sharing_strategy mmap directory=~").error is None
+
+
+def test_a_strategy_that_is_missing_here(
+    notebook: Any, strategies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is listed with the reason, and choosing it is one line that says why not, and what works."""
+    monkeypatch.setattr(strategies._strategies["file_system"], "_directory", "/not/there")
+    text = plain(notebook.run("%sharing_strategy"))
+    assert re.search(r"\nfile_system +no: linux has no /not/there", text)
+    out = notebook.run("%sharing_strategy file_system")
+    assert "'file_system' is not available: linux has no /not/there; available: " in out.stderr
+    assert out.stderr.count("\n") == 1
+    assert "sharing strategy: file_descriptor" in plain(notebook.run("%sharing_strategy"))
 
 
 def test_load_and_unload_leave_nothing(notebook: Any) -> None:

@@ -84,3 +84,49 @@ def test_who_has_which_name(any_kernel: Kernel) -> None:
     assert text.splitlines()[-1] == "only in the notebook, until a cell for ranks names them: unused"
     kernel.run("x = x[1:]\n%share x")
     assert re.search(r"\nx +shared, older than the notebook's", shown(kernel.run("%parallel_who")))
+
+
+def test_measuring_strategies(kernel: Kernel) -> None:
+    """`%sharing_strategy --bench` shows tables and a picture; without ranks it starts one, and ends it."""
+    loaded(kernel)
+    outcome = kernel.run("%sharing_strategy --bench --seconds 1", timeout=60)
+    assert outcome.status == "ok", outcome.traceback
+    assert outcome.stdout == "measuring every strategy on a rank for about 1 s; interrupt to stop\n"
+    tables, picture = outcome.displays
+    for name in ("file_descriptor", "file_system", "file_region", "mmap", "copy"):
+        assert f"\n{name} " in tables["text/plain"]
+        assert f"{name}</th>" in tables["text/html"]
+    assert "medians of" in tables["text/plain"]
+    assert "a allocate, t first touch" in picture["text/plain"]
+    assert picture["image/png"]
+    assert kernel.descendants() == []
+    kernel.run("import sys")
+    state = kernel.run("nbp.get_sharing_strategy(), nbp.segments() == (), 'matplotlib.pyplot' in sys.modules")
+    assert state.result == "('file_descriptor', True, False)"
+
+
+def test_measuring_without_matplotlib(kernel: Kernel) -> None:
+    """Where there is no matplotlib the picture is one of letters; the ranks that run are used, and stay."""
+    loaded(kernel)
+    kernel.run("import sys\nsys.modules['matplotlib'] = None")
+    kernel.run("%%parallel -n 2\nkept = rank")
+    before = {record.pid for record in kernel.descendants()}
+    outcome = kernel.run("%sharing_strategy --bench --seconds 0.5", timeout=60)
+    assert list(outcome.displays[1]) == ["text/plain"]
+    assert {record.pid for record in kernel.descendants()} == before
+    assert kernel.run("%parallel kept").stdout == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
+
+
+def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
+    """The stop button ends it as a KeyboardInterrupt; no segment, no name, and no rank is left."""
+    loaded(kernel)
+    kernel.run("%sharing_strategy file_system")
+    cell = kernel.begin("%sharing_strategy --bench --seconds 60")
+    cell.wait_for("measuring")
+    kernel.wait_until(lambda: len(kernel.descendants()) >= 3, 30, "a rank")
+    kernel.interrupt()
+    outcome = cell.wait(30)
+    assert outcome.ename == "KeyboardInterrupt"
+    assert "strategy_bench.py" not in outcome.traceback
+    assert kernel.run("nbp.segments() == (), nbp.get_sharing_strategy()").result == "(True, 'file_system')"
+    assert kernel.descendants() == []

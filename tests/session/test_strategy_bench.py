@@ -1,0 +1,183 @@
+"""The measurement of sharing strategies: on real ranks, bounded, and nothing is left of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import nbparallel as nbp
+from nbparallel.errors import SharedMemoryFullError
+from nbparallel.session import Session, strategy_bench
+from nbparallel.session.strategy_figures import STEPS, Steps, StrategyCost, StrategyFigures, StrategyTime
+from nbparallel.sharing import registry
+from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+
+NAMES = {"file_descriptor", "file_system", "file_region", "mmap", "copy"}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Session]:
+    """Give two ranks to all tests of this module."""
+    with Session(2) as session:
+        session.run("pass")
+        yield session
+
+
+def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
+    """Every step of every strategy and size has a time; what it costs besides differs as it should."""
+    mine = nbp.zeros(1 << 17)
+    before = (nbp.get_sharing_strategy(), two.statistics().shared_segments)
+    figures = strategy_bench(two, sizes=[1 << 20, 1 << 10], seconds=60)
+    assert {(time.strategy, time.nbytes) for time in figures.times} == {
+        (name, size) for name in NAMES for size in (1 << 10, 1 << 20)
+    }
+    assert all(step > 0 for time in figures.times for step in time.seconds)
+    assert all(time.runs >= 3 for time in figures.times)
+    assert figures.left_out == ()
+    costs = {cost.strategy: cost for cost in figures.costs}
+    count = figures.cost_arrays
+    assert costs["file_descriptor"].rank_descriptors >= count > 4 >= costs["file_region"].rank_descriptors
+    assert costs["file_descriptor"].notebook_descriptors >= count
+    assert costs["file_descriptor"].supervisor_descriptors == costs["mmap"].supervisor_descriptors == count
+    assert {name: cost.names for name, cost in costs.items() if cost.names} == {
+        "file_system": count,
+        "mmap": count,
+    }
+    assert costs["copy"].nbytes >= 2 * count * figures.cost_nbytes
+    assert costs["file_system"].nbytes == count * figures.cost_nbytes
+    assert (nbp.get_sharing_strategy(), two.statistics().shared_segments) == before
+    assert mine[0] == 0
+
+
+def test_it_can_start_a_rank_of_its_own() -> None:
+    """Without a session it makes one, and ends it; the other strategies are not touched."""
+    figures = strategy_bench(strategies=["copy"], sizes=[1024], seconds=10)
+    assert [time.strategy for time in figures.times] == ["copy"]
+    assert repr(figures).count("1.0 KiB  ") == 1
+
+
+def test_what_does_not_fit_is_left_out_and_said(two: Session) -> None:
+    """Too little memory, and too little time, leave sizes out; the first size is measured in any case."""
+    figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 44, 1 << 45], seconds=30)
+    assert {time.nbytes for time in figures.times} == {1024}
+    (reason,) = figures.left_out
+    assert reason.startswith("left out: 16.0 TiB, 32.0 TiB (only ")
+    figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 20, 1 << 21], seconds=1e-9)
+    assert [(time.nbytes, time.runs) for time in figures.times] == [(1024, 1)]
+    assert "longer than asked for" in figures.left_out[0]
+    assert figures.left_out[0] in repr(figures)
+
+
+class Tired(FileDescriptorStrategy):
+    """Works for small arrays only."""
+
+    name = "tired"  # type: ignore[assignment]
+
+    def create(self, nbytes: int, *args: Any, **options: Any) -> Any:
+        """Refuse."""
+        if nbytes > 4 << 20:
+            raise SharedMemoryFullError("too large for me")
+        return super().create(nbytes, *args, **options)
+
+
+def test_a_strategy_that_fails_is_told_and_the_others_go_on(
+    two: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is measured as far as it goes, and named with its reason."""
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
+    monkeypatch.setattr(registry, "_generation", registry._generation)
+    nbp.register_sharing_strategy("tired", Tired())
+    figures = strategy_bench(two, strategies=["tired", "copy"], sizes=[1 << 20, 8 << 20], seconds=30)
+    assert {(t.strategy, t.nbytes) for t in figures.times} == {
+        ("tired", 1 << 20),
+        ("copy", 1 << 20),
+        ("copy", 8 << 20),
+    }
+    assert figures.left_out == ("tired failed at 8.0 MiB: SharedMemoryFullError: too large for me",)
+
+
+@pytest.mark.parametrize("wrong", [{"sizes": [0]}, {"sizes": [12]}, {"strategies": ["nothing"]}], ids=str)
+def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None:
+    """A size or strategy that makes no sense is a ValueError; no rank is started for it."""
+    with pytest.raises(ValueError, match=r"multiples of 8|unknown sharing strategy"):
+        strategy_bench(**wrong)
+
+
+def test_an_interrupt_leaves_nothing(two: Session) -> None:
+    """Interrupted anywhere, it raises KeyboardInterrupt, and no segment of it is left."""
+    before = two.statistics().shared_segments
+    for delay in (0.05, 0.3):
+        begun = threading.Event()
+        presses = threading.Thread(target=_press, args=(two, begun, delay))
+        presses.start()
+        # What the traceback's frames hold stays alive in a notebook until the next error: hold it here, too.
+        with pytest.raises(KeyboardInterrupt) as raised:
+            _measure_until_interrupted(two, begun)
+        presses.join()
+        found = [record for record in nbp.segments() if record.strategy == "file_system"]
+        assert found == [], raised
+        assert two.statistics().shared_segments == before
+
+
+def _press(session: Session, begun: threading.Event, delay: float) -> None:
+    """Press stop once something runs; a press that falls between two calls to the rank does nothing."""
+    begun.wait(10)
+    time.sleep(delay)
+    for _ in range(20):
+        session.interrupt()
+        time.sleep(0.001)
+
+
+def _measure_until_interrupted(session: Session, begun: threading.Event) -> None:
+    begun.set()
+    while True:
+        strategy_bench(session, strategies=["file_system"], sizes=[1 << 10, 1 << 20], seconds=2)
+
+
+def times(name: str, nbytes: int, *steps: float) -> StrategyTime:
+    """Return a made-up line."""
+    return StrategyTime(name, nbytes, Steps(*steps), 5)
+
+
+FIGURES = StrategyFigures(
+    times=(
+        times("slow", 1 << 20, 1, 1, 1, 1, 1, 1),
+        times("quick", 1 << 20, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5),
+        times("near", 1 << 20, 0.5, 0.5, 0.5, 0.5, 0.5, 0.8),
+        times("slow", 1 << 10, 1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 6e-6),
+    ),
+    costs=(StrategyCost("slow", 40, 20, 20, 3, 10 << 20),),
+    cost_arrays=20,
+    cost_nbytes=512 << 10,
+    left_out=("left out: 1.0 GiB (<no time>)",),
+    load=7.5,
+    cpus=2,
+)
+
+
+def test_figures_read_well() -> None:
+    """Sizes ascend, the quickest stands first; the advice names who is near; a busy machine is told."""
+    lines = FIGURES.times_table().text().splitlines()
+    assert [line.split()[0] for line in lines[2:6]] == ["slow", "quick", "near", "slow"]
+    assert lines[2].split("  ")[-1].strip() == "21 µs"
+    assert FIGURES.advice().endswith("1.0 KiB: slow; 1.0 MiB: quick, near")
+    assert "busy now (load 7.5 on 2 CPUs)" in lines[-1]
+    assert "left out: 1.0 GiB (&lt;no time&gt;)" in FIGURES._repr_html_()
+    cost = FIGURES.costs_table().text().splitlines()[-1]
+    assert cost.split() == ["slow", "40", "20", "20", "3", "10.0", "MiB"]
+
+
+def test_the_chart_has_a_letter_for_each_step() -> None:
+    """Bars are as long as the times, whatever the rounding."""
+    chart = FIGURES.chart().splitlines()
+    assert chart[0] == "1.0 MiB: " + ", ".join(f"{letter} {step}" for step, letter in STEPS.items())
+    bars = {line.split("|")[0].strip(): line.split("|")[1].rstrip() for line in chart[1:]}
+    assert bars["slow"] == "".join(letter * 10 for letter in STEPS.values())
+    assert bars["quick"] == "".join(letter * 5 for letter in STEPS.values())
+    empty = StrategyFigures((), (), 1, 1, (), 0.0, 1)
+    assert empty.chart() == ""
+    assert repr(empty)
