@@ -110,26 +110,28 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
 def test_an_interrupt_leaves_nothing(two: Session) -> None:
     """Interrupted anywhere, it raises KeyboardInterrupt, and no segment of it is left."""
     before = two.statistics().shared_segments
-    for delay in (0.05, 0.3):
-        begun = threading.Event()
-        presses = threading.Thread(target=_press, args=(two, begun, delay))
+    for delay in (0.0, 0.05, 0.3):
+        begun, over = threading.Event(), threading.Event()
+        presses = threading.Thread(target=_press, args=(two, begun, over, delay))
         presses.start()
         # What the traceback's frames hold stays alive in a notebook until the next error: hold it here, too.
-        with pytest.raises(KeyboardInterrupt) as raised:
-            _measure_until_interrupted(two, begun)
-        presses.join()
+        try:
+            with pytest.raises(KeyboardInterrupt) as raised:
+                _measure_until_interrupted(two, begun)
+        finally:
+            over.set()
+            presses.join()
         found = [record for record in nbp.segments() if record.strategy == "file_system"]
         assert found == [], raised
         assert two.statistics().shared_segments == before
 
 
-def _press(session: Session, begun: threading.Event, delay: float) -> None:
-    """Press stop once something runs; a press that falls between two calls to the rank does nothing."""
+def _press(session: Session, begun: threading.Event, over: threading.Event, delay: float) -> None:
+    """Press stop until it has an effect; a press that falls between two calls to the rank has none."""
     begun.wait(10)
     time.sleep(delay)
-    for _ in range(20):
+    while not over.wait(0.001):
         session.interrupt()
-        time.sleep(0.001)
 
 
 def _measure_until_interrupted(session: Session, begun: threading.Event) -> None:
