@@ -29,6 +29,8 @@ def from_file(
     dtype: npt.DTypeLike | None = None,
     shape: Shape | None = None,
     mode: str = "r",
+    *,
+    allow_network: bool = False,
 ) -> AnyArray:
     """Return the array in a file as a shared one; nothing is read until it is used.
 
@@ -45,6 +47,9 @@ def from_file(
         Of raw values (by default as many as there are, one-dimensional), or of a new file.
     mode : {"r", "r+", "w+"}
         Read; read and write, on every rank; make the file, full of zeros (one that exists is replaced).
+    allow_network : bool
+        Use the file although it lies on a network file system.  Within one machine that works; what others
+        write is seen late or never, and a disk that runs full kills whoever writes (SIGBUS).
 
     Raises
     ------
@@ -62,7 +67,10 @@ def from_file(
     Notes
     -----
     Whoever makes the file shorter while it is used kills its users (SIGBUS).  ``"w+"`` does not: it puts a
-    new file in the old one's place, and arrays of the old one keep what they had.
+    new file in the old one's place, and arrays of the old one keep what they had.  It also reserves the disk;
+    a file with holes that was made elsewhere does not, and writing into a hole of a full disk kills as well.
+
+    There is no way back to be called: writing *is* saving, and `numpy.save` writes any shared array.
 
     Examples
     --------
@@ -77,9 +85,9 @@ def from_file(
     if mode not in _FLAGS:
         raise ValueError(f"mode must be 'r', 'r+' or 'w+', not {mode!r}")
     full = os.path.realpath(os.fspath(path))
-    reason = network_reason(full)
+    reason = None if allow_network else network_reason(full)
     if reason is not None:
-        raise StrategyUnavailableError(f"{reason}: copy it to a local disk first")
+        raise StrategyUnavailableError(reason)
     if mode == "w+" and (dtype is None or shape is None):
         raise TypeError("a new file needs dtype= and shape=")
     wanted = None if dtype is None else np.empty(0, dtype).dtype

@@ -36,10 +36,11 @@ ON_DISK = "/var/tmp"
 
 
 class MemoryMapStrategy(Strategy):
-    """Files in a directory; the option ``directory=`` chooses it."""
+    """Files in a directory, ``directory=``; with ``allow_network=True`` it may be another machine's."""
 
     def __init__(self, directory: str | None = None) -> None:
         self._directory = directory
+        self._allow_network = False
 
     # docstrings inherited
 
@@ -56,7 +57,7 @@ class MemoryMapStrategy(Strategy):
 
     @property
     def unavailable_reason(self) -> str | None:  # noqa: D102
-        return _why_not(self.directory)
+        return _why_not(self.directory, allow_network=self._allow_network)
 
     @property
     def supports_read_only(self) -> bool:  # noqa: D102
@@ -72,18 +73,24 @@ class MemoryMapStrategy(Strategy):
 
     @property
     def options(self) -> dict[str, Any]:  # noqa: D102
-        return {} if self._directory is None else {"directory": self._directory}
+        if self._directory is None:
+            return {}
+        return {"directory": self._directory, "allow_network": self._allow_network}
 
-    def configure(self, *, directory: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        """Choose where new files go; nothing else."""
+    def configure(
+        self,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        allow_network: bool = False,
+        **options: Any,
+    ) -> None:
+        """Choose where new files go, and whether that may be on another machine; nothing else."""
         super().configure(**options)
-        if directory is None:
-            return
-        path = os.path.realpath(os.fspath(directory))
-        reason = _why_not(path)
+        path = os.path.realpath(self.directory if directory is None else os.fspath(directory))
+        reason = _why_not(path, allow_network=allow_network)
         if reason is not None:
             raise StrategyUnavailableError(f"sharing strategy 'mmap' cannot use {path}: {reason}")
-        self._directory = path
+        self._directory, self._allow_network = path, allow_network
 
     def create(  # noqa: D102
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
@@ -103,12 +110,12 @@ def place(directory: str) -> Place:
     return Place(directory, 'choose another disk: nbp.set_sharing_strategy("mmap", directory=…)')
 
 
-def _why_not(directory: str) -> str | None:
+def _why_not(directory: str, *, allow_network: bool) -> str | None:
     if not os.path.isdir(directory):
         return f"there is no directory {directory}"
     if not os.access(directory, os.W_OK | os.X_OK):
         return f"{directory} may not be written to by this user"
-    return network_reason(directory)
+    return None if allow_network else network_reason(directory)
 
 
 def network_reason(path: str) -> str | None:
@@ -116,4 +123,7 @@ def network_reason(path: str) -> str | None:
     kind = file_system_of(path)
     if kind not in NETWORK_FILE_SYSTEMS:
         return None
-    return f"{path} lies on a network file system ({kind}), where mappings of several processes may disagree"
+    return (
+        f"{path} lies on a network file system ({kind}), where what one machine writes another may not see, "
+        "and a full disk kills instead of raising: use a local disk, or say allow_network=True"
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +91,18 @@ def test_f71_two_kernels_do_not_touch_each_other() -> None:
         outcome = second.run("%%parallel -o now\nos.getpid()")
         assert outcome.status == "ok"
         assert second.run("assert list(now) == list(pids)").status == "ok"
+
+
+def test_an_array_in_a_file_survives_a_restart(tmp_path: Path) -> None:
+    """What ranks wrote into a file is there for the next kernel and its ranks, also after a kill."""
+    opened = f"import nbparallel as nbp\nx = nbp.from_file({str(tmp_path / 'x.npy')!r}"
+    with Kernel() as kernel:
+        assert kernel.run(f"%load_ext nbparallel\n{opened}, float, (3, 1000), 'w+')").status == "ok"
+        assert kernel.run("%%parallel -n 3\nx[rank] = rank + 1").status == "ok"
+        for now in (False, True):
+            kernel.restart(now=now)
+            wait_until_alone(kernel, kernel.pid)
+            assert kernel.run(f"%load_ext nbparallel\n{opened}, mode='r+')").status == "ok"
+            assert kernel.run("assert x.sum() == 6000, x").status == "ok"
+            assert kernel.run("%%parallel -n 2\nassert x.sum() == 6000\nbarrier()").status == "ok"
+    assert sorted(os.listdir(tmp_path)) == ["x.npy"]

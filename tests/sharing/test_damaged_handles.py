@@ -110,6 +110,63 @@ def test_damaged_handles_never_map_outside(exchange, seed):
     assert refused > 5000
 
 
+def mutated_form(random_, form):
+    """Return a description of a dtype with something wrong somewhere, however deep."""
+    if isinstance(form, list) and form and random_.random() < 0.8:
+        parts = list(form)
+        at = random_.randrange(len(parts))
+        parts[at] = mutated_form(random_, parts[at])
+        return parts if random_.random() < 0.9 else parts * 2
+    if isinstance(form, tuple) and random_.random() < 0.8:
+        parts = list(form)
+        at = random_.randrange(len(parts))
+        parts[at] = mutated_form(random_, parts[at])
+        return tuple(parts)
+    if isinstance(form, str) and form and random_.random() < 0.7:
+        letters = list(form)
+        letters[random_.randrange(len(letters))] = random_.choice("<>|biufcSUVmMO0123456789[] ,\0é")
+        return "".join(letters)
+    return random_.choice([*DTYPES, *ODD, *NUMBERS])
+
+
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(1_000_000, marks=[pytest.mark.stress, pytest.mark.time_limit(1800)])]
+)
+def test_f47_a_mutated_handle_is_refused_or_lies_inside(count):
+    """Of any number of mutated handles each is one that numpy takes, inside its segment, or is refused."""
+    random_ = random.Random(count)
+    structured = [("a", "<i4"), ("b", "<f8", (2,)), ("c", [("d", "|S3"), ("e", "<M8[ns]")])]
+    originals = [
+        ArrayHandle(1, 8192, 0, (1000,), (8,), "<f8", True),
+        ArrayHandle((3 << 40) + 7, 4096, 3999, (7, 20), (-6, -40), ">i2", False, "file_system"),
+        ArrayHandle(9, 1 << 40, 64, (), (), "<M8[s]", False, "mmap"),
+        ArrayHandle(9, 4096, 0, (5, 0, 2), (31, 31, 0), structured, False, "file_region"),
+        ArrayHandle(9, 4096, 100, (5, 3), (62, 0), structured, True),
+    ]
+    taken = longest = 0
+    for _ in range(count):
+        original = random_.choice(originals)
+        handle = damaged(random_, original) if random_.random() < 0.8 else original
+        if random_.random() < 0.2:
+            handle = dataclasses.replace(handle, dtype=mutated_form(random_, original.dtype))
+        try:
+            dtype = check_handle(handle)
+        except InvalidHandleError as error:
+            longest = max(longest, len(str(error)))
+            continue
+        taken += 1
+        corners = {handle.offset}
+        for size, stride in zip(handle.shape, handle.strides, strict=True):
+            corners = {corner + index * stride for corner in corners for index in (0, size - 1)}
+        if 0 not in handle.shape:
+            assert min(corners) >= 0
+            assert max(corners) + dtype.itemsize <= handle.segment_nbytes
+        assert 0 <= handle.offset <= handle.segment_nbytes
+        assert not dtype.hasobject
+    assert count // 50 < taken < count // 2
+    assert longest < 400
+
+
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     offset=st.integers(-64, 8300),

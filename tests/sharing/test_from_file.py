@@ -12,7 +12,16 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     StrategyUnavailableError,
 )
-from nbparallel.sharing import current_store, memory_map
+from nbparallel.sharing import current_store, memory_map, registry
+from nbparallel.sharing.memory_map import MemoryMapStrategy
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Start one rank for all tests."""
+    with nbp.Session(1) as session:
+        session.run("pass", namespace={})
+        yield session
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -95,6 +104,58 @@ def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.set_sharing_strategy("mmap", directory=tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["o.npy", "x.npy"]
+
+
+def test_a_network_file_system_may_be_insisted_on(tmp_path, monkeypatch):
+    """`allow_network=True` opens the file all the same; the ranks are told about the directory as well."""
+    monkeypatch.setattr(registry, "_current", registry._current)
+    strategy = MemoryMapStrategy()
+    monkeypatch.setattr(registry, "_strategies", {**registry._strategies, "mmap": strategy})
+    monkeypatch.setattr(memory_map, "file_system_of", lambda path: "nfs4")
+    np.save(tmp_path / "x.npy", np.arange(10))
+    assert nbp.from_file(tmp_path / "x.npy", allow_network=True).sum() == 45
+    assert nbp.from_file(tmp_path / "y.npy", int, 3, "w+", allow_network=True).sum() == 0
+    assert strategy.unavailable_reason is not None
+    nbp.set_sharing_strategy("mmap", directory=tmp_path, allow_network=True)
+    assert strategy.unavailable_reason is None
+    assert registry.choice().options["mmap"] == {"directory": str(tmp_path), "allow_network": True}
+    assert nbp.ones(100_000).sum() == 100_000
+    with pytest.raises(TypeError, match="no option"):
+        nbp.set_sharing_strategy("mmap", allow_nfs=True)
+
+
+@pytest.mark.parametrize("nbytes", [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 100 << 30])
+def test_f50_sizes_that_do_not_fit_a_word(tmp_path, ranks, nbytes):
+    """Files with holes, around 2**31 and 2**32 and larger than memory, open at once, here and on a rank."""
+    path = tmp_path / "raw"
+    with path.open("wb") as file:
+        file.truncate(nbytes)
+        file.seek(nbytes - 1)
+        file.write(b"\7")
+    names = {"x": nbp.from_file(path, "u1", mode="r+"), "nbp": nbp}
+    names["tail"] = names["x"][-1:]
+    assert names["x"].shape == (nbytes,)
+    cell = "x[0] = 5\nx.nbytes, int(x[-1]), int(tail[0]), tail.nbytes"
+    assert ranks.run(cell, namespace=names).values == [(nbytes, 7, 7, 1)]
+    assert names["x"][0] == 5
+    assert os.stat(path).st_blocks * 512 < 1 << 20, "nothing was filled"
+    names.clear()
+    ranks.run("pass", namespace=names)
+
+
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system", "file_region", "mmap"])
+def test_numpy_saves_a_shared_array(tmp_path, strategy):
+    """`numpy.save` and `numpy.load` take shared arrays as any others, whatever their layout."""
+    x = nbp.share(np.arange(60.0).reshape(3, 4, 5)[::-1, ::2].T, strategy=strategy)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "xs.npz", a=x, b=x[0])
+    assert np.array_equal(np.load(tmp_path / "x.npy"), x)
+    assert np.array_equal(nbp.from_file(tmp_path / "x.npy"), x)
+    with np.load(tmp_path / "xs.npz") as saved:
+        assert np.array_equal(saved["b"], x[0])
+    out = nbp.from_file(tmp_path / "y.npy", x.dtype, x.shape, "w+")
+    out[:] = x
+    assert np.array_equal(np.load(tmp_path / "y.npy"), x)
 
 
 def test_ranks_see_the_same_file(tmp_path):

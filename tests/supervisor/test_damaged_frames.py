@@ -1,0 +1,126 @@
+"""F48: whatever a client of the same user sends to the supervisor, only that client loses."""
+
+import fcntl
+import os
+import random
+
+import pytest
+
+import nbparallel as nbp
+from nbparallel.errors import ParallelError, ProtocolError
+from nbparallel.supervisor.desk import SegmentDesk
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.segments import Fetch, Register, pack_path, pack_segment, segment_id
+
+
+def memory(nbytes):
+    """Return a descriptor of sealed memory."""
+    fd = os.memfd_create("nbp-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+def mutated(random_, payload):
+    """Return a payload with some bits, bytes or its end changed."""
+    data = bytearray(payload)
+    for _ in range(random_.choice([0, 1, 1, 2, 5])):
+        if data:
+            data[random_.randrange(len(data))] ^= 1 << random_.randrange(8)
+    pick = random_.random()
+    if pick < 0.1:
+        del data[random_.randrange(len(data) + 1) :]
+    elif pick < 0.2:
+        data += random_.randbytes(random_.choice([1, 7, 100]))
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "count", [5_000, pytest.param(1_000_000, marks=[pytest.mark.stress, pytest.mark.time_limit(1800)])]
+)
+def test_f48_a_desk_survives_mutated_frames(tmp_path, count):
+    """Damage ends its sender's connection; files of the user and descriptors of the desk are untouched."""
+    random_ = random.Random(count)
+    bystander = tmp_path / "keep"
+    bystander.write_text("keep")
+    desk = SegmentDesk()
+    alive = set()
+    before = len(os.listdir("/proc/self/fd"))
+    refused = 0
+    for turn in range(count):
+        client = random_.randrange(4)
+        if client not in alive:
+            desk.client_joined(client)
+            alive.add(client)
+        segment = segment_id(random_.randrange(4), random_.randint(1, 6))
+        paths = [str(bystander), str(tmp_path / "nbp_a"), f"/dev/shm/nbp_{client}", "nbp_x", "/nbp_/../etc"]
+        kind, payload = random_.choice(
+            [
+                (Kind.REGISTER, Register(segment, 4096, True, random_.choice(["", "/dev/shm/nbp_b"])).pack()),
+                (Kind.FETCH, Fetch(segment, random_.random() < 0.5).pack()),
+                (Kind.RELEASE, pack_segment(segment)),
+                (Kind.FORGET, pack_segment(segment)),
+                (Kind.ALLOW_WRITE, pack_segment(segment)),
+                (Kind.INTEND, pack_path(random_.choice(paths))),
+                (Kind.REMOVED, pack_path(random_.choice(paths))),
+            ]
+        )
+        if random_.random() < 0.05:
+            kind = random_.choice(list(Kind))
+        fds = [memory(4096)] if kind is Kind.REGISTER or random_.random() < 0.02 else []
+        try:
+            outgoing = desk.receive(client, Frame(kind, 0, turn, mutated(random_, payload), fds))
+        except ProtocolError:
+            refused += 1
+            outgoing = desk.client_gone(client)
+            alive.discard(client)
+        if desk.unknown:
+            outgoing += desk.flush_unknown()
+        for frame in outgoing:
+            frame.close()
+    for client in alive:
+        for frame in desk.client_gone(client):
+            frame.close()
+    assert desk.segments == ()
+    assert desk.names == ()
+    desk.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert bystander.read_text() == "keep"
+    assert count // 10 < refused < count
+
+
+NOISE = """
+import os, random, socket, stat
+from nbparallel.sharing import current_store
+random_ = random.Random(seed)
+(broker,) = current_store()._holdings.brokers
+channel = broker._channel
+noise = random_.randbytes(random_.choice([1, 8, 24, 100, 60_000]))
+wire = socket.socket(fileno=os.dup(channel.fileno()))
+wire.setblocking(False)
+try:
+    wire.send(noise)
+except OSError:
+    pass
+wire.close()
+"""
+
+
+@pytest.mark.time_limit(90)
+def test_f48_a_rank_that_talks_nonsense_harms_only_itself():
+    """Bytes that are no frame cost that rank its connection or its life; the others go on."""
+    with nbp.Session(3) as session:
+        names = {"x": nbp.zeros(100_000), "seed": 0}
+        assert session.run("float(x.sum())", namespace=names).values == [0, 0, 0]
+        for seed in range(5):
+            names["seed"] = seed
+            failed: set[int] = set()
+            try:
+                session.run(NOISE, ranks=[1], namespace=names)
+            except ParallelError as error:
+                failed = set(error.errors)
+            assert failed <= {1}
+            assert session.run("float(x[0])", ranks=[0, 2], namespace=names).values == [0, 0]
+            assert session.run("y = nbp.ones(100_000)\nfloat(y.sum())", ranks=[0, 2]).ranks
+        session.restart(1)
+        assert session.run("float(all_reduce(1.0)), float(x[-1])", namespace=names).values == [(3, 0)] * 3
