@@ -54,10 +54,13 @@ class Defaults:
 def set_environment(configure: Configure) -> None:
     """Take over the notebook's environment, directory and path, and add torchrun's variables."""
     rank, size = str(configure.rank), str(configure.world_size)
+    owner = os.environ.get("NBP_OWNER", "")
     os.environ.clear()
     os.environ.update(dict(configure.environment))
     os.environ.update(
         NBP_SESSION=configure.session,
+        NBP_CLIENT=str(configure.client),  # by these the supervisor knows what a rank has started
+        NBP_OWNER=owner,
         RANK=rank,
         LOCAL_RANK=rank,
         WORLD_SIZE=size,

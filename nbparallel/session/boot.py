@@ -61,5 +61,6 @@ def environment(session: str, hash_seed: int) -> dict[str, str]:
     values = dict(os.environ)
     values.update(dict.fromkeys(BLAS_VARIABLES, "1"))
     values["NBP_SESSION"] = session
+    values.pop("NBP_CLIENT", None)  # of a session in which this process may run
     values.setdefault("PYTHONHASHSEED", str(hash_seed))
     return values

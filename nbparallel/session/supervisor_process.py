@@ -129,8 +129,7 @@ class SupervisorProcess:
                 pid, code, number = said["pid"], said["exit_code"], said["signal"]
                 handle.died(Death(pid, code, number, said["announced"], time.monotonic()))
         elif frame.kind is Kind.SWEPT:
-            if said["sentence"]:
-                self.notes.append(said["sentence"])
+            self.notes.extend(said["sentences"])
         elif frame.kind is Kind.START_FAILED:
             how = f"exit code {said['exit_code']}" if said["signal"] is None else f"signal {said['signal']}"
             self._on_start_failed(f"the template process ended with {how}")

@@ -30,6 +30,7 @@ from nbparallel.supervisor import processes
 from nbparallel.supervisor.desk import Outgoing, SegmentDesk
 from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
 from nbparallel.supervisor.rank import Rank
+from nbparallel.supervisor.strays import Strays, mark_children
 from nbparallel.supervisor.sweeping import Sweeping
 from nbparallel.supervisor.watch import Watch, readable, take
 from nbparallel.wire.control import ControlView
@@ -56,6 +57,7 @@ class Supervisor:
         self._control_view: ControlView | None = None
         self._options: dict[str, Any] = {}
         self._grace: float | None = None
+        self._strays = Strays()
         self._desk = SegmentDesk()
         self._control = control
         self._control_box = self._watch.add_socket(control, self._on_control)
@@ -114,6 +116,7 @@ class Supervisor:
         try:
             if frame.kind is Kind.HELLO:
                 self._options = json.loads(frame.payload)
+                mark_children(os.getppid())
                 if self._options["start_method"] == "forkserver":
                     self._start_template()
                 self._control_box.send(Kind.HELLO, json.dumps({"pid": os.getpid()}).encode())
@@ -178,6 +181,7 @@ class Supervisor:
             said["rank"], client, mine, self._watch.add_socket(mine, lambda: self._on_segments(client))
         )
         self._ranks[client] = rank
+        rank.inode = os.fstat(theirs.fileno()).st_ino
         self._segment_sockets[client], self._segment_boxes[client] = mine, rank.outbox
         self._desk.client_joined(client)
         channel, stdout, stderr = frame.fds
@@ -204,6 +208,7 @@ class Supervisor:
         if rank is None:
             return
         rank.pid = pid
+        self._strays.rank_lives(pid)
         death = self._unknown.pop(pid, None)
         if death is not None:
             self._bury(rank, death)
@@ -267,6 +272,7 @@ class Supervisor:
             # only a child of ours: waitid says ECHILD for any other
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             rank.pid, rank.announced = pid, True
+            self._strays.rank_lives(pid)
             said = {"rank": rank.rank, "client": client, "pid": pid, "template": self._template_pid}
             self._control_box.send(Kind.READY, json.dumps(said).encode(), [pidfd])
         except ChildProcessError:
@@ -315,6 +321,8 @@ class Supervisor:
                 while len(self._unknown) > UNKNOWN_DEATHS:
                     del self._unknown[next(iter(self._unknown))]
 
+        self._strays.end({self._template_pid, *(rank.pid for rank in self._ranks.values())})
+
     def _template_died(self, death: processes.Death) -> None:
         self._template_pid = 0
         if self._template is not None:
@@ -337,6 +345,7 @@ class Supervisor:
 
     def _bury(self, rank: Rank, death: processes.Death | None) -> None:
         rank.dead = True
+        self._strays.rank_died(self._options["session"], rank.client, rank.pid, rank.inode)
         while rank.socket.fileno() >= 0 and readable(rank.socket):
             self._on_segments(rank.client)  # what it registered before it died counts
         self._ranks.pop(rank.client, None)

@@ -114,10 +114,11 @@ def children() -> list[int]:
         with open(f"/proc/self/task/{pid}/children") as file:
             return [int(word) for word in file.read().split()]
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [child for child in _all_pids() if _parent_of(child) == pid]
+        return [child for child in all_pids() if _parent_of(child) == pid]
 
 
-def _all_pids() -> list[int]:
+def all_pids() -> list[int]:
+    """Return the pids of all processes that can be seen."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 

@@ -20,3 +20,5 @@ class Rank:
     announced: bool = False
     dead: bool = False
     template: int = 0
+    inode: int = 0
+    """Of its end of the segment socket, which what it forks has open too."""

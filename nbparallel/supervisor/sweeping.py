@@ -1,4 +1,4 @@
-"""Sweeping: the supervisor's sweep, one small step between other work."""
+"""Sweeping: the supervisor's sweep, of names and then of processes, one small step between other work."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Sweeping:
             self._steps = None
         except OSError:
             self._steps = None  # a directory that went away under us: the next sweep looks again
-        from nbparallel.supervisor import sweep
+        from nbparallel.supervisor import strays, sweep
 
-        report = sweep.report_of(self._found)
+        sentences = [sweep.report_of(self._found).sentence, strays.orphans_text(strays.end_orphans())]
         self._found = []
-        self._tell(json.dumps({"sentence": report.sentence}).encode())
+        self._tell(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())

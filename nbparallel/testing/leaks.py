@@ -176,10 +176,12 @@ def _held_elsewhere(name: str) -> bool:
     """Tell whether a living process that is not of this run maps, or owns, this name: then it is theirs."""
     family = {os.getpid(), *(record.pid for record in processes.family(os.getpid(), _own_mark()))}
     try:
-        owner = Owner.parse(owners.read(f"{SHARED_NAMES}/{name}"))
-        return any(p.pid not in family and processes.read(p.pid) is not None for p in owner.processes)
+        path = f"{SHARED_NAMES}/{name}"
+        owner = Owner.parse(owners.read(owners.record_path(path) or path))
+        if any(p.pid not in family and processes.read(p.pid) is not None for p in owner.processes):
+            return True
     except (OSError, ValueError):
-        pass  # no owner record, but a segment
+        pass  # no record tells whose it is
     for pid in processes.pids() - family:
         try:
             if f"{SHARED_NAMES}/{name}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):

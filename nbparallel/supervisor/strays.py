@@ -1,0 +1,139 @@
+"""Strays: processes that user code on a rank had started, and whose rank is dead.
+
+Whatever a rank started becomes the supervisor's child when its own parents have ended (a subreaper adopts).
+Whose it was is told by what it cannot easily get rid of, even after ``setsid`` and two forks:
+
+* its session (setsid(2)) is the one that the rank led; or
+* it was executed, and its environment names the rank's client number; or
+* it was only forked, and has the rank's end of a socket open: exec closes it, fork does not.
+
+A child's pid is not used again before we have asked for it, so what is looked at is what is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from nbparallel.supervisor import processes
+from nbparallel.supervisor.death import Coroner, Fate
+from nbparallel.wire.identity import boot_time, process_of, process_state, this_process, this_world
+from nbparallel.wire.owners import Owner
+
+SESSION, CLIENT, OWNER = "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER"
+"""Environment variables of every process below a session: its id, its rank's client number, who owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dead:
+    pid: int
+    marks: frozenset[bytes]
+    socket: str
+
+
+def mark_children(notebook: int) -> None:
+    """Have every process below this one, the supervisor, bear who owns it."""
+    head = process_of(notebook)
+    os.environ[OWNER] = Owner(this_world(), head, (head, this_process())).text()
+
+
+class Strays:
+    """The dead ranks of one session, and what is left of them."""
+
+    def __init__(self) -> None:
+        self._dead: list[_Dead] = []
+
+    def rank_died(self, session: str, client: int, pid: int, inode: int) -> None:
+        """Take note of a dead rank; `inode` is that of its segment socket."""
+        marks = frozenset({f"{SESSION}={session}".encode(), f"{CLIENT}={client}".encode()})
+        self._dead.append(_Dead(pid, marks, f"socket:[{inode}]"))
+
+    def rank_lives(self, pid: int) -> None:
+        """Hear that a number that a dead rank had is a living one's."""
+        self._dead = [dead for dead in self._dead if dead.pid != pid]
+
+    def end(self, living: Collection[int]) -> None:
+        """Kill the children that dead ranks left; call it whenever a child has ended."""
+        if not self._dead:
+            return
+        for pid in processes.children():
+            if pid not in living and self._is_stray(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def _is_stray(self, pid: int) -> bool:
+        state = process_state(pid)
+        if state is None or state.letter in "ZX":
+            return False
+        if any(state.session == dead.pid for dead in self._dead):
+            return True
+        variables = _environment(pid)
+        if any(dead.marks <= variables for dead in self._dead):
+            return True
+        sockets = _descriptors(pid)
+        return any(dead.socket in sockets for dead in self._dead)
+
+
+def orphans_text(count: int) -> str:
+    """Return the line about orphans that were ended; empty if there were none."""
+    if not count:
+        return ""
+    return f"ended {count} process{'es' if count > 1 else ''} that a killed session had left running"
+
+
+def end_orphans() -> int:
+    """Kill the processes of sessions whose notebook and supervisor are dead for sure; return how many.
+
+    They bear the owner record of their session in their environment.
+    """
+    coroner = Coroner(this_world(), boot_time())
+    ended = 0
+    for pid in processes.all_pids():
+        if pid == os.getpid() or not _is_orphan(pid, coroner):
+            continue
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            if _is_orphan(pid, coroner):  # still the same process: the pidfd was opened before this look
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                ended += 1
+        except OSError:
+            pass  # it ended meanwhile
+        finally:
+            os.close(pidfd)
+    return ended
+
+
+def _is_orphan(pid: int, coroner: Coroner) -> bool:
+    mark = f"{OWNER}=".encode()
+    for variable in _environment(pid):
+        if variable.startswith(mark):
+            try:
+                owner = Owner.parse(os.fsdecode(variable[len(mark) :]))
+            except ValueError:
+                return False
+            return coroner.judge(owner, 0.0, on_disk=False).fate is Fate.DEAD
+    return False
+
+
+def _environment(pid: int) -> frozenset[bytes]:
+    """Return the environment that a process was executed with; empty if it is not ours to read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return frozenset(file.read().split(b"\0"))
+    except OSError:
+        return frozenset()
+
+
+def _descriptors(pid: int) -> frozenset[str]:
+    """Return what the open descriptors of a process lead to."""
+    found = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    except OSError:
+        pass  # it ended, or closed one, meanwhile
+    return frozenset(found)
