@@ -57,6 +57,10 @@ class BusyError(NbParallelError, RuntimeError):
     """The ranks are running something else: wait for it, or interrupt it."""
 
 
+class InputRefusedError(NbParallelError, EOFError):
+    """A rank's ``input()`` cannot be answered; the message says why."""
+
+
 class ForkedRankError(NbParallelError, RuntimeError):
     """An object of nbparallel was used in a forked child of the process that made it."""
 

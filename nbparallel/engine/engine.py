@@ -13,6 +13,7 @@ from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import defaults, namespace, tasks
+from nbparallel.engine.asking import Asking
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.look import look
 from nbparallel.engine.output import RankOutput, mark_threads
@@ -52,6 +53,8 @@ class Engine:
         self.pid = os.getpid()
         self.output = RankOutput(channel)
         mark_threads(self.output)
+        self.asking = Asking(channel, self.output)
+        self.asking.install()
         os.register_at_fork(before=self.output.flush)  # else a child would write the same text again
         defaults.set_environment(configure)
         defaults.limit_blas(configure.blas_threads)
@@ -88,6 +91,8 @@ class Engine:
         if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
             self._channel.send(Kind.SEEN, pickle.dumps(look(self, pickle.loads(frame.payload)), 5))
             return
+        if frame.kind is Kind.INPUT:
+            return  # the answer to a question that an interrupt has ended
         self._kept = None  # the kernel has taken the last value, or it would not speak
         if frame.kind is Kind.COMMUNICATOR:
             self._join(pickle.loads(frame.payload), frame)

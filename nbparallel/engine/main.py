@@ -118,13 +118,15 @@ def _loop(channel: Channel, engine: Engine) -> None:
     poll.register(channel, select.POLLIN)
     segments = engine.broker.fileno()
     poll.register(segments, select.POLLIN)
+    deferred = engine.asking.deferred
     while True:
-        for fd, events in ready(poll):  # no time-out: an idle rank uses no CPU; its end comes by signal
-            if fd == segments and events & select.POLLHUP:
-                poll.unregister(fd)  # the supervisor is gone, and so are we in a moment
-            elif fd == segments:
-                engine.tidy()  # somebody let go of memory that this rank had made
-        frame = channel.receive_nowait()
+        if not deferred:
+            for fd, events in ready(poll):  # no time-out: an idle rank uses no CPU; its end comes by signal
+                if fd == segments and events & select.POLLHUP:
+                    poll.unregister(fd)  # the supervisor is gone, and so are we in a moment
+                elif fd == segments:
+                    engine.tidy()  # somebody let go of memory that this rank had made
+        frame = deferred.popleft() if deferred else channel.receive_nowait()
         if frame is None:
             continue
         try:

@@ -64,6 +64,7 @@ class Crew:
         self._session, self._seed = ignition.session, ignition.seed
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
+        self._listener: Callable[[Any], None] = lambda message: None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._next_client = 1
         self._error: NbParallelError | None = None
@@ -99,6 +100,11 @@ class Crew:
     def _post(self, handle: RankHandle | None, message: Any) -> None:
         self._events.append((handle, message))
         self.wake()
+        self._listener(message)
+
+    def listen(self, listener: Callable[[Any], None]) -> None:
+        """Have every event told to `listener` at once, in the pump's thread; one at a time."""
+        self._listener = listener
 
     def _fail(self, error: NbParallelError) -> None:
         self._error = self._error or error

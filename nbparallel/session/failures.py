@@ -35,7 +35,7 @@ def build(
     errors : Mapping[int, RankFailure]
         One for every rank that raised; at least one.
     freed : Mapping[int, str]
-        Ranks that were stopped because another one failed, with what they were doing.
+        Ranks that were interrupted because another one had failed, with where: ``", line 5"``, or nothing.
     result : CellResult, optional
         What there was.
     loads : callable, optional
@@ -103,7 +103,7 @@ def summary(order: Sequence[RankFailure], freed: Mapping[int, str], *, with_text
     if root.cause is Cause.DIED and len(same) == 1 and text:
         head = f"{root.ename}: {text}"  # the text names rank and line itself
     else:
-        head = f"{root.ename} on {rank_list(f.rank for f in same)}{_lines(same)}"
+        head = f"{root.ename} on {rank_list(f.rank for f in same)}{lines_of(same)}"
         head += f": {text}" if text else ""
     return head + (f" ({'; '.join(remarks)})" if remarks else "")
 
@@ -115,7 +115,8 @@ def _by_name(failures: Iterable[RankFailure]) -> dict[str, list[int]]:
     return names
 
 
-def _lines(failures: Iterable[RankFailure]) -> str:
+def lines_of(failures: Iterable[RankFailure]) -> str:
+    """Return ``", line 5"`` or ``", lines 2, 5"``; nothing if no line is known."""
     lines = sorted({f.line for f in failures if f.line is not None})
     if not lines:
         return ""
@@ -140,11 +141,11 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     consequences = [f for f in order if f.cause in _CONSEQUENCES]
     for group in _alike(consequences):
         ranks = rank_list(f.rank for f in group)
-        parts.append(f"[{ranks}]{_lines(group)}: {group[0].ename}: {_one_line(group[0].evalue, 200)}")
+        parts.append(f"[{ranks}]{lines_of(group)}: {group[0].ename}: {_one_line(group[0].evalue, 200)}")
     raised = {f.rank for f in order}
-    for doing in sorted({what for rank, what in freed.items() if rank not in raised}):
-        ranks = rank_list(rank for rank, what in freed.items() if what == doing and rank not in raised)
-        parts.append(f"[{ranks}] stopped" + (f": {doing}" if doing else ""))
+    for where in sorted({place for rank, place in freed.items() if rank not in raised}):
+        ranks = rank_list(rank for rank, place in freed.items() if place == where and rank not in raised)
+        parts.append(f"[{ranks}]{where}: interrupted, since another rank had failed")
     return parts
 
 

@@ -7,10 +7,11 @@ the second names those that do not answer; the third, or five seconds, ends only
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -38,6 +39,8 @@ class Presses:
         """How often SIGINT came."""
         self.answered = 0
         """How many of them were acted on."""
+        self._raises = False
+        self._excused = 0
         self.handed_over = False
         """Whether somebody else looks at `count` from now on: then it does not raise when it is left."""
 
@@ -48,7 +51,31 @@ class Presses:
         return self
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.press()
+        if self._excused:
+            self._excused -= 1
+        else:
+            self.press()
+        if self._raises:
+            self._raises = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Let SIGINT raise `KeyboardInterrupt` at once, once: the user is asked, nothing can be torn down."""
+        self._raises = True
+        try:
+            if self.count > self.answered:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._raises = False
+
+    def excuse(self) -> None:
+        """End what `raising` lets be ended, without counting it as a press; from any thread."""
+        main = threading.main_thread().ident
+        if self._raises and main is not None:
+            self._excused += 1
+            signal.pthread_kill(main, signal.SIGINT)  # a real one: it also ends a wait for a terminal
 
     def press(self) -> None:
         """Count one press; from any thread."""

@@ -80,7 +80,7 @@ def raise_if_failed(
         if outcome.ok:
             continue
         if outcome.interrupted and (rank in run.freed or run.interrupted or run.timed_out):
-            freed[rank] = "computed"
+            freed[rank] = failures.lines_of([outcome.failure])
         elif isinstance(outcome.failure, RankFailure):
             failed[rank] = outcome.failure
     for rank, death in run.deaths.items():

@@ -15,7 +15,7 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.session.pump import Pump
 from nbparallel.session.task_output import Decoder, TaskOutput
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.messages import Display, Outcome, RankMemory, Stream
+from nbparallel.wire.messages import Display, InputRequest, Outcome, RankMemory, Stream
 from nbparallel.wire.sighting import Sighting
 
 COALESCE_SECONDS = 0.05
@@ -172,6 +172,9 @@ class RankHandle:
         if isinstance(message, Outcome):
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
+            self._post(self, message)
+        elif isinstance(message, InputRequest):
+            self._drain_pipes()
             self._post(self, message)
         elif isinstance(message, Sighting):
             self._on_sighting(self.rank, message)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbparallel.errors import rank_list
+from nbparallel.session import asking
 from nbparallel.session.interrupt import KILL_SECONDS, Ladder, Presses
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.task_output import TaskOutput
 from nbparallel.wire.control import ControlView
-from nbparallel.wire.messages import Outcome
+from nbparallel.wire.messages import InputRequest, Outcome
 
 GRACE_SECONDS = 1.0
 """After the first failure ranks that still compute are left alone for so long."""
@@ -30,6 +32,8 @@ class TaskRun:
         ``next_event(timeout)`` returns (handle, message) or None.
     kill : callable
         Ends a rank at once.
+    listen : callable
+        ``listen(listener)`` has every event told to ``listener(message)`` as it comes, in another thread.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class TaskRun:
         next_event: Callable[[float | None], tuple[RankHandle, Any] | None],
         kill: Callable[[RankHandle], None],
         timeout: float | None,
+        listen: Callable[[Callable[[Any], None]], None] = lambda listener: None,
     ) -> None:
         self.number = number
         self._handles = handles
@@ -59,6 +64,8 @@ class TaskRun:
         self.timed_out = False
         self._failed_at: float | None = None
         self._killed: set[int] = set()
+        self._listen = listen
+        self._questions: list[asking.Question] = []
 
     @property
     def running(self) -> list[RankHandle]:
@@ -83,6 +90,8 @@ class TaskRun:
                 presses.answered = presses.count
                 self._press(presses.count)
             self._look_at_the_clock()
+            if self._questions:
+                self._ask(presses)
 
     def _slice(self) -> float | None:
         if self._failed_at is not None or self._ladder.since is not None or self._deadline is not None:
@@ -96,9 +105,35 @@ class TaskRun:
             self.outcomes[handle.rank] = message
             if not message.ok:
                 self._note_failure()
+        elif isinstance(message, InputRequest) and message.task == self.number:
+            self._questions.append((handle, message))
         elif isinstance(message, Death):
             self.deaths.setdefault(handle.rank, message)
             self._note_failure()
+
+    def _ask(self, presses: Presses) -> None:
+        """Have the user answer one rank's question; questions of several ranks at once are refused."""
+        deadline = time.monotonic() + asking.GATHER_SECONDS
+        while time.monotonic() < deadline and len(self._questions) < len(self.running):
+            event = self._next_event(deadline - time.monotonic())
+            if event is not None:
+                self._take(*event)
+        questions, self._questions = self._questions, []
+        if len(questions) > 1:
+            asking.refuse(questions)
+        elif self._failed_at is None and not self.interrupted and not self.timed_out:
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            alarm = threading.Timer(left or 0.0, presses.excuse) if left is not None else None
+            self._listen(lambda message: presses.excuse() if asking.failed(message) else None)
+            try:
+                if alarm is not None:
+                    alarm.start()
+                asking.ask(questions[0], presses)
+            finally:
+                self._listen(lambda message: None)
+                if alarm is not None:
+                    alarm.cancel()
+                    alarm.join()
 
     def _note_failure(self) -> None:
         if self._failed_at is None:

@@ -92,6 +92,7 @@ class Tasks:
             next_event=crew.next_event,
             kill=crew.supervisor.kill,
             timeout=timeout,
+            listen=crew.listen,
         )
         self._tell_strategy(crew, handles.values())
         presses.wake = crew.wake

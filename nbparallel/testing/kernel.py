@@ -102,6 +102,7 @@ class Kernel:
         self._cwd = cwd
         self._arrived = threading.Condition()
         self._messages: list[Message] = []
+        self._asked: dict[str, Any] = {}
         self._stopping = threading.Event()
         self._cleanup = contextlib.ExitStack()
 
@@ -126,6 +127,7 @@ class Kernel:
             )
         )
         self._shell = self._connect(self._manager.shell_port, zmq.DEALER)
+        self._stdin = self._connect(self._manager.stdin_port, zmq.DEALER)
         self._iopub = self._connect(self._manager.iopub_port, zmq.SUB)
         self._iopub.subscribe(b"")
         self._wire = Wire(key=self._manager.session.key)
@@ -168,6 +170,8 @@ class Kernel:
 
     def _connect(self, port: int, kind: int) -> zmq.Socket[bytes]:
         sock = self._context.socket(kind)
+        if kind == zmq.DEALER:
+            sock.identity = b"ground"  # a kernel asks for input at the identity that sent the cell
         sock.connect(f"ipc://{self._manager.ip}-{port}")
         return sock
 
@@ -259,18 +263,34 @@ class Kernel:
         """Return every process below the kernel: supervisor, template, ranks."""
         return list(processes.family(self.pid))
 
-    def begin(self, code: str) -> RunningCell:
-        """Send a cell and return at once."""
+    def begin(self, code: str, *, allow_stdin: bool = False) -> RunningCell:
+        """Send a cell and return at once; with `allow_stdin` it may ask (`question`, `answer`)."""
         started = time.monotonic()
         content = {
             "code": code,
             "silent": False,
             "store_history": True,
             "user_expressions": {},
-            "allow_stdin": False,
+            "allow_stdin": allow_stdin,
             "stop_on_error": True,
         }
         return RunningCell(self, self._send("execute_request", content), started)
+
+    def question(self, timeout: float = CELL_SECONDS) -> tuple[str, bool]:
+        """Wait until a cell asks for input; return the prompt and whether the answer is secret."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if not self._stdin.poll(int(SLICE_SECONDS * 1000)):
+                continue
+            _, message = self._wire.recv(self._stdin, mode=zmq.NOBLOCK)
+            if message is not None and message["msg_type"] == "input_request":
+                self._asked = message
+                return message["content"]["prompt"], message["content"]["password"]
+        raise TimeoutError(f"no question within {timeout:g} s; the process wrote: …{self.log()[-2000:]}")
+
+    def answer(self, text: str) -> None:
+        """Answer the last question."""
+        self._wire.send(self._stdin, "input_reply", {"value": text}, parent=self._asked)
 
     def run(self, code: str, timeout: float = CELL_SECONDS) -> CellOutcome:
         """Run a cell to its end."""

@@ -87,6 +87,7 @@ class Kind(enum.IntEnum):
     LEAVE = 66
     STRATEGY = 67
     LOOK = 68
+    INPUT = 69
     # rank -> kernel
     RANK_READY = 80
     DISPLAY = 81

@@ -213,6 +213,32 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True)
+class InputRequest:
+    """A rank's ``input()``: it waits for the `InputReply`."""
+
+    task: int
+    """The task that asks."""
+    serial: int
+    """Counts the rank's questions, so that a late answer to an interrupted one is known as such."""
+    prompt: str
+    """What it wants to know."""
+    secret: bool
+    """Whether the answer is not to be shown, as for ``getpass``."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputReply:
+    """The user's answer, or why there is none."""
+
+    serial: int
+    """Of the question."""
+    text: str
+    """What was typed."""
+    refusal: str
+    """Why nobody was asked; empty if somebody was."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """Text that a thread of an earlier task printed."""
 

@@ -40,10 +40,10 @@ def test_message_names_the_root_cause_first() -> None:
 
 def test_freed_ranks_are_named_but_did_not_raise() -> None:
     """A rank that computed and was stopped is in the message and not in `errors`."""
-    error = failures.build({2: failure(2)}, {0: "computing, line 5", 1: "computing, line 5"})
+    error = failures.build({2: failure(2)}, {0: ", line 5", 1: ", line 5"})
     assert str(error).endswith("(ranks 0-1 were freed)")
     assert list(error.errors) == [2]
-    assert "[ranks 0-1] stopped: computing, line 5" in error._render_traceback_()
+    assert "[ranks 0-1], line 5: interrupted, since another rank had failed" in error._render_traceback_()
 
 
 def test_equal_failures_are_one() -> None:
