@@ -272,7 +272,8 @@ class Kernel:
             "store_history": True,
             "user_expressions": {},
             "allow_stdin": allow_stdin,
-            "stop_on_error": True,
+            # with True ipykernel aborts whatever arrives in the moment after a failed cell: the next one here
+            "stop_on_error": False,
         }
         return RunningCell(self, self._send("execute_request", content), started)
 

@@ -62,7 +62,8 @@ def test_every_pair_of_calls(outcomes: Any, size: int) -> None:
             assert "different operations" in text, (one, other, text)
             rows = [line.split() for line in text.splitlines()[2:]]
             assert [row[0] for row in rows] == ["0", "1", "2"]
-            assert all(int(row[-1]) > 0 for row in rows)
+            # On a busy machine the third rank may still be on its way when the two others differ already.
+            assert all(row[1:] == ["has", "not", "called", "it", "yet"] or int(row[-1]) > 0 for row in rows)
 
 
 def test_the_table(outcomes: Any) -> None:
