@@ -34,7 +34,7 @@ class FigureTables:
 
 def bench(live: Live, seconds: float) -> None:
     """Measure on the ranks that run, or on one that is started for this, and show what came of it."""
-    from nbparallel.session.strategy_bench import strategy_bench
+    from nbparallel.session.strategy_measurement import strategy_bench
 
     print(f"measuring every strategy on a rank for about {seconds:g} s; interrupt to stop")  # noqa: T201
     with brief_errors():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbparallel.session.spawning import spawn as spawn
     from nbparallel.session.statistics import RankStatistics as RankStatistics
     from nbparallel.session.statistics import SessionStatistics as SessionStatistics
-    from nbparallel.session.strategy_bench import strategy_bench as strategy_bench
+    from nbparallel.session.strategy_measurement import strategy_bench as strategy_bench
     from nbparallel.session.values import RankValues as RankValues
     from nbparallel.session.values import RemoteValue as RemoteValue
     from nbparallel.session.who import SessionNames as SessionNames
@@ -46,7 +46,7 @@ _HOMES = {
     "examine": "doctor",
     "migrate": "migration",
     "spawn": "spawning",
-    "strategy_bench": "strategy_bench",
+    "strategy_bench": "strategy_measurement",
 }
 
 __all__ = [

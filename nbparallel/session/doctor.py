@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import enum
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nbparallel.session.machine import Limit, Machine, look
+from nbparallel.supervisor.death import Fate
+from nbparallel.supervisor.sweep import StaleName
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text
 
@@ -108,7 +110,8 @@ def findings(machine: Machine, start_method: str = "forkserver") -> Iterator[Fin
         yield Finding("address space", State.WARNING, seen, advice)
     yield _cpus(machine)
     yield _blas(machine)
-    yield _names(machine)
+    yield from _stale(machine)
+    yield _remove_ipc(machine)
     yield _locked(machine)
     yield _huge_pages(machine)
     yield _versions(machine)
@@ -231,7 +234,36 @@ def _blas(machine: Machine) -> Finding:
     )
 
 
-def _names(machine: Machine) -> Finding:
+def _stale(machine: Machine) -> Iterator[Finding]:
+    """Yield what is to be said about names that no living session of this user needs."""
+    dead = [name for name in machine.names if name.fate is Fate.DEAD]
+    unknown = [name for name in machine.names if name.fate is Fate.UNKNOWN]
+    if dead:
+        yield Finding(
+            "stale names",
+            State.WARNING,
+            f"{_names_text(dead)} of sessions that ended without cleaning up",
+            "any %%parallel cell that starts ranks removes them",
+        )
+    for reason in dict.fromkeys(name.reason for name in unknown):
+        names = [name for name in unknown if name.reason == reason]
+        others = reason.startswith("of another user")
+        yield Finding(
+            "stale names",
+            State.OK if others else State.WARNING,
+            f"{_names_text(names)} that nobody is known to need: {reason}",
+            "" if others else f"if `fuser {names[0].path}` shows no process, remove it: rm {names[0].path}",
+        )
+    if not dead and not unknown:
+        yield Finding("stale names", State.OK, "none: no ended session has left shared memory behind")
+
+
+def _names_text(names: Sequence[StaleName]) -> str:
+    count = f"{len(names):,} names" if len(names) != 1 else f"1 name ({names[0].path})"
+    return f"{count}, {size_text(sum(name.nbytes for name in names))},"
+
+
+def _remove_ipc(machine: Machine) -> Finding:
     if machine.remove_ipc is None:
         return Finding("RemoveIPC", State.OK, "no systemd here: names of shared memory stay when you log out")
     if not machine.remove_ipc or machine.uid < 1000:

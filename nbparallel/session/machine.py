@@ -12,6 +12,8 @@ from importlib import metadata
 
 from nbparallel.sharing import get_sharing_strategy, headroom, registry
 from nbparallel.sharing.strategy import Strategy
+from nbparallel.supervisor import sweep
+from nbparallel.supervisor.sweep import StaleName
 
 SHM = "/dev/shm"
 PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
@@ -67,6 +69,8 @@ class Machine:
     """Sharing strategy -> why it does not work here; empty if it does."""
     strategy: str
     """The one in force."""
+    names: tuple[StaleName, ...]
+    """Names of segments in the file system, of living sessions and others."""
     remove_ipc: bool | None
     """Whether systemd removes names of shared memory when the user logs out; None without systemd."""
     huge_pages: str
@@ -100,6 +104,7 @@ def look() -> Machine:
         refused={name: reason for name, attempt in _CALLS.items() if (reason := _why_refused(attempt))},
         strategies={name: _why_not(strategy) for name, strategy in registry.strategies().items()},
         strategy=get_sharing_strategy(),
+        names=sweep.look().left,
         remove_ipc=_remove_ipc(),
         huge_pages=_chosen(_read("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
         versions={"Python": platform.python_version()} | {name: _version(name) for name in PACKAGES},

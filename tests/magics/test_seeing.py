@@ -127,6 +127,23 @@ def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     kernel.interrupt()
     outcome = cell.wait(30)
     assert outcome.ename == "KeyboardInterrupt"
-    assert "strategy_bench.py" not in outcome.traceback
+    assert "strategy_measurement.py" not in outcome.traceback
     assert kernel.run("nbp.segments() == (), nbp.get_sharing_strategy()").result == "(True, 'file_system')"
     assert kernel.descendants() == []
+
+
+def test_looking_while_ranks_are_busy(kernel: Kernel) -> None:
+    """Behind a cell that runs in the background every table comes at once, and says who was not asked."""
+    loaded(kernel)
+    kernel.run("x = np.ones(1 << 17)")
+    kernel.run("%%parallel -n 3\ny = x.sum()")
+    kernel.run("%%parallel -r 0-1 --async\nimport time; time.sleep(5)")
+    who = shown(kernel.run("%parallel_who"))
+    assert who.startswith("2 names on rank 2\n")
+    assert who.endswith("busy with a cell, and not asked: ranks 0-1")
+    assert "notebook, ranks 0-2" in shown(kernel.run("%parallel_segments"))
+    assert "computing" in shown(kernel.run("%parallel_status"))
+    refused = kernel.run("%sharing_strategy --bench")
+    assert refused.ename == "BusyError"
+    assert "strategy_measurement.py" not in refused.traceback
+    assert kernel.run("%parallel_stop").status == "ok"

@@ -11,9 +11,18 @@ import pytest
 from nbparallel.session.doctor import Examination, Finding, State, examine, findings
 from nbparallel.session.machine import Limit, Machine, look
 from nbparallel.sharing import headroom
+from nbparallel.supervisor.death import Fate
+from nbparallel.supervisor.sweep import StaleName
 from nbparallel.testing import small_places
 
 ENDLESS = Limit(None, None)
+
+
+def name(fate: Fate, reason: str = "") -> StaleName:
+    """Return a name that was found."""
+    return StaleName("/dev/shm/nbp_b", 5 << 20, False, fate, reason, "")
+
+
 GOOD = Machine(
     root=False,
     uid=1000,
@@ -33,6 +42,7 @@ GOOD = Machine(
     refused={},
     strategies={"file_descriptor": "", "file_system": "", "copy": ""},
     strategy="file_descriptor",
+    names=(StaleName("/dev/shm/nbp_a", 4096, False, Fate.LIVING, "it runs", "1:1"),),
     remove_ipc=None,
     huge_pages="advise",
     versions={"Python": "3.12.1", "ipykernel": "7.1.0", "numpy": "2.1"},
@@ -70,6 +80,8 @@ def test_a_good_machine_has_nothing_to_do() -> None:
         ({"affinity": 1, "blas": ()}, "CPUs", 1, "take turns"),
         ({"quota": 2.0}, "BLAS threads", 1, "OMP_NUM_THREADS=2"),
         (REMOVED_IPC, "RemoveIPC", 1, "loginctl"),
+        ({"names": (name(Fate.DEAD),)}, "stale names", 1, "%%parallel"),
+        ({"names": (name(Fate.UNKNOWN, "no record"),)}, "stale names", 1, "rm /dev/shm/nbp_b"),
         ({"versions": {"ipykernel": "6.9.1"}}, "versions", 1, "ipykernel>=6.29"),
         ({"strategies": {"mmap": "no room", "copy": ""}}, "strategy mmap", 1, "%sharing_strategy copy"),
         (
@@ -102,6 +114,8 @@ def test_what_is_wrong_is_told_with_what_to_do(
         {"remove_ipc": True, "strategy": "file_system", "uid": 0},
         {"huge_pages": ""},
         {"locked": ENDLESS},
+        {"names": ()},
+        {"names": (name(Fate.UNKNOWN, "of another user (1001)"),)},
         {"versions": {"ipykernel": ""}},
         {"versions": {"ipykernel": "7.0.0a1"}},
     ],
@@ -167,3 +181,24 @@ def test_f74_a_shm_that_is_full_is_a_strategy_that_does_not_work() -> None:
     assert done.returncode == 0, done.stderr
     assert "1|strategy file_system|SharedMemoryFullError: " in done.stdout
     assert not [name for name in os.listdir("/dev/shm") if name == "full"], "that was another /dev/shm"
+
+
+LEFT_BEHIND = (
+    """
+from pathlib import Path
+Path("/dev/shm/nbp_aaaaaaaaaa_b").write_bytes(bytes(5000))
+"""
+    + SCRIPT
+)
+
+
+def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
+    """A name without an owner record is shown with its path and what to do, and is not removed."""
+    if reason := small_places.missing_reason():
+        pytest.skip(reason)
+    script = LEFT_BEHIND + "print(Path('/dev/shm/nbp_aaaaaaaaaa_b').exists())"
+    done = small_places.run_script(script, small_places.on_small_tmpfs("/dev/shm", "64m"))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "|stale names|" in line]
+    assert line.startswith("1|stale names|1 name (/dev/shm/nbp_aaaaaaaaaa_b), 8.0 KiB, that nobody is known")
+    assert done.stdout.endswith("True\n")

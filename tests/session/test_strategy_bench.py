@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
-from nbparallel.session import Session, strategy_bench
+from nbparallel.session import Session, strategy_bench, strategy_measurement
 from nbparallel.session.strategy_figures import STEPS, Steps, StrategyCost, StrategyFigures, StrategyTime
 from nbparallel.sharing import registry
 from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
@@ -107,37 +105,28 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
         strategy_bench(**wrong)
 
 
-def test_an_interrupt_leaves_nothing(two: Session) -> None:
-    """Interrupted anywhere, it raises KeyboardInterrupt, and no segment of it is left."""
+@pytest.mark.parametrize("step", ["make", "touch", "message", "call"])
+def test_an_interrupt_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Interrupted after any step, it raises KeyboardInterrupt, and no segment of it is left."""
     before = two.statistics().shared_segments
-    for delay in (0.0, 0.05, 0.3):
-        begun, over = threading.Event(), threading.Event()
-        presses = threading.Thread(target=_press, args=(two, begun, over, delay))
-        presses.start()
-        # What the traceback's frames hold stays alive in a notebook until the next error: hold it here, too.
-        try:
-            with pytest.raises(KeyboardInterrupt) as raised:
-                _measure_until_interrupted(two, begun)
-        finally:
-            over.set()
-            presses.join()
-        found = [record for record in nbp.segments() if record.strategy == "file_system"]
-        assert found == [], raised
-        assert two.statistics().shared_segments == before
+    owner: Any = two if step == "call" else strategy_measurement._Held
+    original, calls = getattr(owner, step), []
 
+    def interrupted(*args: Any) -> Any:
+        calls.append(step)
+        result = original(*args)
+        if len(calls) == 5:  # after the first calls of all, and the costs
+            raise KeyboardInterrupt
+        return result
 
-def _press(session: Session, begun: threading.Event, over: threading.Event, delay: float) -> None:
-    """Press stop until it has an effect; a press that falls between two calls to the rank has none."""
-    begun.wait(10)
-    time.sleep(delay)
-    while not over.wait(0.001):
-        session.interrupt()
-
-
-def _measure_until_interrupted(session: Session, begun: threading.Event) -> None:
-    begun.set()
-    while True:
-        strategy_bench(session, strategies=["file_system"], sizes=[1 << 10, 1 << 20], seconds=2)
+    monkeypatch.setattr(owner, step, interrupted)
+    # What the traceback's frames hold stays alive in a notebook until the next error: hold it here, too.
+    with pytest.raises(KeyboardInterrupt) as raised:
+        strategy_bench(two, strategies=["file_system"], sizes=[1 << 10, 1 << 20], seconds=30)
+    found = [record for record in nbp.segments() if record.strategy == "file_system"]
+    assert found == [], raised
+    assert two.statistics().shared_segments == before
+    assert two.run("rank").values == [0, 1]
 
 
 def times(name: str, nbytes: int, *steps: float) -> StrategyTime:
