@@ -89,7 +89,7 @@ class Live:
 
     def end_cell(self, _result: Any = None) -> None:
         """Hear that a cell has ended (``post_run_cell``): memory that it let go of goes back now."""
-        sharing = sys.modules.get("nbparallel.sharing.store")
+        sharing = sys.modules.get("nbparallel.sharing")
         if sharing is not None:
             sharing.current_store().drain()
 

@@ -110,6 +110,11 @@ class Engine:
         namespace.let_go(self.shell.user_ns)
         sharing.current_store().drain()
 
+    def tend(self) -> float | None:
+        """Give back memory that nobody has needed for long; return when to come again, in milliseconds."""
+        seconds = sharing.current_store().tend()
+        return None if seconds is None else 1000 * seconds + 1
+
     def _join(self, join: Join, frame: Frame) -> None:
         if self.communicator is not None:
             self.communicator.close()

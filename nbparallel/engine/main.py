@@ -119,22 +119,23 @@ def _loop(channel: Channel, engine: Engine) -> None:
     segments = engine.broker.fileno()
     poll.register(segments, select.POLLIN)
     deferred = engine.asking.deferred
+    due: float | None = None  # without a time-out an idle rank uses no CPU; its end comes by signal
     while True:
         if not deferred:
-            for fd, events in ready(poll):  # no time-out: an idle rank uses no CPU; its end comes by signal
+            for fd, events in ready(poll, due):
                 if fd == segments and events & select.POLLHUP:
                     poll.unregister(fd)  # the supervisor is gone, and so are we in a moment
                 elif fd == segments:
                     engine.tidy()  # somebody let go of memory that this rank had made
         frame = deferred.popleft() if deferred else channel.receive_nowait()
-        if frame is None:
-            continue
-        try:
-            if frame.kind is Kind.LEAVE:
-                return
-            engine.handle(frame)
-        finally:
-            frame.close()
+        if frame is not None:
+            try:
+                if frame.kind is Kind.LEAVE:
+                    return
+                engine.handle(frame)
+            finally:
+                frame.close()
+        due = engine.tend()
 
 
 def _be_killed_before_the_kernel() -> None:

@@ -37,6 +37,7 @@ from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.supervisor_process import SupervisorProcess
 from nbparallel.session.task_output import TaskOutput
+from nbparallel.session.tending import Tending
 from nbparallel.sharing import living_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
@@ -87,7 +88,9 @@ class Crew:
             os.close(self._wake)
             ignition.put_out()
             raise
-        sharing.current_store().connect(self.supervisor.broker)
+        store, broker = sharing.current_store(), self.supervisor.broker
+        store.connect(broker)
+        self._tending = Tending(self._pump, store, broker, broker.fileno())
 
     # events -------------------------------------------------------------------------------------------
 
@@ -295,6 +298,7 @@ class Crew:
         for handle in self.handles:
             handle.leave()
         living_names.renew()
+        self._tending.close()
         try:
             sharing.current_store().disconnect(self.supervisor.broker)
         finally:

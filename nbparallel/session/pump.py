@@ -26,8 +26,7 @@ class Pump:
         self._poll = select.poll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._calls: deque[Callable[[], None]] = deque()
-        self._due: float | None = None
-        self._on_due: Callable[[], None] = lambda: None
+        self._timers: dict[Callable[[], None], float] = {}
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake, select.POLLIN)
@@ -38,7 +37,7 @@ class Pump:
         self._thread.start()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever `fd` is readable or at its end."""
+        """Call `callback` whenever `fd` is readable or at its end; again replaces it."""
         self.call(lambda: self._register(fd, callback))
 
     def _register(self, fd: int, callback: Callable[[], None]) -> None:
@@ -56,9 +55,8 @@ class Pump:
         os.eventfd_write(self._wake, 1)
 
     def later(self, due: float, function: Callable[[], None]) -> None:
-        """Run `function` at `due` (`time.monotonic`) if nothing earlier is set; only from a callback."""
-        if self._due is None or due < self._due:
-            self._due, self._on_due = due, function
+        """Run `function` at `due` (`time.monotonic`), or when it was to run earlier; only from a callback."""
+        self._timers[function] = min(due, self._timers.get(function, due))
 
     @property
     def is_current(self) -> bool:
@@ -68,8 +66,8 @@ class Pump:
     def _run(self) -> None:
         while not self._stopping:
             timeout = None
-            if self._due is not None:
-                timeout = max(0.0, (self._due - time.monotonic()) * 1000)
+            if self._timers:
+                timeout = max(0.0, (min(self._timers.values()) - time.monotonic()) * 1000)
             for fd, _ in ready(self._poll, timeout):
                 if fd == self._wake:
                     self._drain_wake()
@@ -79,9 +77,10 @@ class Pump:
                         self._guard(callback)
             while self._calls:
                 self._guard(self._calls.popleft())
-            if self._due is not None and time.monotonic() >= self._due:
-                self._due = None
-                self._guard(self._on_due)
+            now = time.monotonic()
+            for function in [function for function, due in self._timers.items() if due <= now]:
+                del self._timers[function]
+                self._guard(function)
 
     def _guard(self, callback: Callable[[], None]) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from nbparallel.sharing.array import empty, full, is_shared, ones, segments, share, zeros
 from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.current import current_store, set_current_store
 from nbparallel.sharing.from_file import from_file
 from nbparallel.sharing.mapping import Access, Mapping
 from nbparallel.sharing.registry import (
@@ -12,7 +13,7 @@ from nbparallel.sharing.registry import (
     set_sharing_strategy,
 )
 from nbparallel.sharing.segment import Location, SegmentStatistics
-from nbparallel.sharing.store import Store, current_store, set_current_store
+from nbparallel.sharing.store import Store
 from nbparallel.sharing.strategy import SegmentSource, Strategy
 
 __all__ = [

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import ReadOnlyArrayError
+from nbparallel.sharing.current import current_store
 from nbparallel.sharing.layout import Shape
 from nbparallel.sharing.registry import get_sharing_strategy
 from nbparallel.sharing.segment_list import SegmentList
-from nbparallel.sharing.store import AnyArray, Order, current_store
+from nbparallel.sharing.store import AnyArray, Order
 
 S = TypeVar("S", bound=np.generic)
 

@@ -14,11 +14,12 @@ from numpy.lib import format as npy_format
 
 from nbparallel.errors import ObjectArrayError, StrategyUnavailableError
 from nbparallel.sharing import living_names
+from nbparallel.sharing.current import current_store
 from nbparallel.sharing.layout import Shape, describe, sizes_of
 from nbparallel.sharing.mapping import Access
 from nbparallel.sharing.memory_map import MemoryMapStrategy, network_reason, place
 from nbparallel.sharing.reserving import explained, fill
-from nbparallel.sharing.store import AnyArray, current_store
+from nbparallel.sharing.store import AnyArray
 from nbparallel.sharing.strategy import SegmentSource
 
 _FLAGS = {"r": os.O_RDONLY, "r+": os.O_RDWR, "w+": os.O_RDWR | os.O_CREAT | os.O_EXCL}

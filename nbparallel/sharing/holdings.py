@@ -331,7 +331,7 @@ class Holdings:
         block = segment.block
         if block is None:
             return
-        if segment.poolable:
+        if segment.poolable and (self.brokers or self.pool.lasting):
             self.pool.put(block)
             return
         path = block.source.path
@@ -345,6 +345,8 @@ class Holdings:
         """Leave a session; again is fine."""
         if broker in self.brokers:
             self.brokers.remove(broker)
+        if not self.brokers and not self.pool.lasting:
+            self.pool.trim(0.0)
         self._asked = {asked for asked in self._asked if asked[0] is not broker}
         for known_as, segment in list(self._own.items()):
             if segment.registered.pop(broker, None) is None:

@@ -1,6 +1,8 @@
 """Pool: freed segments of this process, kept because their pages have been touched already.
 
 The first touch of fresh shared pages costs about ten times the copy into them (64 MB: 40 ms, then 4 ms).
+What nobody needs goes back after a while, also when nothing happens: a rank's loop and the session's thread
+see to it.  A process without a session has neither, so it keeps nothing (`Holdings`).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import mmap
 import os
 import time
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 from nbparallel.sharing.descriptors import spare
 from nbparallel.sharing.segment import Block, SegmentStatistics
@@ -28,7 +31,11 @@ class Pool:
 
     def __init__(self, max_nbytes: int | None = None) -> None:
         self.max_nbytes = _share_of_machine() if max_nbytes is None else max_nbytes
+        self.lasting = max_nbytes is not None
+        """Whether memory is kept without a session as well."""
         self._blocks: list[tuple[int, int, Block]] = []
+        self.on_first: list[Callable[[], None]] = []
+        """Called when the pool is about to keep something again: somebody has to `trim` it in time."""
 
     @property
     def nbytes(self) -> int:
@@ -47,18 +54,30 @@ class Pool:
     def put(self, block: Block) -> None:
         """Keep a block, closing the oldest ones if it gets too much."""
         block.freed = time.monotonic()
+        if not self._blocks:
+            for hear in list(self.on_first):
+                hear()
         insort(self._blocks, (block.nbytes, id(block), block))
         while self.nbytes > self.max_nbytes or len(self._blocks) > min(MAX_BLOCKS, spare()):
             self._remove(min(range(len(self._blocks)), key=lambda i: self._blocks[i][2].freed)).close()
 
-    def trim(self, keep_seconds: float = KEEP_SECONDS) -> int:
-        """Close every block that has not been needed for so long; return the bytes given back."""
-        limit = time.monotonic() - keep_seconds
+    def trim(self, keep_seconds: float | None = None) -> int:
+        """Close every block that has not been needed for so long (`KEEP_SECONDS`); return the bytes."""
+        if not self._blocks:
+            return 0
+        limit = time.monotonic() - (KEEP_SECONDS if keep_seconds is None else keep_seconds)
         old = [at for at, (_, _, block) in enumerate(self._blocks) if block.freed <= limit]
         before = self.nbytes
         for at in reversed(old):
             self._remove(at).close()
         return before - self.nbytes
+
+    def seconds_left(self) -> float | None:
+        """Return when there is something to `trim`; None if nothing is kept."""
+        if not self._blocks:
+            return None
+        oldest = min(block.freed for _, _, block in self._blocks)
+        return max(0.0, oldest + KEEP_SECONDS - time.monotonic())
 
     def statistics(self) -> tuple[SegmentStatistics, ...]:
         """Return a record of every block, the smallest first."""

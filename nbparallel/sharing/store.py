@@ -29,6 +29,8 @@ from nbparallel.wire.handles import ArrayHandle
 
 AnyArray = npt.NDArray[Any]
 Order = Literal["C", "F"]
+BUSY_SECONDS = 0.05
+"""When to come again while another thread uses the store."""
 
 
 class Store:
@@ -39,7 +41,8 @@ class Store:
     client : int
         This process's number in its session: 0 for the notebook, which may be in several sessions.
     pool_nbytes : int, optional
-        How much freed memory is kept for reuse; by default 1/32 of the machine's, at most 1 GiB.
+        How much freed memory is kept for reuse; by default 1/32 of the machine's, at most 1 GiB, and nothing
+        while this process is in no session.
 
     Notes
     -----
@@ -344,6 +347,28 @@ class Store:
         self._holdings.collect()
         self._holdings.pool.trim()
 
+    def tend(self) -> float | None:
+        """Do what `drain` does, and return when to come again, in seconds; None: when something has happened.
+
+        For whoever has a loop: it never waits, not even for another thread that uses the store.
+        """
+        if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
+            return BUSY_SECONDS
+        try:
+            self.drain()
+            return self._holdings.pool.seconds_left()
+        finally:
+            self._lock.release()
+
+    @property
+    def pool(self) -> Pool:
+        """What is kept for reuse."""
+        return self._holdings.pool
+
+    def connected(self, broker: SegmentBroker) -> bool:
+        """Return whether this process takes part in a session."""
+        return broker in self._holdings.brokers
+
     @locked
     def trim(self) -> int:
         """Give all pooled memory back to the system; return the bytes."""
@@ -373,27 +398,3 @@ class Store:
                 f"this process ({os.getpid()}) was forked from {self._pid}, which alone may share arrays; "
                 "arrays that exist can be read here, results go back through a pipe or a file"
             )
-
-
-_current: dict[str, Store] = {}
-
-
-def current_store() -> Store:
-    """Return this process's store, made on first use.
-
-    Raises
-    ------
-    ForkedRankError
-        This process was forked from the one that made it.
-    """
-    store = _current.get("store")
-    if store is None:
-        # `setdefault` is atomic: no lock that a fork could leave locked.
-        store = _current.setdefault("store", Store())
-    store.check_pid()
-    return store
-
-
-def set_current_store(store: Store) -> None:
-    """Make `store` the one that `current_store` returns; a rank does so when it starts."""
-    _current["store"] = store

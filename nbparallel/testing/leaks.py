@@ -244,10 +244,10 @@ def drain_pools() -> None:
     """Empty what keeps memory for reuse: registered drains, and this process's store of shared arrays."""
     for drain in _drains:
         drain()
-    store = sys.modules.get("nbparallel.sharing.store")
-    if store is not None:
-        store.current_store().drain()
-        store.current_store().trim()
+    sharing = sys.modules.get("nbparallel.sharing")
+    if sharing is not None:
+        sharing.current_store().drain()
+        sharing.current_store().trim()
 
 
 def suspicious_words(text: str) -> list[str]:
