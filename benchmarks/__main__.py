@@ -9,7 +9,15 @@ from pathlib import Path
 
 from benchmarks.report import PEERS, Section, installed, markdown
 
-MODULES = ("first_cell", "empty_cell", "notebook_array", "all_reduce", "idle")
+MODULES = (
+    "first_cell",
+    "empty_cell",
+    "notebook_array",
+    "sharing_pool",
+    "small_arrays",
+    "all_reduce",
+    "idle",
+)
 """Each has ``run(*, quick: bool) -> Section``."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

@@ -19,6 +19,9 @@ class Allocation:
     def alone(self, nbytes: int, content: Root | None = None) -> tuple[Root, bool]:
         """Return the root of a segment of its own, and whether it is fresh: zeros, or `content`."""
         block, fresh = self._block(nbytes, content)
+        if not fresh:
+            # It may have been written through its descriptor only.
+            block.mapping.populate()
         poolable = self._strategy.reuses_memory
         return self._holdings.add(block, writable=self._writable, poolable=poolable), fresh
 

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import InternalError
+from nbparallel.sharing import pages
 
 Root: TypeAlias = npt.NDArray[np.uint8]
 
@@ -52,11 +53,12 @@ class Lease(weakref.ref[Root]):
 class Mapping:
     """The memory of one segment in this process, with one kind of access."""
 
-    __slots__ = ("_lease", "_memory", "access", "address", "nbytes")
+    __slots__ = ("_lease", "_memory", "_populated", "access", "address", "nbytes")
 
     def __init__(self, memory: mmap.mmap, access: Access) -> None:
         self._memory: mmap.mmap | None = memory
         self._lease: Lease | None = None
+        self._populated = False
         self.access = access
         self.nbytes = len(memory)
         self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
@@ -91,13 +93,17 @@ class Mapping:
         """Return the root if any array still looks at this memory (not at a part of it)."""
         return None if self._lease is None else self._lease()
 
-    def exclude_from_dumps(self) -> None:
-        """Keep the memory out of core files: a crash of one rank must not write gigabytes of arrays."""
-        if self._memory is not None and hasattr(mmap, "MADV_DONTDUMP"):
-            try:
-                self._memory.madvise(mmap.MADV_DONTDUMP)
-            except OSError:
-                pass  # core files are larger then; nothing depends on it
+    def advise(self, fd: int) -> None:
+        """Say of memory that is freshly mapped here, whose descriptor is `fd`, what it is."""
+        self._populated = False
+        if self._memory is not None:
+            pages.advise(self._memory, fd)
+
+    def populate(self) -> None:
+        """Enter all pages into the page table, once: before every one of them is written to."""
+        if self._memory is not None and not self._populated:
+            self._populated = True
+            pages.populate(self._memory)
 
     def unmap(self) -> None:
         """Give the address range back; again is fine.

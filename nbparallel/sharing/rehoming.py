@@ -119,7 +119,7 @@ def _map_over(block: Block) -> None:
     if libc.mmap(mapping.address, mapping.nbytes, rights, flags, block.source.fd, 0) == _FAILED:
         number = ctypes.get_errno()
         raise explained(OSError(number, os.strerror(number)), mapping.nbytes)
-    mapping.exclude_from_dumps()
+    mapping.advise(block.source.fd)
 
 
 def _give_up(holdings: Holdings, old: Block, new: Block) -> None:

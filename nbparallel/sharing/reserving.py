@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
+from nbparallel.sharing import pages
 from nbparallel.sharing.descriptors import descriptor_error
 from nbparallel.sharing.headroom import full_error
 from nbparallel.sharing.mapping import Access, Mapping
@@ -39,8 +40,10 @@ def whole_pages(nbytes: int) -> int:
 
 def fill(fd: int, size: int, content: memoryview | None) -> None:
     """Give an empty file its size and content, every page of it reserved."""
+    huge = pages.reserve_huge(fd, size)
     if content is None:
-        reserve(fd, size)
+        if not huge:
+            reserve(fd, size)
         return
     os.ftruncate(fd, size)
     _write(fd, content)
@@ -74,7 +77,7 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
     except OSError as error:
         raise explained(error, nbytes) from error
     mapping = Mapping(memory, access)
-    mapping.exclude_from_dumps()
+    mapping.advise(fd)
     return mapping
 
 

@@ -286,7 +286,7 @@ def peer(supervisor):
 
 @pytest.fixture
 def store():
-    """Make a store without a session."""
-    store = Store()
+    """Make a store without a session, which keeps memory for reuse all the same."""
+    store = Store(pool_nbytes=1 << 28)
     yield store
     store.close()

@@ -1,0 +1,114 @@
+"""What the system is told about pages, and what it makes of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nbparallel.sharing import Store, pages
+from nbparallel.testing.small_places import missing_reason, on_small_tmpfs, run_script
+
+STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
+
+
+def flags_at(address):
+    """Return what the system was told about the mapping that holds an address."""
+    return field_at(address, "VmFlags:")
+
+
+def field_at(address, name):
+    """Return a field of the mapping that holds an address (proc_pid_smaps(5))."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(word, 16) for word in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == name:
+            return line.split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("nbytes", [100, 400_000])
+def test_no_segment_gets_into_core_files(exchange, strategy, nbytes):
+    """A crash must not write everybody's arrays to the disk: own and fetched mappings are left out."""
+    store, other = exchange.store(0), exchange.store(1)
+    own = store.zeros(nbytes, "u1", strategy=strategy)
+    fetched = other.attach(store.handle(own))
+    assert "dd" in flags_at(own.ctypes.data)
+    assert "dd" in flags_at(fetched.ctypes.data)
+
+
+@pytest.mark.parametrize("mode", ["advise", "never"])
+def test_huge_pages_are_asked_for_where_they_are_offered(monkeypatch, mode):
+    """Only for large segments, and only where somebody offers them."""
+    monkeypatch.setattr(pages, "huge_mode", lambda device: mode)
+    store = Store()
+    large = store.share(np.ones(pages.HUGE_NBYTES, "u1"), strategy="file_descriptor")
+    small = store.zeros(pages.HUGE_NBYTES // 2, "u1", strategy="file_descriptor")
+    assert ("hg" in flags_at(large.ctypes.data)) == (mode == "advise")
+    assert "hg" not in flags_at(small.ctypes.data)
+    assert large.all()
+    assert not small.any()
+    del large, small
+    store.close()
+
+
+def test_huge_pages_where_they_really_are():
+    """On a tmpfs that offers them a large segment consists of huge pages, for its maker and for others."""
+    reason = missing_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    script = """
+        import numpy as np
+        from nbparallel.sharing import Store
+        from nbparallel.sharing.pages import huge_mode
+        import os
+        print(huge_mode(os.stat("/dev/shm").st_dev))
+        x = Store().share(np.ones(32 << 20, "u1"), strategy="file_system")
+        assert x.all()
+        sizes = [line.split()[1] for line in open("/proc/self/smaps") if line.startswith("ShmemPmdMapped")]
+        print(max(map(int, sizes)))
+    """
+    done = run_script(script, on_small_tmpfs("/dev/shm", "64m", "mode=1777,huge=advise"))
+    if "huge" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no tmpfs with huge pages here: {done.stderr.strip()}")
+    assert (done.returncode, done.stderr) == (0, "")
+    mode, mapped = done.stdout.split()
+    assert mode == "advise"
+    if mapped == "0":
+        pytest.skip("the system had no huge page free")
+    assert int(mapped) >= 16 << 10
+
+
+def test_modes_are_read_where_the_system_keeps_them():
+    """An ordinary disk offers none; memory without a name is what the machine's setting says."""
+    assert pages.huge_mode(Path("/proc").stat().st_dev) == "never"
+    words = {"never", "advise", "within_size", "always", "deny", "force"}
+    assert pages.huge_mode(0) in words
+
+
+def test_reused_memory_is_entered_at_once():
+    """What was written through its descriptor only is not touched page by page when it is used again."""
+    if not _populates():
+        pytest.skip("this kernel has no MADV_POPULATE_WRITE")
+    store = Store(pool_nbytes=1 << 30)
+    fresh = store.share(np.ones(32 << 20, "u1"), strategy="file_descriptor")
+    assert field_at(fresh.ctypes.data, "Rss:") == ["0", "kB"]
+    del fresh
+    again = store.empty(32 << 20, "u1", strategy="file_descriptor")
+    assert field_at(again.ctypes.data, "Rss:") == [str(32 << 10), "kB"]
+    del again
+    store.close()
+
+
+def _populates():
+    import mmap
+
+    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
+        try:
+            memory.madvise(23)
+        except OSError:
+            return False
+    return True
