@@ -6,6 +6,7 @@ from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMem
 from nbparallel.sharing.descriptors import check_descriptor
 from nbparallel.sharing.holdings import Holdings
 from nbparallel.sharing.mapping import Access, Root
+from nbparallel.sharing.mappings import check_mappings
 from nbparallel.sharing.segment import Block
 from nbparallel.sharing.strategy import Strategy
 
@@ -73,6 +74,7 @@ class Allocation:
             self._holdings.sessions.intend(path)
 
         source = None
+        check_mappings(self._holdings.mapped, nbytes)
         try:
             source = self._strategy.create(nbytes, content, intend)
             check_descriptor(source.fd)

@@ -28,6 +28,7 @@ from nbparallel.sharing.atlas import Atlas, Place
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.descriptors import check_descriptor
 from nbparallel.sharing.mapping import Access, Lease, Mapping, Root
+from nbparallel.sharing.mappings import check_mappings
 from nbparallel.sharing.packing import Region
 from nbparallel.sharing.pool import Pool
 from nbparallel.sharing.regions import Regions
@@ -215,6 +216,7 @@ class Holdings:
         wanted: int,
     ) -> Root:
         strategy = registry.strategy_of(handle.strategy if segment is None else segment.strategy)
+        check_mappings(self.mapped, handle.segment_nbytes)
         self._asked.add((broker, wanted))
         writable = access is Access.WRITE
         # In one expression: no interrupt may fall between a descriptor's arrival and its being owned.
@@ -282,6 +284,11 @@ class Holdings:
             self._retire(segment)
         else:
             self._leave(segment)
+
+    @property
+    def mapped(self) -> int:
+        """How many segments are mapped."""
+        return len(self._by_mapping) + len(self.pool)
 
     def make_room(self) -> bool:
         """Give back what is pooled or comes back in this moment; return whether there was anything."""

@@ -37,6 +37,9 @@ class Pool:
         self.on_first: list[Callable[[], None]] = []
         """Called when the pool is about to keep something again: somebody has to `trim` it in time."""
 
+    def __len__(self) -> int:
+        return len(self._blocks)
+
     @property
     def nbytes(self) -> int:
         """What is kept, in bytes."""

@@ -1,0 +1,197 @@
+"""Few descriptors, many segments, names that somebody removes (F42-F45): an error, and all goes on."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from nbparallel.errors import SharedMemoryFullError
+from nbparallel.sharing import Store, mappings
+
+PRELUDE = """
+import os, resource, sys
+import numpy as np
+import nbparallel as nbp
+from nbparallel.errors import FileDescriptorLimitError, ParallelError, SharedMemoryFullError
+
+def descriptors(pid="self"):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+def lower(limit, hard=None):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard or resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+"""
+MANY = """
+import gc
+nbp.set_sharing_strategy(STRATEGY)
+if WHO == "all":
+    lower(LIMIT, LIMIT)
+with nbp.Session(2) as session:
+    session.run("import resource\\nkept = []")
+    supervisor = session._crew.supervisor.pid
+    if WHO == "notebook":
+        lower(LIMIT)
+    elif WHO == "ranks":
+        session.run(f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))")
+    before = descriptors(supervisor)
+    arrays, error = [], None
+    for number in range(5000):
+        try:
+            array = nbp.full(300_000, number % 256, "u1")
+            session.push(array=array)
+            seen = list(session.run("kept.append(array)\\nint(array[-1])").values)
+            assert seen == [number % 256] * 2, seen
+            arrays.append(array)
+        except (FileDescriptorLimitError, ParallelError) as caught:
+            error = caught
+            break
+    text = str(error)
+    assert "descriptor" in text and "ulimit -n" in text, text
+    assert WHO == "all" or f"({LIMIT} of at most" in text, text
+    if isinstance(error, ParallelError):
+        assert all(isinstance(e, FileDescriptorLimitError) for e in error.errors.values()), error.errors
+    assert len(arrays) > 5, len(arrays)
+    # everybody lives, knows what it knew, and can do all else
+    assert min(session.run("all_reduce(1)\\nlen(kept)").values) >= len(arrays)
+    assert all((array == number % 256).all() for number, array in enumerate(arrays))
+    open(os.devnull).close()
+    caught = error = None
+    del array, arrays
+    gc.collect()
+    session.run("kept.clear()\\narray = None")
+    fresh = nbp.ones(300_000)
+    session.push(fresh=fresh)
+    assert list(session.run("float(fresh.sum())").values) == [300_000.0] * 2
+    session.restart(1)
+    assert list(session.run("rank").values) == [0, 1]
+    assert descriptors(supervisor) - before < 20, "dropped segments keep descriptors"
+"""
+
+
+def run(script, *, before=(), **constants):
+    """Run a script in a process of its own; it has to end well and say nothing."""
+    head = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
+    done = subprocess.run(
+        [*before, sys.executable, "-c", head + PRELUDE + textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+@pytest.mark.parametrize(
+    ("who", "limit"),
+    [("notebook", 64), ("notebook", 256), ("ranks", 64), ("ranks", 128), ("all", 64), ("all", 128)],
+)
+def test_f42_five_thousand_arrays(strategy, who, limit):
+    """Wherever the limit bites, the error names it, nobody dies, and what was dropped makes room again."""
+    run(MANY, WHO=who, LIMIT=limit, STRATEGY=strategy)
+
+
+def without_privileges():
+    """Return the words before a command that take from root what other users do not have either."""
+    if os.geteuid() or shutil.which("setpriv") is None:
+        return []
+    drop = "-sys_resource,-sys_admin"
+    return ["setpriv", "--bounding-set", drop, "--inh-caps", drop]
+
+
+@pytest.mark.time_limit(120)
+def test_f43_a_thousand_segments_in_one_message():
+    """They arrive, each with a descriptor of its own."""
+    run(
+        """
+        lower(4096, 4096)
+        many = [nbp.full(300_000, number % 256, "u1") for number in range(1000)]
+        expected = [number % 256 for number in range(1000)]
+        with nbp.Session(2) as session:
+            session.push(many=many)
+            assert list(session.run("[int(x[-1]) for x in many]").values) == [expected] * 2
+        """,
+        before=without_privileges(),
+    )
+
+
+@pytest.mark.time_limit(60)
+def test_f43_too_many_descriptors_under_way():
+    """Who may have no more of them in sockets (ETOOMANYREFS) waits until some have been taken."""
+    run(
+        """
+        import threading, time
+        from nbparallel.channel import Channel
+        from nbparallel.wire.frames import Kind
+        ours, theirs = map(Channel, Channel.pair())
+        lower(40, 40)
+        taken = []
+
+        def take():
+            time.sleep(0.2)
+            while len(taken) < 150:
+                frame = theirs.receive(10)
+                taken.append(len(frame.fds))
+                frame.close()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        for _ in range(150):
+            ours.send(Kind.NOTE, fds=[0])
+        thread.join()
+        assert taken == [1] * 150
+        ours.close()
+        theirs.close()
+        """,
+        before=without_privileges(),
+    )
+
+
+@pytest.mark.time_limit(60)
+def test_f44_many_mappings(monkeypatch):
+    """Before the table of mappings is full there is an error that names it; small arrays find room."""
+    store = Store()
+    monkeypatch.setattr(mappings, "most_mappings", lambda: 10)
+    made = [store.zeros(300_000, "u1", strategy="file_descriptor") for _ in range(10)]
+    with pytest.raises(SharedMemoryFullError, match=r"10 segments .* vm\.max_map_count"):
+        store.zeros(300_000, "u1", strategy="file_descriptor")
+    del made[:2]
+    small = [store.zeros(100, strategy="file_descriptor") for _ in range(1000)]
+    del made, small
+    store.close()
+
+
+def test_f44_the_limit_leaves_room():
+    """Python itself needs mappings: what shared arrays take stays under the system's limit."""
+    with open("/proc/sys/vm/max_map_count") as file:
+        limit = int(file.read())
+    assert limit // 2 < mappings.most_mappings() < limit
+
+
+@pytest.mark.time_limit(60)
+@pytest.mark.parametrize("nbytes", [800, 800_000])
+def test_f45_a_name_that_somebody_removes(nbytes):
+    """Ranks that have the memory go on, and those that come later get it from the supervisor."""
+    run(
+        """
+        nbp.set_sharing_strategy("file_system")
+        with nbp.Session(2) as session:
+            x = nbp.ones(NBYTES, "u1")
+            session.push(x=x)
+            assert list(session.run("int(x.sum())").values) == [NBYTES] * 2
+            y = nbp.full(NBYTES, 2, "u1")
+            for name in os.listdir("/dev/shm"):
+                if name.startswith("nbp") and f"/dev/shm/{name}" in open("/proc/self/maps").read():
+                    os.unlink(f"/dev/shm/{name}")
+            session.restart(1)
+            session.push(x=x, y=y)
+            assert list(session.run("int(x.sum()), int(y.sum())").values) == [(NBYTES, 2 * NBYTES)] * 2
+            x[0] = 7
+            assert list(session.run("int(x[0])").values) == [7, 7]
+        """,
+        NBYTES=nbytes,
+    )
