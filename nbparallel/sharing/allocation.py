@@ -5,6 +5,7 @@ from __future__ import annotations
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
 from nbparallel.sharing.descriptors import check_descriptor
 from nbparallel.sharing.holdings import Holdings
+from nbparallel.sharing.making_room import make_room
 from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.mappings import check_mappings
 from nbparallel.sharing.segment import Block
@@ -62,7 +63,7 @@ class Allocation:
             return self._mapped_block(nbytes, data)
         except (SharedMemoryFullError, FileDescriptorLimitError):
             # What lies in the pool, or comes back in this moment, may be all that is missing.
-            if not self._holdings.make_room():
+            if not make_room(self._holdings):
                 raise
         return self._mapped_block(nbytes, data)
 

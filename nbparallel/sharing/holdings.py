@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections import deque
 
 from nbparallel.errors import ChannelClosedError, InvalidHandleError
@@ -36,9 +35,6 @@ from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics,
 from nbparallel.sharing.sessions import Sessions
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of, segment_id
-
-ROOM_SECONDS = 0.2
-"""Within this comes back what nobody else holds, if the supervisor is not very busy."""
 
 
 class Holdings:
@@ -290,20 +286,10 @@ class Holdings:
         """How many segments are mapped."""
         return len(self._by_mapping) + len(self.pool)
 
-    def make_room(self) -> bool:
-        """Give back what is pooled or comes back in this moment; return whether there was anything."""
-        given = self.pool.trim(0.0) > 0
-        deadline = time.monotonic() + ROOM_SECONDS
-        while left := sum(segment.phase is Phase.RELEASED for segment in self._own.values()):
-            self.collect()
-            self.pool.trim(0.0)
-            if left > sum(segment.phase is Phase.RELEASED for segment in self._own.values()):
-                given = True
-            elif time.monotonic() >= deadline:
-                break
-            else:
-                time.sleep(0.001)
-        return given
+    @property
+    def released(self) -> int:
+        """How many own segments are used by others only, as far as is known here."""
+        return sum(segment.phase is Phase.RELEASED for segment in self._own.values())
 
     def repair(self) -> None:
         """Look at every segment: something was interrupted."""

@@ -348,10 +348,7 @@ class Store:
         self._holdings.pool.trim()
 
     def tend(self) -> float | None:
-        """Do what `drain` does, and return when to come again, in seconds; None: when something has happened.
-
-        For whoever has a loop: it never waits, not even for another thread that uses the store.
-        """
+        """Do what `drain` does, never waiting; return when to come again, in seconds, if that is known."""
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
             return BUSY_SECONDS
         try:
