@@ -66,6 +66,109 @@ def test_every_pair_of_calls(outcomes: Any, size: int) -> None:
             assert all(row[1:] == ["has", "not", "called", "it", "yet"] or int(row[-1]) > 0 for row in rows)
 
 
+def altered(c: Communicator, size: int, operation: str, change: str) -> tuple[Callable[[], Any], list[Any]]:
+    """Return a call with one argument changed, and every array that it may touch."""
+    n, me = c.world_size, c.rank
+    dtype = "i8" if change == "dtype" else "f8"
+    shape = (size + n,) if change == "count" else (size, 1) if change == "shape" else (size,)
+    root = 1 if change == "root" else 0
+    op = "max" if change == "operator" else "sum"
+    make = c._member.store.share if change == "shared" else np.array
+    x = make(np.arange(shape[0], dtype=dtype).reshape(shape))
+    outputs = [make(np.full(shape, -1, dtype)) for _ in range(n)]
+    lists = [make(np.full(shape, r, dtype)) for r in range(n)]
+    single = np.full(shape, -1, dtype)
+    mine = me == root
+    calls: dict[str, Callable[[], Any]] = {
+        "reduce": lambda: c.reduce(x, root, op),
+        "reduce_scatter": lambda: c.reduce_scatter(x, op=op),
+        "reduce_scatter list": lambda: c.reduce_scatter(single, lists, op),
+        "all_gather list": lambda: c.all_gather(outputs, x),
+        "gather list": lambda: c.gather(x, outputs if mine else None, dst=root),
+        "gather": lambda: c.gather(x, dst=root),
+        "scatter list": lambda: c.scatter(single, lists if mine else None, src=root),
+        "scatter": lambda: c.scatter(lists if mine else None, src=root),
+        "all_to_all list": lambda: c.all_to_all(outputs, lists),
+    }
+    return calls[operation], [x, single, *outputs, *lists]
+
+
+CHANGES = {
+    "reduce": ("dtype", "count", "shape", "root", "operator"),
+    "reduce_scatter": ("dtype", "count", "shape", "operator"),
+    "reduce_scatter list": ("dtype", "count", "shape", "operator"),
+    "all_gather list": ("dtype", "count", "shape"),
+    "gather list": ("dtype", "count", "shape", "root"),
+    "gather": ("root",),
+    "scatter list": ("dtype", "count", "shape", "root"),
+    "scatter": ("root",),
+    "all_to_all list": ("dtype", "count", "shape"),
+}
+"""What must be the same on all ranks; `gather`, `scatter` and the others without lists move anything."""
+
+
+@pytest.mark.fault("F32")
+@pytest.mark.time_limit(90)
+@pytest.mark.parametrize("size", [2, 40_000])
+def test_every_argument_of_every_collective(outcomes: Any, size: int) -> None:
+    """One argument altered on one rank: an error with a table on all, and every array keeps its bytes."""
+    for operation, changes in CHANGES.items():
+        for change, other in itertools.product(changes, (0, 2) if size == 2 else (2,)):
+
+            def work(
+                c: Communicator, operation: str = operation, change: str = change, other: int = other
+            ) -> tuple[str, bool]:
+                call, arrays = altered(c, size, operation, change if c.rank == other else "shared")
+                before = [array.tobytes() for array in arrays]
+                try:
+                    call()
+                except CollectiveMismatchError as error:
+                    return str(error), [array.tobytes() for array in arrays] == before
+                return "", True
+
+            for outcome in outcomes(3, work):
+                assert outcome.error is None, (operation, change, outcome)
+                text, untouched = outcome.value
+                assert untouched, (operation, change)
+                assert "rank  operation" in text, (operation, change, other, text)
+                rows = [line.split() for line in text.splitlines()[2:]]
+                assert [row[0] for row in rows] == ["0", "1", "2"]
+                named = {row[1] for row in rows if row[1:3] != ["has", "not"]}  # who comes late reads as such
+                assert named == {operation.split()[0]}
+
+
+@pytest.mark.fault("F32")
+def test_one_operation_for_another(outcomes: Any) -> None:
+    """Two different operations, view= on some, and a list of another length raise on every rank."""
+    calls: list[Call] = [
+        lambda c, a: c.all_gather(a),
+        lambda c, a: c.all_gather(a, view=True),
+        lambda c, a: c.gather(a, dst=0),
+        lambda c, a: c.reduce(a, 0),
+        lambda c, a: c.scatter([a, a, a] if c.rank == 0 else None),
+        lambda c, a: c.all_to_all([a, a, a]),
+        lambda c, a: c.reduce_scatter(a),
+        lambda c, a: c.reduce_scatter([1, 2, 3]),
+        lambda c, a: c.reduce(1, 0),
+        lambda c, a: c.broadcast(a if c.rank == 0 else None, view=True),
+        lambda c, a: c.barrier(),
+    ]
+    for one, other in itertools.pairwise([*calls, calls[0]]):
+
+        def work(c: Communicator, one: Call = one, other: Call = other) -> str:
+            a = c._member.store.share(np.ones(3))
+            try:
+                (one if c.rank == 1 else other)(c, a)
+            except CollectiveMismatchError as error:
+                assert (a == 1).all()
+                return str(error)
+            return ""
+
+        for outcome in outcomes(3, work):
+            assert outcome.error is None, outcome
+            assert "different operations" in outcome.value, outcome
+
+
 def test_the_table(outcomes: Any) -> None:
     """The table has a line for every rank: operation, dtype, shape, root, operator, line of the cell."""
 
@@ -174,6 +277,15 @@ def test_an_exception_frees_everybody(outcomes: Any, n: int) -> None:
         lambda c, origin: c.broadcast(None, src=origin),
         lambda c, origin: c.recv(src=origin),
         lambda c, origin: c.recv(),
+        lambda c, origin: c.reduce(np.ones(300_000), (origin + 1) % n),
+        lambda c, origin: c.all_gather("x" * 100_000),
+        lambda c, origin: c.gather(np.ones(300_000), dst=(origin + 1) % n),
+        lambda c, origin: c.scatter(None, src=origin),
+        lambda c, origin: c.reduce_scatter(np.ones(300_000)),
+        lambda c, origin: c.all_to_all([1] * n),
+        lambda c, origin: (
+            c.all_reduce(1, group=c.new_group([0, n - 1])) if c.rank in (0, n - 1) else c.recv()
+        ),
     ]
     for wait, origin in itertools.product(waits, (0, n - 1)):
 
@@ -191,7 +303,7 @@ def test_an_exception_frees_everybody(outcomes: Any, n: int) -> None:
             assert isinstance(outcome.error, PeerFailedError), outcome
             assert outcome.error.rank == origin
             assert "ZeroDivisionError on line" in str(outcome.error)
-            assert outcome.error_ns - found[origin].error_ns < 3 * 0.2e9
+            assert outcome.error_ns - found[origin].error_ns < 5 * 0.2e9  # a busy machine
 
 
 def test_the_root_cause_wins(outcomes: Any) -> None:

@@ -1,0 +1,155 @@
+"""Ranks that die, are interrupted or fail inside each of the other collectives (F3, F21, F30)."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator, faultpoints
+from nbparallel.errors import NbParallelError
+from nbparallel.testing.ranks import Outcome, Running
+from nbparallel.wire.control import Cause
+
+POINTS = [p for p in faultpoints.POINTS if p != "waiting"]
+OPERATIONS = ("reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "group", "list")
+SIZES = {"8 B": 1, "4 MiB": 1 << 19}
+
+
+def arrays(c: Communicator, count: int, shared: bool) -> list[np.ndarray[Any, Any]]:
+    """Return an input and outputs for three ranks."""
+    make = c._member.store.empty if shared else np.empty
+    return [make(count) for _ in range(4)]
+
+
+def call_of(c: Communicator, operation: str, x: list[Any]) -> Callable[[], Any]:
+    """Return a call that all three ranks make."""
+    group = c.new_group([0, 1, 2], tag="again")
+    calls: dict[str, Callable[[], Any]] = {
+        "reduce": lambda: c.reduce(x[0], 1),
+        "reduce_scatter": lambda: c.reduce_scatter(x[0]),
+        "all_gather": lambda: c.all_gather(x[0]),
+        "gather": lambda: c.gather(x[0], dst=1),
+        "scatter": lambda: c.scatter(x[1:] if c.rank == 1 else None, src=1),
+        "all_to_all": lambda: c.all_to_all(x[1:]),
+        "group": lambda: c.all_reduce(x[0], "max", group=group),
+        "list": lambda: c.all_gather(x[1:], x[0]),
+    }
+    return calls[operation]
+
+
+def repeat(c: Communicator, operation: str, count: int, shared: bool) -> Any:
+    """Call until somebody fails; return whom that blames, when, and whether anybody wrote afterwards."""
+    mine = arrays(c, count, shared)
+    call = call_of(c, operation, mine)
+    while True:
+        for i, array in enumerate(mine):
+            array[...] = c.rank + i
+        try:
+            call()
+        except NbParallelError as error:
+            ended = time.monotonic_ns()
+            for array in mine:
+                array[...] = -1
+            time.sleep(0.02)  # late writers would show now
+            untouched = all((array == -1).all() for array in mine)
+            return type(error).__name__, getattr(error, "rank", None), ended, untouched, str(error)
+
+
+def check(found: list[Outcome], victim: int, *, died: bool) -> None:
+    """Assert that the survivors were freed in time, know whom to blame, and own their memory."""
+    for outcome in found:
+        if outcome.rank == victim:
+            assert not died or outcome.signal == signal.SIGKILL
+            continue
+        assert outcome.error is None, outcome
+        name, blamed, ended, untouched, text = outcome.value
+        assert name == "PeerFailedError", outcome
+        assert blamed == victim, outcome
+        assert untouched, "somebody wrote into an array after the operation had failed"
+        if died:
+            assert "SIGKILL" in text
+            assert ended - found[victim].death_ns < 1e9  # five times the promise: this machine is shared
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.time_limit(60)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_killed(outcomes: Any, operation: str) -> None:
+    """Kill -9 at every fault point: all survivors raise PeerFailedError in time, and nobody writes late."""
+    for turn, (point, size) in enumerate(itertools.product(POINTS, SIZES)):
+        victim, shared = turn % 3, turn % 4 < 2
+        found = outcomes(
+            3,
+            lambda c, size=size, shared=shared: repeat(c, operation, SIZES[size], shared),
+            faults=f"{point}:{victim}:2:kill",
+        )
+        check(found, victim, died=True)
+
+
+@pytest.mark.fault("F21")
+@pytest.mark.time_limit(60)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_interrupted(outcomes: Any, operation: str) -> None:
+    """SIGINT or an error inside: that rank raises it and owns its memory, the others are freed."""
+    for turn, (point, action) in enumerate(itertools.product(POINTS, ("interrupt", "raise"))):
+        victim, shared, count = (turn + 1) % 3, turn % 4 < 2, list(SIZES.values())[turn % 2]
+
+        def work(c: Communicator, victim: int = victim, shared: bool = shared, count: int = count) -> Any:
+            if c.rank != victim:
+                return repeat(c, operation, count, shared)
+            mine = arrays(c, count, shared)
+            call = call_of(c, operation, mine)
+            try:
+                while True:
+                    call()
+            except (KeyboardInterrupt, faultpoints.FaultInjected):
+                for array in mine:
+                    array[...] = -1
+                time.sleep(0.02)
+                assert all((array == -1).all() for array in mine), "a late writer"
+                raise
+
+        found = outcomes(3, work, faults=f"{point}:{victim}:2:{action}")
+        expected = KeyboardInterrupt if action == "interrupt" else faultpoints.FaultInjected
+        assert isinstance(found[victim].error, expected), found
+        check(found, victim, died=False)
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_killed_while_waiting(outcomes: Any, operation: str) -> None:
+    """A kill -9 of a rank that sleeps for a late one: everybody else is freed."""
+
+    def work(c: Communicator) -> Any:
+        if c.rank == 2:
+            time.sleep(0.1)
+        return repeat(c, operation, 1, shared=False)
+
+    check(outcomes(3, work, faults="waiting:1:1:kill"), 1, died=True)
+
+
+@pytest.mark.fault("F21")
+def test_the_kernel_aborts(outcomes: Any) -> None:
+    """The kernel's abort word frees everybody with KeyboardInterrupt, from inside every collective."""
+    for operation in OPERATIONS:
+
+        def work(c: Communicator, operation: str = operation) -> None:
+            call = call_of(c, operation, arrays(c, 1, shared=False))
+            if c.rank == 0:
+                c.recv(src=1, tag=99)
+            call()
+
+        def meanwhile(running: Running) -> bool:
+            if time.monotonic_ns() - running.started_ns < 0.1e9:
+                return False
+            running.view.write_abort(1, Cause.INTERRUPT)
+            return True
+
+        for outcome in outcomes(3, work, meanwhile=meanwhile):
+            assert isinstance(outcome.error, KeyboardInterrupt), (operation, outcome)
