@@ -81,7 +81,7 @@ def draw(figures: StrategyFigures) -> bytes | None:
         begin = [a + b for a, b in zip(begin, lengths, strict=True)]
     bars.invert_yaxis()
     bars.set(xlabel="seconds", title=f"the steps of {size_text(sizes[-1])}")
-    bars.legend()
+    bars.legend(loc="upper left", bbox_to_anchor=(1, 1))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     return buffer.getvalue()

@@ -98,6 +98,9 @@ def examine(start_method: str = "forkserver") -> Examination:
 def findings(machine: Machine, start_method: str = "forkserver") -> Iterator[Finding]:
     """Yield what the facts about a machine mean."""
     yield _starting(machine, start_method)
+    if not machine.proc:
+        seen = "there is none: ranks cannot be given arrays for reading only, and limits are not known"
+        yield Finding("/proc", State.PROBLEM, seen, "in a container or chroot: mount -t proc proc /proc")
     yield from _strategies(machine)
     yield from _memory(machine)
     yield _shm(machine)

@@ -33,6 +33,8 @@ class Limit:
 class Machine:
     """What was found; sizes in bytes, None where the system does not say."""
 
+    proc: bool
+    """Whether there is /proc, which says what a process has, and reopens descriptors for reading only."""
     root: bool
     """Whether this user may exceed limits of processes."""
     uid: int
@@ -86,6 +88,7 @@ def look() -> Machine:
     from nbparallel.session.limits import cgroup_quota
 
     return Machine(
+        proc=os.path.isdir("/proc/self/fd"),
         root=os.geteuid() == 0,
         uid=os.geteuid(),
         files=_limit(resource.RLIMIT_NOFILE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ def name(fate: Fate, reason: str = "") -> StaleName:
 
 
 GOOD = Machine(
+    proc=True,
     root=False,
     uid=1000,
     files=Limit(4096, 4096),
@@ -67,6 +69,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     ("facts", "subject", "state", "words"),
     [
         ({"refused": {"pidfd_open": "Function not implemented"}}, "starting ranks", 2, "seccomp"),
+        ({"proc": False}, "/proc", 2, "mount -t proc"),
         ({"files": Limit(256, 256)}, "open files", 1, "file_region"),
         ({"files": Limit(256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
         ({"files": Limit(256, None)}, "open files", 1, "`ulimit -n unlimited`"),
@@ -202,3 +205,24 @@ def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
     (line,) = [line for line in done.stdout.splitlines() if "|stale names|" in line]
     assert line.startswith("1|stale names|1 name (/dev/shm/nbp_aaaaaaaaaa_b), 8.0 KiB, that nobody is known")
     assert done.stdout.endswith("True\n")
+
+
+def test_f74_no_proc_and_refused_calls_are_problems_not_crashes() -> None:
+    """The doctor works where next to nothing can be read, and where a sandbox refuses what ranks need."""
+    if reason := small_places.missing_reason():
+        pytest.skip(reason)
+    done = small_places.run_script(SCRIPT, small_places.on_small_tmpfs("/proc", "64k"))
+    assert done.returncode == 0, done.stderr
+    assert "2|/proc|there is none" in done.stdout
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: system calls cannot be refused")
+    refuse = ["strace", "-f", "-qq", "-o", os.devnull]
+    refuse += ["-e", "inject=memfd_create:error=EPERM", "-e", "inject=pidfd_open:error=ENOSYS"]
+    done = small_places.run_script(SCRIPT, refuse)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "|starting ranks|" in line]
+    assert line.startswith("2|")
+    assert "pidfd_open is refused: Function not implemented" in line
+    assert "memfd_create is refused: Operation not permitted" in line
+    assert "2|strategy file_descriptor|" in done.stdout
+    assert "1|strategy file_region|" in done.stdout
