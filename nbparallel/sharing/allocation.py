@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
-from nbparallel.sharing.descriptors import check_descriptor
+from nbparallel.sharing.descriptors import check_descriptor, descriptor_limit
 from nbparallel.sharing.holdings import Holdings
 from nbparallel.sharing.making_room import make_room
 from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.mappings import check_mappings
+from nbparallel.sharing.regions import MOST_ALONE
 from nbparallel.sharing.segment import Block
 from nbparallel.sharing.strategy import Strategy
 
@@ -28,10 +29,16 @@ class Allocation:
         return self._holdings.add(block, writable=self._writable, poolable=poolable), fresh
 
     def packed(self, nbytes: int) -> Root:
-        """Return room in a region that other arrays lie in as well; its content is arbitrary."""
+        """Return room in a region that other arrays lie in as well; its content is arbitrary.
+
+        Where regions have become wasteful it is a segment of its own, as long as there are not many.
+        """
         regions = self._holdings.regions
         room = regions.take(self._strategy, nbytes, writable=self._writable)
         if room is None:
+            few = self._holdings.mapped < descriptor_limit() // MOST_ALONE
+            if few and regions.wasteful(self._strategy, writable=self._writable):
+                return self.alone(nbytes)[0]
             self._holdings.add_region(
                 self._region_block(nbytes), writable=self._writable, poolable=self._strategy.reuses_memory
             )

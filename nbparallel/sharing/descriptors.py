@@ -27,7 +27,7 @@ SPARE_SHARE = 8
 
 def spare() -> int:
     """Return how many descriptors shared arrays leave to everything else."""
-    return max(LEAST_SPARE, min(MOST_SPARE, _limit() // SPARE_SHARE))
+    return max(LEAST_SPARE, min(MOST_SPARE, descriptor_limit() // SPARE_SHARE))
 
 
 def check_descriptor(fd: int) -> None:
@@ -38,11 +38,12 @@ def check_descriptor(fd: int) -> None:
     FileDescriptorLimitError
         The table is nearly full.
     """
-    if fd >= _limit() - spare():
+    if fd >= descriptor_limit() - spare():
         raise descriptor_error(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 
 
-def _limit() -> int:
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft != resource.RLIM_INFINITY else 1 << 30
 

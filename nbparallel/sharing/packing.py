@@ -8,7 +8,7 @@ any room does.
 
 A room is used again when its array has died, unless its handle was given out (`Region.show`): other processes
 hold segments, not rooms, so nobody can say which of them still looks at it.  Such a room comes back with its
-region only.
+region only; until then it is `wasted`, of which there may be so much (`regions`).
 
 Rights belong to a whole mapping, so arrays that ranks may write lie in other regions than those they may
 only read; letting them write to one of the latter means to move it (`Store.share` with ``for_all``).
@@ -75,6 +75,8 @@ class Region:
         """(length, start), ascending; neighbours are not always joined."""
         self._loose = 0
         """Bytes that have come free since holes were last joined."""
+        self.wasted = 0
+        """Bytes of rooms whose arrays have died here, while others may look at them."""
 
     @property
     def living(self) -> bool:
@@ -100,6 +102,9 @@ class Region:
         if not holes or holes[-1][0] < length:
             return None
         free, start = holes.pop(bisect_left(holes, (length,)))
+        while free < length:  # a smaller one came in between: see note [re-entrance]
+            insort(holes, (free, start))
+            free, start = holes.pop(bisect_left(holes, (length,)))
         if free > length:
             insort(holes, (free - length, start + length))
         room = self._rooms[start] = Room(start, start + length)
@@ -135,7 +140,11 @@ class Region:
     def root(self, room: Room) -> Root:
         """Return the root of a room, which may come back after it had ended."""
         root = None if room.lease is None else room.lease()
-        return self._enter(room, room.stop - room.start) if root is None else root
+        if root is not None:
+            return root
+        if room not in self._living:
+            self.wasted -= room.stop - room.start
+        return self._enter(room, room.stop - room.start)
 
     def vacate(self, lease: Lease) -> None:
         """Take note that an array has died; again is fine."""
@@ -144,10 +153,14 @@ class Region:
             self._vacate(room)
 
     def _vacate(self, room: Room) -> None:
+        length = room.stop - room.start
+        if not room.shown:
+            if self._rooms.pop(room.start, None) is not None:
+                self._loose += length
+                insort(self._holes, (length, room.start))
+        elif room in self._living:
+            self.wasted += length
         self._living.discard(room)
-        if not room.shown and self._rooms.pop(room.start, None) is not None:
-            self._loose += room.stop - room.start
-            insort(self._holes, (room.stop - room.start, room.start))
 
     def repair(self) -> None:
         """Look at every room: something was interrupted."""
@@ -155,17 +168,18 @@ class Region:
             if not room.taken:
                 self._vacate(room)
         self._living = {room for room in self._rooms.values() if room.taken}
+        self.wasted = sum(room.stop - room.start for room in self._rooms.values() if not room.taken)
         self.join()
 
     def join(self) -> None:
         """Make one hole of neighbouring ones."""
         self._loose = 0
-        starts = sorted(self._rooms)
+        rooms = sorted((room.start, room.stop) for room in list(self._rooms.values()))
         holes, end = [], 0
-        for start in starts:
+        for start, stop in rooms:
             if start > end:
                 holes.append((start - end, end))
-            end = self._rooms[start].stop
+            end = stop
         if self.nbytes // ALIGNMENT * ALIGNMENT > end:
             holes.append((self.nbytes // ALIGNMENT * ALIGNMENT - end, end))
-        self._starts, self._holes = starts, sorted(holes)
+        self._starts, self._holes = [start for start, _ in rooms], sorted(holes)

@@ -8,6 +8,11 @@ from nbparallel.sharing.strategy import Strategy
 
 FIRST_NBYTES = 1 << 20
 """Of the first region: reserving it takes 0.1 ms, and ten arrays cost no more."""
+MOST_WASTED_NBYTES = 32 << 20
+"""That arrays which stay may keep of those which have gone (or half of all regions, if that is more).  Beyond
+that small arrays get segments of their own, which come back one by one."""
+MOST_ALONE = 8
+"""They may take 1/8 of what a process may have of descriptors; if there are more, they are packed again."""
 
 
 class Regions:
@@ -34,6 +39,14 @@ class Regions:
         there = sum(segment.nbytes for segment in self._open.get((strategy.name, writable), ()))
         wanted = max(there, FIRST_NBYTES, 2 * strategy.packs_below)
         return max(nbytes, min(wanted, strategy.region_nbytes))
+
+    def wasteful(self, strategy: Strategy, *, writable: bool) -> bool:
+        """Return whether too much is kept of arrays that have gone."""
+        regions = [segment.region for segment in self._open.get((strategy.name, writable), ())]
+        wasted = sum(region.wasted for region in regions if region is not None)
+        if wasted <= MOST_WASTED_NBYTES:
+            return False
+        return 2 * wasted > sum(region.nbytes for region in regions if region is not None)
 
     def open(self, segment: Segment) -> None:
         """Put arrays into `segment` from now on."""

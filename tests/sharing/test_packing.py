@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.errors import SegmentLostError, SharedMemoryFullError
-from nbparallel.sharing import Store, registry
+from nbparallel.sharing import Store, regions, registry
 from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
 from nbparallel.sharing.headroom import Headroom
 from nbparallel.sharing.packing import ALIGNMENT, JOIN_SHARE
@@ -190,3 +190,28 @@ def test_descriptors_and_mappings_of_many(exchange, strategy):
     for array, mine in zip(received[:10], arrays[:10], strict=True):
         assert store.location(mine).for_all == (mine[0] % 2 == 0)
         assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_what_stays_keeps_no_end_of_what_went(exchange, monkeypatch, sent):
+    """One array that stays in every thousand, and was sent, does not keep all others' memory for ever."""
+    monkeypatch.setattr(regions, "MOST_WASTED_NBYTES", 4 << 20)
+    store, other = exchange.store(0), exchange.store(1)
+    kept, there, most = [], [], 0
+    for turn in range(60):
+        arrays = [store.zeros(500, strategy="file_descriptor") for _ in range(100)]
+        if sent:
+            there.append([other.attach(store.handle(x)) for x in arrays][50])
+        kept.append(arrays[50])
+        kept[-1][:] = turn
+        del arrays
+        other.drain()
+        store.drain()
+        most = max(most, sum(record.nbytes for record in own(store)))
+    assert most <= 4 * (4 << 20)
+    assert all((x == turn).all() for turn, x in enumerate(kept))
+    assert all((x == turn).all() for turn, x in enumerate(there))
+    del kept, there
+    other.drain()
+    store.drain()
+    assert own(store) == []
