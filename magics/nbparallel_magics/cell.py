@@ -47,7 +47,6 @@ def run(live: Live, request: CellRequest) -> BackgroundCell | None:
         As `nbparallel.Session.run`.
     """
     options = request.options
-    _refuse_unbuilt(options)
     check_compiles(live.shell, request)
     session = _session(live, options)
     ranks = None if options.ranks is None else resolve(options.ranks, session)
@@ -110,6 +109,7 @@ def _run_on_ranks(
         "want_values": options.out is not None,
         "show_values": options.out is None,
         "seed": getattr(options, "seed", None),
+        "on_error": getattr(options, "on_error", "stop"),
     }
     if getattr(options, "later", False):
         with brief_errors():
@@ -129,11 +129,6 @@ def _run_on_ranks(
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
-
-
-def _refuse_unbuilt(options: argparse.Namespace) -> None:
-    if getattr(options, "on_error", "stop") == "continue":
-        raise UsageError("--on-error continue is not built yet: the first failure stops the cell")
 
 
 def input_number(shell: Any) -> int:

@@ -48,7 +48,7 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         "--on-error",
         choices=("stop", "continue"),
         default="stop",
-        help="stop: the first error frees every rank; continue: (not built yet)",
+        help="stop: the first error frees every rank; continue: only those who wait for the failed",
     )
     return parser
 

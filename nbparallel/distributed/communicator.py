@@ -61,7 +61,9 @@ class Communicator(Messaging, Combining, ObjectLists, Grouping):
 
     # -- cells ---------------------------------------------------------------------------------------
 
-    def begin_cell(self, cell: int, participants: tuple[int, ...], filename: str) -> None:
+    def begin_cell(
+        self, cell: int, participants: tuple[int, ...], filename: str, *, go_on: bool = False
+    ) -> None:
         """Take part in a cell.
 
         Parameters
@@ -72,9 +74,11 @@ class Communicator(Messaging, Combining, ObjectLists, Grouping):
             The ranks that it runs on.
         filename : str
             ``co_filename`` of the cell's code, by which an operation finds the line that called it.
+        go_on : bool
+            A rank's failure only ends waits for that rank, not all.
         """
         self.release()
-        self._member.begin_cell(cell, participants, filename)
+        self._member.begin_cell(cell, participants, filename, go_on=go_on)
 
     def at_line(self, line: int) -> None:
         """Publish the line of the cell's statement that begins now; the error about a death names it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -116,19 +116,23 @@ class Member:
         self.areas: dict[bytes, Area] = {}
         """Of groups, by their handles: this rank's own, and those that it looked at."""
         self.nbytes = self.operations = 0
+        self._go_on = False
         self._lines: dict[tuple[int, int], int] = {}
         self._began_ns = self._past_ns = 0
         self._forked = False
 
     # -- cells ---------------------------------------------------------------------------------------
 
-    def begin_cell(self, cell: int, participants: tuple[int, ...], filename: str) -> None:
-        """Take part in `cell` from now on."""
+    def begin_cell(
+        self, cell: int, participants: tuple[int, ...], filename: str, *, go_on: bool = False
+    ) -> None:
+        """Take part in `cell` from now on; with `go_on` a failure only concerns who waits for its rank."""
         if self.rank not in participants:
             raise ValueError(f"rank {self.rank} is not among the cell's ranks {participants}")
         self.cell, self.participants, self.filename = cell, tuple(participants), filename
         self.peers = tuple(r for r in participants if r != self.rank)
         self.whole = len(self.participants) == self.world_size
+        self._go_on = go_on
         self._lines.clear()
         self._began_ns = time.monotonic_ns()
         self._statement = 0
@@ -256,14 +260,15 @@ class Member:
 
     def check(self, wait: Wait) -> None:
         """Raise if `wait` cannot end well."""
-        self.check_peers()
+        peers = self._concerning(wait)
+        self.check_peers(peers)
         left = [r for r in self.others if self.gone(r)]
         if left:
             # Their last words were written before they left, so look again at what is missing now.
             missing = wait.awaited()
             finished = [r for r in missing if r in left]
             if finished and (not wait.any_source or len(finished) == len(missing)):
-                self.check_peers()  # whoever failed said so before it left: that is the reason then
+                self.check_peers(peers)  # whoever failed said so before it left: that is the reason then
                 raise self.doom(wait.explain(finished))
         if wait.look is not None:
             wait.look()
@@ -278,19 +283,27 @@ class Member:
         self.progress()
         self.diagnose(wait)
 
-    def check_peers(self) -> None:
-        """Raise if the kernel ended the cell, or a peer failed or died."""
+    def _concerning(self, wait: Wait) -> Sequence[int]:
+        """Return whose failure ends a wait: anybody's or, in a cell that goes on, theirs who are awaited."""
+        if not self._go_on:
+            return self.peers
+        awaited = wait.awaited()
+        words, view = self.words, self.view
+        failed = [r for r in awaited if words[view.word_failed(r)] or words[view.word_death(r)]]
+        return failed if not wait.any_source or len(failed) == len(awaited) else ()
+
+    def check_peers(self, peers: Sequence[int] | None = None) -> None:
+        """Raise if the kernel ended the cell, or a peer failed or died: one of `peers`, by default any."""
+        peers = self.peers if peers is None else peers
         abort = self.view.read_abort()
         if abort is not None and abort.cell in (0, self.cell):
             if abort.cause is Cause.ERROR:
-                raise self.doom(
-                    first_failure(self.view, self.peers) or PeerFailedError("the cell was stopped")
-                )
+                raise self.doom(first_failure(self.view, peers) or PeerFailedError("the cell was stopped"))
             self.open = self.open or -1
             raise KeyboardInterrupt
         words, view = self.words, self.view
-        if any(words[view.word_failed(r)] or words[view.word_death(r)] for r in self.peers):
-            error = first_failure(view, self.peers)
+        if any(words[view.word_failed(r)] or words[view.word_death(r)] for r in peers):
+            error = first_failure(view, peers)
             if error is not None:
                 raise self.doom(error)
 

@@ -49,7 +49,8 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
     try:
         try:
             if communicator is not None:
-                communicator.begin_cell(task.number, task.ranks, _filename(engine, task))
+                go_on = isinstance(task, CellTask) and task.go_on
+                communicator.begin_cell(task.number, task.ranks, _filename(engine, task), go_on=go_on)
             engine.interrupts.arm(task.number)
             _follow_choice(engine)
             notes = namespace.apply(

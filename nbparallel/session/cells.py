@@ -15,6 +15,8 @@ from nbparallel.session.tasks import Launched, Tasks
 from nbparallel.wire.messages import CellTask, Task
 from nbparallel.wire.names import NameUpdate
 
+ON_ERROR = ("stop", "continue")
+
 
 @dataclass(frozen=True, slots=True)
 class CellOptions:
@@ -29,12 +31,20 @@ class CellOptions:
     want_values: bool = True
     show_values: bool = True
     seed: int | None = None
+    on_error: str = "stop"
+
+    @property
+    def go_on(self) -> bool:
+        """Whether the others run to their end when a rank fails."""
+        return self.on_error == "continue"
 
 
 def check(cell: str, options: CellOptions) -> None:
     """Raise what is wrong with a cell before anything is started; errors as `Session.run`."""
     if not isinstance(cell, str):
         raise TypeError(f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions")
+    if options.on_error not in ON_ERROR:
+        raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, not {options.on_error!r}")
     source.check(cell, line_offset=options.line_offset, execution_count=options.execution_count)
 
 
@@ -62,12 +72,12 @@ def launch(
     def make(rank: int) -> Task:
         return CellTask(
             number, who, tuple(updates.get(rank, ())), options.want_values, options.seed, cell,
-            options.line_offset, count, options.show_values,
+            options.line_offset, count, options.show_values, options.go_on,
         )  # fmt: skip
 
     return tasks.launch(
         crew, number, who, make, presses, kept=prepared, notes=notes, sink=options.sink,
-        timeout=options.timeout, started=started,
+        timeout=options.timeout, started=started, go_on=options.go_on,
         copied=prepared.copied_nbytes if prepared is not None else None,
         shared=prepared.shared_nbytes if prepared is not None else None,
     )  # fmt: skip

@@ -216,6 +216,7 @@ class Session(SessionViews):
         want_values: bool = True,
         show_values: bool = True,
         seed: int | None = None,
+        on_error: str = "stop",
     ) -> CellResult:
         """Run a cell's source on the ranks and wait for all of them.
 
@@ -240,6 +241,8 @@ class Session(SessionViews):
             Whether the last expression's values travel back, and whether they are displayed.
         seed : int, optional
             Reseed every rank's random streams first.
+        on_error : {"stop", "continue"}
+            When a rank fails: stop the others, or let them run to their end unless they wait for it.
 
         Returns
         -------
@@ -258,7 +261,16 @@ class Session(SessionViews):
             The time-out ran out.
         """
         options = CellOptions(
-            namespace, share, timeout, sink, execution_count, line_offset, want_values, show_values, seed
+            namespace,
+            share,
+            timeout,
+            sink,
+            execution_count,
+            line_offset,
+            want_values,
+            show_values,
+            seed,
+            on_error,
         )
         with self._turns.take() as presses:
             return self._tasks.finish(self._launch(cell, ranks, options, presses), presses)

@@ -32,6 +32,8 @@ class TaskRun:
         ``next_event(timeout)`` returns (handle, message) or None.
     kill : callable
         Ends a rank at once.
+    go_on : bool
+        Whether the others run to their end when a rank fails.
     listen : callable
         ``listen(listener)`` has every event told to ``listener(message)`` as it comes, in another thread.
     """
@@ -46,6 +48,7 @@ class TaskRun:
         next_event: Callable[[float | None], tuple[RankHandle, Any] | None],
         kill: Callable[[RankHandle], None],
         timeout: float | None,
+        go_on: bool = False,
         listen: Callable[[Callable[[Any], None]], None] = lambda listener: None,
     ) -> None:
         self.number = number
@@ -64,7 +67,7 @@ class TaskRun:
         self.timed_out = False
         self._failed_at: float | None = None
         self._killed: set[int] = set()
-        self._listen = listen
+        self._listen, self._go_on = listen, go_on
         self._questions: list[asking.Question] = []
 
     @property
@@ -124,7 +127,8 @@ class TaskRun:
         elif self._failed_at is None and not self.interrupted and not self.timed_out:
             left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             alarm = threading.Timer(left or 0.0, presses.excuse) if left is not None else None
-            self._listen(lambda message: presses.excuse() if asking.failed(message) else None)
+            if not self._go_on:
+                self._listen(lambda message: presses.excuse() if asking.failed(message) else None)
             try:
                 if alarm is not None:
                     alarm.start()
@@ -136,7 +140,7 @@ class TaskRun:
                     alarm.join()
 
     def _note_failure(self) -> None:
-        if self._failed_at is None:
+        if self._failed_at is None and not self._go_on:
             self._failed_at = time.monotonic()
 
     def _press(self, count: int) -> None:

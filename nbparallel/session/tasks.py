@@ -75,6 +75,7 @@ class Tasks:
         notes: list[str],
         sink: OutputSink | None = None,
         timeout: float | None = None,
+        go_on: bool = False,
         started: float | None = None,
         copied: Mapping[str, int] | None = None,
         shared: Mapping[str, int] | None = None,
@@ -92,6 +93,7 @@ class Tasks:
             next_event=crew.next_event,
             kill=crew.supervisor.kill,
             timeout=timeout,
+            go_on=go_on,
             listen=crew.listen,
         )
         self._tell_strategy(crew, handles.values())

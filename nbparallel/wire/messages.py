@@ -79,6 +79,8 @@ class CellTask(Task):
     """The notebook's ``In[n]``."""
     show_value: bool
     """Whether the last expression's value is shown."""
+    go_on: bool
+    """Whether a rank's failure only concerns those who wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

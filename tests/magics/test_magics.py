@@ -116,7 +116,7 @@ def test_rank_cell(notebook: Any) -> None:
         ("%%parallel --seed a\nx", "no whole number"),
         ("%%parallel --output tabs\nx", "invalid choice"),
         ("%parallel_result", "no cell was run with --async yet"),
-        ("%%parallel --on-error continue\nx", "--on-error continue is not built yet"),
+        ("%%parallel --on-error ignore\nx", "invalid choice"),
         ("%%parallel 'a\nx", "unexpected"),
         ("%%rank\nx", "the ranks are missing"),
         ("%%rank 9\nx", "no rank 9"),
