@@ -93,6 +93,7 @@ STRATEGY = MagicParser(
     "Arrays that are shared already stay where they are.",
     "%sharing_strategy file_region\n%sharing_strategy mmap directory=/var/tmp\n%sharing_strategy --bench",
 )
+STRATEGY.usage = "%%sharing_strategy [NAME [option=value]] | --bench [--seconds S]"
 STRATEGY.add_argument(
     "--bench", action="store_true", help="measure every strategy on this machine, on a real rank"
 )
@@ -105,13 +106,19 @@ STATUS = MagicParser(
 SEGMENTS = MagicParser(
     "%parallel_segments",
     "Show every piece of shared memory of the session: its strategy and size, the notebook's names that lie\n"
-    "in it (views too), who uses it, and who made it.  Without ranks: the notebook's own.",
+    "in it (views too), who uses it, and who made it.  Without ranks: the notebook's own.\n\n"
+    "  live      its maker uses it\n"
+    "  released  only others use it; when they let go, its maker keeps it for the next arrays",
     "%parallel_segments",
 )
 WHO = MagicParser(
     "%parallel_who",
-    "Show the names of all ranks beside the notebook's: shared, copied, or different between ranks, with\n"
-    "type and shape.  No value travels, and a busy rank is not waited for.",
+    "Show the names of all ranks beside the notebook's, with type and shape.  No value travels, and a busy\n"
+    "rank is not waited for.\n\n"
+    "  shared                 the notebook's array: the same memory on every rank\n"
+    "  copied                 the notebook's object, a copy on each rank\n"
+    "  made on ranks          assigned by a cell that ran there; values may differ\n"
+    "  differs between ranks  type, shape or origin is not the same everywhere",
     "%parallel_who",
 )
 DOCTOR = MagicParser(

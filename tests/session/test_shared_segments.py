@@ -13,9 +13,11 @@ import numpy as np
 
 import nbparallel as nbp
 from nbparallel.session import Session
+from nbparallel.session.ledger_question import LedgerQuestion
 from nbparallel.session.shared_segments import gather
 from nbparallel.sharing import SegmentStatistics
-from nbparallel.wire.ledger_report import LedgerRow
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.ledger_report import LedgerRow, pages
 from nbparallel.wire.messages import RankMemory, RankSegment
 from nbparallel.wire.segments import segment_id
 
@@ -54,6 +56,26 @@ def test_a_dead_maker_and_memory_that_came_back() -> None:
     (only,) = gather(own, ledger, handles, {})
     assert (only.segment, only.maker, only.notebook, only.ranks) == (gone, "ended rank", True, ())
     assert only.strategy == ""
+
+
+def test_an_answer_to_an_older_question_is_dropped() -> None:
+    """Pages of an answer that came too late do not mix with those of the next one; a dead one is seen."""
+    numbers: list[int] = []
+    question = LedgerQuestion(numbers.append, lambda: False)
+    assert question.ask(patience=0.01) is None
+    rows = [LedgerRow(segment_id(1, n), 4096, False, (1,)) for n in (1, 2)]
+    late, page = (
+        Frame(Kind.LEDGER, 0, n, next(pages([row])), []) for n, row in zip((1, 2), rows, strict=True)
+    )
+
+    def answer(number: int) -> None:
+        question.take(late)
+        question.take(page)
+
+    question = LedgerQuestion(lambda number: answer(number) if number == 2 else None, lambda: False)
+    assert question.ask(patience=0.01) is None
+    assert question.ask() == (rows[1],)
+    assert LedgerQuestion(numbers.append, lambda: True).ask(patience=60) is None
 
 
 def test_statistics_name_users_and_makers() -> None:

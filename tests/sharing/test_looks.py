@@ -139,6 +139,21 @@ def test_hostile_objects_do_no_harm(store: Store, cls: type) -> None:
     assert seen("x", object.__new__(cls), store).looks in ("Evil", "EvilLibrary")
 
 
+def test_the_notebooks_own_properties_are_not_run(store: Store) -> None:
+    """What a user computes in a property may take an hour; an installed library is asked, and may derive."""
+    ran = []
+
+    def shape(self: object) -> tuple[int, ...]:
+        ran.append(type(self).__name__)
+        return (1, 2)
+
+    library = type("Library", (), {"shape": property(shape), "__module__": "library"})
+    mine = type("Mine", (library,), {"__module__": "__main__"})
+    assert seen("x", library(), store).looks == "Library (1, 2)"
+    assert seen("x", mine(), store).looks == "Mine"
+    assert ran == ["Library"]
+
+
 def test_an_odd_metaclass_does_no_harm(store: Store) -> None:
     """A class that answers every question with its own code is named all the same, and not asked."""
     shape = property(lambda self: (1,))
