@@ -15,6 +15,9 @@ MODULES = (
     "notebook_array",
     "sharing_pool",
     "small_arrays",
+    "hand_over",
+    "share_and_read",
+    "many_small",
     "all_reduce",
     "idle",
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PEERS = ("ipyparallel", "torch", "mpi4py")
+PEERS = ("ipyparallel", "torch", "joblib", "ray", "mpi4py")
 
 
 @dataclass(frozen=True, slots=True)
