@@ -24,9 +24,12 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import InvalidHandleError, SharedMemoryFullError
 from nbparallel.sharing import Access, SegmentSource, Strategy, current_store, registry
+from nbparallel.testing.contents import checksum
 
 _DTYPES = ["?", "i1", ">u2", "f4", "<f8", "c16", "S3", "U2", "M8[ns]", [("a", "i2"), ("b", "f8", 2)]]
 _REPETITIONS = 30
+_EXAMPLES = 20
+"""Of up to eight arrays each; a cell or two per example."""
 
 
 class StrategyTests:
@@ -236,16 +239,70 @@ class StrategyTests:
             assert time.monotonic() < deadline, (now, most)
             time.sleep(0.005)
 
-    @pytest.mark.parametrize(
-        ("world_size", "start_method"),
-        [(1, "forkserver"), (3, "forkserver"), (4, "forkserver"), (2, "spawn")],
-    )
-    def test_world_sizes_and_start_methods(self, world_size: int, start_method: str) -> None:
-        """One rank or four, forked or fresh: arrays go there, between ranks, and come back."""
-        names: dict[str, Any] = {"x": np.arange(1000.0), "y": nbp.zeros(world_size), "nbp": nbp}
-        with nbp.Session(world_size, start_method=start_method) as session:
-            session.run("y[rank] = x.sum() + rank\nmine = nbp.ones(1000)\nbarrier()", namespace=names)
-            total = session.run("all_reduce(mine)\nfloat(mine[0] + y.sum())", namespace=names).values
-        ranks_sum = sum(range(world_size))
-        assert names["y"].tolist() == [499_500.0 + rank for rank in range(world_size)]
-        assert total == [world_size + 499_500 * world_size + ranks_sum] * world_size
+    @pytest.mark.time_limit(60)
+    def test_every_dtype_and_layout(self, ranks: nbp.Session, names: dict[str, Any]) -> None:
+        """Whatever dtype, shape, order, strides, alignment: a rank sees what is here, and writes it."""
+        hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
+        from nbparallel.testing.arrays import arrays
+
+        def check(drawn: list[np.ndarray[Any, Any]]) -> None:
+            here = {f"a{at}": x for at, x in enumerate(drawn)}
+            names.update(
+                here, checksum=checksum, shared={f"a{at}": nbp.share(x) for at, x in enumerate(drawn)}
+            )
+            look = f"[(x.dtype, x.shape, x.strides, checksum(x)) for x in ({', '.join(here)},)]"
+            seen = ranks.run(look, ranks=[1], namespace=names).values[1]
+            for (name, x), (dtype, shape, strides, content) in zip(here.items(), seen, strict=True):
+                assert (dtype, shape, strides) == (x.dtype, x.shape, names[name].strides)
+                assert content == checksum(x) == checksum(names[name]) == checksum(names["shared"][name])
+                assert x.size == 0 or strides == x.strides
+                assert nbp.is_shared(names[name])
+            cell = "for each in shared.values(): each[...] = np.zeros((), each.dtype)\ndel each"
+            ranks.run(cell, ranks=[0], namespace=names)
+            for x in names["shared"].values():
+                assert np.array_equal(x, np.zeros(x.shape, x.dtype))
+
+        lists = hypothesis.strategies.lists(arrays(), min_size=1, max_size=8)
+        run = hypothesis.settings(max_examples=_EXAMPLES, deadline=None, database=None)
+        run(hypothesis.given(lists)(check))()
+
+    @pytest.mark.time_limit(60)
+    @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+    def test_world_sizes_and_start_methods(self, start_method: str) -> None:
+        """One rank to four, forked or fresh: arrays go there, between ranks, and come back."""
+        names: dict[str, Any] = {"np": np, "nbp": nbp}
+        with nbp.Session(1, start_method=start_method) as session:
+            for world_size in range(1, 5):
+                session.resize(world_size)
+                _check_sharing(session, names, world_size)
+
+
+def _check_sharing(session: nbp.Session, names: dict[str, Any], world_size: int) -> None:
+    """Check with all ranks what torch's tests of sharing check with one child."""
+    everybody = range(world_size)
+    for length in (100, 100_000):
+        x = names["x"] = nbp.zeros((4, length))
+        names.update(row=x[2], column=x[:, 1], turned=x.T, y=np.arange(float(length)), none=nbp.empty((0, 3)))
+        names.update(again=x, point=nbp.full((), 7))
+        cell = """
+x[rank, rank + 5] = y[-1] + rank
+column[rank] = -rank - 1
+mine = nbp.ones(len(y))
+count = len([s for s in nbp.segments() if not s.own])
+again is x, int(point), none.shape, count <= 4
+"""
+        assert session.run(cell, namespace=names).values == [(True, 7, (0, 3), True)] * world_size
+        assert [x[r, r + 5] for r in everybody] == [length - 1.0 + r for r in everybody]
+        assert [names["row"][1], names["turned"][1, 0]] == [-3.0 if world_size > 2 else 0.0, -1.0]
+        cell = """
+send(mine, (rank + 1) % world_size, view=True)
+theirs = recv(src=(rank - 1) % world_size)
+mine[0] = rank
+barrier()
+float(theirs[0]), nbp.is_shared(theirs), float(x[:4, 1].sum()), float(y.sum())
+"""
+        total, left = -sum(r + 1.0 for r in everybody), [(r - 1) % world_size for r in everybody]
+        expected = [(float(r), True, total, length * (length - 1) / 2) for r in left]
+        assert session.run(cell, namespace=names).values == expected
+        names.update(dict.fromkeys(("x", "row", "column", "turned", "y", "none", "again", "point")))
+        session.run("del mine, theirs", namespace=names)
