@@ -105,8 +105,8 @@ STATUS = MagicParser(
 )
 SEGMENTS = MagicParser(
     "%parallel_segments",
-    "Show every piece of shared memory of the session: its strategy and size, the notebook's names that lie\n"
-    "in it (views too), who uses it, and who made it.  Without ranks: the notebook's own.\n\n"
+    "Show every piece of shared memory of the session: its strategy and size, the names that lie in it\n"
+    "(views too; the notebook's, and those that ranks made), who uses it, and who made it.\n\n"
     "  live      its maker uses it\n"
     "  released  only others use it; when they let go, its maker keeps it for the next arrays",
     "%parallel_segments",

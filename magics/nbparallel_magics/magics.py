@@ -119,7 +119,9 @@ class ParallelMagics(Magics):
         if session is None:
             display(nbparallel.segments())
         else:
-            display(SegmentTable(session.statistics(self.live.shell.user_ns)))
+            names = self.live.shell.user_ns
+            seen = session.who(names, self.live.shell.user_ns_hidden)
+            display(SegmentTable(session.statistics(names), seen))
 
     @line_magic
     @documented_by(flags.WHO)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
 from nbparallel.table import Table
+from nbparallel.wire.sighting import Origin
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
     from nbparallel.session.shared_segments import SharedSegment
     from nbparallel.session.statistics import SessionStatistics
+    from nbparallel.session.who import SessionNames
 
 SHOWN = 50
 """Rows of the table; `Session.statistics` has all."""
@@ -25,16 +27,18 @@ class SegmentTable:
 
     statistics: SessionStatistics
     """From `Session.statistics`."""
+    names: SessionNames
+    """From `Session.who`: what idle ranks call it."""
 
     def table(self) -> Table:
         """Return one row for each segment, the largest first, and below them the sums."""
-        seen = self.statistics
+        seen, of_ranks = self.statistics, self._names_of_ranks()
         rows = [
             (
                 f"{record.segment:#x}",
                 record.strategy or "?",
                 size_text(record.nbytes),
-                _names(record.names),
+                _names([*record.names, *of_ranks.get(record.segment, ())]),
                 _used_by(record),
                 record.maker,
                 record.phase,
@@ -48,6 +52,18 @@ class SegmentTable:
             rows,
             "\n".join(self._foot()),
         )
+
+    def _names_of_ranks(self) -> dict[int, list[str]]:
+        """Return the names that ranks gave to memory in each segment, with the ranks."""
+        found: dict[int, list[str]] = {}
+        for record in self.names.names:
+            places: dict[int, list[int]] = {}
+            for rank, seen in record.ranks.items():
+                if seen.origin is Origin.OWN and seen.segment:
+                    places.setdefault(seen.segment, []).append(rank)
+            for segment, ranks in places.items():
+                found.setdefault(segment, []).append(f"{record.name} ({rank_list(ranks)})")
+        return found
 
     def _foot(self) -> list[str]:
         from nbparallel.sharing.segment_list import kept_text
@@ -79,7 +95,7 @@ def total(seen: SessionStatistics) -> str:
     return f"{size_text(seen.shared_nbytes)} in {segments_text(seen.shared_segments)}"
 
 
-def _names(names: tuple[str, ...]) -> str:
+def _names(names: list[str]) -> str:
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return ", ".join(names[:_NAMES]) + more
 

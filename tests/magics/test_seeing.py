@@ -34,15 +34,29 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     assert kernel.descendants() == []
     kernel.run("x = np.ones(1 << 17)\nview = x[::2]")
     kernel.run("%%parallel -n 2\nx.sum();")
-    kernel.run("%%rank 1\nmine = nbp.zeros(1 << 18)")
+    kernel.run("%%rank 1\nmine = nbp.zeros(1 << 18)\npart = x[5:]")
     text = shown(kernel.run("%parallel_segments"))
     assert text.startswith("shared memory of this session: 3.0 MiB in 2 segments\n")
     rows = {line.split("  ")[0]: re.split(r"\s{2,}", line) for line in text.splitlines()[2:4]}
     assert rows["0x1"][1:] == [
-        "file_descriptor", "1.0 MiB", "view, x", "notebook, ranks 0-1", "notebook", "live", "its maker"
-    ]  # fmt: skip
+        "file_descriptor",
+        "1.0 MiB",
+        "view, x, part (rank 1)",
+        "notebook, ranks 0-1",
+        "notebook",
+        "live",
+        "its maker",
+    ]
     (theirs,) = (row for name, row in rows.items() if name != "0x1")
-    assert theirs[1:] == ["file_descriptor", "2.0 MiB", "rank 1", "rank 1", "live", "every rank"]
+    assert theirs[1:] == [
+        "file_descriptor",
+        "2.0 MiB",
+        "mine (rank 1)",
+        "rank 1",
+        "rank 1",
+        "live",
+        "every rank",
+    ]
     assert "more would fit" in text
 
 
