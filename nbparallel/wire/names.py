@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 from nbparallel.wire.handles import ArrayHandle
 
@@ -53,3 +54,15 @@ class NameUpdate:
     """A rank that assigned the name itself keeps its own value."""
     sources: tuple[CellSource, ...] = ()
     """Of the functions in `data`; no part of the value, which is the same when its cell has run again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As that of handles: a cell may name ten thousand arrays.
+        return NameUpdate, (
+            self.name,
+            self.kind,
+            self.handle,
+            self.data,
+            self.modules,
+            self.unless_assigned,
+            self.sources,
+        )
