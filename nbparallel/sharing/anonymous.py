@@ -23,45 +23,61 @@ import sys
 
 from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing.headroom import Headroom
-from nbparallel.sharing.reserving import explained, fill, whole_pages
-from nbparallel.sharing.strategy import SegmentSource
+from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.reserving import explained, fill, map_whole, whole_pages
+from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
 
 MFD_NOEXEC_SEAL = 0x8
 """Not in `os` before Python 3.14."""
 
 
-def missing_reason() -> str | None:
-    """Return why there is no anonymous memory here, or None."""
-    return None if hasattr(os, "memfd_create") else f"{sys.platform} has no memfd_create (Linux has)"
+class AnonymousStrategy(Strategy):
+    """What all strategies have in common whose segments are sealed memfds."""
 
+    def __init__(self, headroom: Headroom | None = None) -> None:
+        self._headroom = headroom or Headroom()
 
-def create_sealed(
-    nbytes: int, content: memoryview | None, *, strategy: str, headroom: Headroom
-) -> SegmentSource:
-    """Make anonymous memory, reserved and sealed; errors as `Strategy.create`."""
-    size = whole_pages(nbytes)
-    headroom.require(size)
-    try:
-        # Owned at once, so that nothing that is raised from here on leaves it open.
-        source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, strategy)
-        fill(source.fd, size, content)
-        _seal(source.fd)
-    except OSError as error:
-        raise explained(error, size) from error
-    return source
+    # docstrings inherited
 
+    @property
+    def unavailable_reason(self) -> str | None:  # noqa: D102
+        return None if hasattr(os, "memfd_create") else f"{sys.platform} has no memfd_create (Linux has)"
 
-def adopt_sealed(fd: int, nbytes: int, *, strategy: str) -> SegmentSource:
-    """Take over a descriptor if it is sealed memory of this size; errors as `Strategy.adopt`."""
-    try:
-        _check(fd, nbytes)
-    except OSError as error:
-        os.close(fd)
-        raise explained(error, nbytes) from error
-    except BaseException:
-        os.close(fd)
-        raise
-    return SegmentSource(fd, nbytes, strategy)
+    @property
+    def supports_read_only(self) -> bool:  # noqa: D102
+        return True
+
+    @property
+    def needs_clean_up(self) -> bool:  # noqa: D102
+        return False
+
+    def create(  # noqa: D102
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+    ) -> SegmentSource:
+        size = whole_pages(nbytes)
+        self._headroom.require(size)
+        try:
+            # Owned at once, so that nothing that is raised from here on leaves it open.
+            source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, self.name)
+            fill(source.fd, size, content)
+            _seal(source.fd)
+        except OSError as error:
+            raise explained(error, size) from error
+        return source
+
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+        try:
+            _check(fd, nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise explained(error, nbytes) from error
+        except BaseException:
+            os.close(fd)
+            raise
+        return SegmentSource(fd, nbytes, self.name)
+
+    def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
+        return map_whole(source.fd, source.nbytes, access)
 
 
 def _memfd(name: str) -> int:

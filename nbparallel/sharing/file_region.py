@@ -8,37 +8,23 @@ its region has gone, not array by array.
 
 from __future__ import annotations
 
-from nbparallel.sharing import anonymous
+from nbparallel.sharing.anonymous import AnonymousStrategy
 from nbparallel.sharing.headroom import Headroom
-from nbparallel.sharing.mapping import Access, Mapping
-from nbparallel.sharing.reserving import map_whole
-from nbparallel.sharing.strategy import REGION_NBYTES, Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.strategy import REGION_NBYTES
 
 
-class FileRegionStrategy(Strategy):
+class FileRegionStrategy(AnonymousStrategy):
     """Large sealed memfds that hold arrays of up to half their size."""
 
     def __init__(self, region_nbytes: int = REGION_NBYTES, headroom: Headroom | None = None) -> None:
+        super().__init__(headroom)
         self._region_nbytes = region_nbytes
-        self._headroom = headroom or Headroom()
 
     # docstrings inherited
 
     @property
     def name(self) -> str:  # noqa: D102
         return "file_region"
-
-    @property
-    def unavailable_reason(self) -> str | None:  # noqa: D102
-        return anonymous.missing_reason()
-
-    @property
-    def supports_read_only(self) -> bool:  # noqa: D102
-        return True
-
-    @property
-    def needs_clean_up(self) -> bool:  # noqa: D102
-        return False
 
     @property
     def needs_descriptor(self) -> bool:  # noqa: D102
@@ -51,14 +37,3 @@ class FileRegionStrategy(Strategy):
     @property
     def region_nbytes(self) -> int:  # noqa: D102
         return self._region_nbytes
-
-    def create(  # noqa: D102
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
-    ) -> SegmentSource:
-        return anonymous.create_sealed(nbytes, content, strategy=self.name, headroom=self._headroom)
-
-    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
-        return anonymous.adopt_sealed(fd, nbytes, strategy=self.name)
-
-    def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
-        return map_whole(source.fd, source.nbytes, access)
