@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbparallel_magics.completion import RankCompleter
 from nbparallel_magics.live import Live
 from nbparallel_magics.magics import ParallelMagics
 from nbparallel_magics.rendering import ErrorRendering
@@ -21,10 +22,12 @@ class _Loaded:
         self.live = Live(shell)
         self.magics = ParallelMagics(self.live)
         self.errors = ErrorRendering(shell)
+        self.completer = RankCompleter(self.live)
 
     def install(self) -> None:
         self.shell.register_magics(self.magics)
         self.errors.install()
+        self.completer.install()
         self.live.install()
 
     def remove(self) -> None:
@@ -35,6 +38,7 @@ class _Loaded:
                     del manager.magics[kind][name]
         self.shell.configurables.remove(self.magics)  # IPython's Magics puts itself there
         manager.registry.pop(type(self.magics).__name__, None)
+        self.completer.remove()
         self.errors.remove()
         self.live.remove()
 

@@ -14,6 +14,7 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import defaults, namespace, tasks
 from nbparallel.engine.asking import Asking
+from nbparallel.engine.complete import complete
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.look import look
 from nbparallel.engine.output import RankOutput, mark_threads
@@ -90,6 +91,9 @@ class Engine:
             return
         if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
             self._channel.send(Kind.SEEN, pickle.dumps(look(self, pickle.loads(frame.payload)), 5))
+            return
+        if frame.kind is Kind.COMPLETE:
+            self._channel.send(Kind.SEEN, pickle.dumps(complete(self.shell, pickle.loads(frame.payload)), 5))
             return
         if frame.kind is Kind.INPUT:
             return  # the answer to a question that an interrupt has ended

@@ -1,14 +1,15 @@
-"""Asking idle ranks which names they have; a busy one is never waited for."""
+"""Asking idle ranks which names they have, or how code may go on; a busy one is never waited for."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from nbparallel.session.rank_handle import RankHandle
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.sighting import Sighting
+from nbparallel.wire.sighting import Completions, Sighting, Unfinished
 
 PATIENCE_SECONDS = 1.0
 """An idle rank answers within a millisecond; one that does not is stopped, or has just become busy."""
@@ -23,10 +24,22 @@ class Looking:
         self._one_at_a_time = threading.Lock()
         self._changed = threading.Condition()
         self._number = 0
-        self._answers: dict[int, Sighting] = {}
+        self._answers: dict[int, Any] = {}
 
     def ask(self, handles: Sequence[RankHandle], patience: float = PATIENCE_SECONDS) -> dict[int, Sighting]:
         """Return what the idle ones among the ranks say within `patience` seconds, by rank."""
+        return self._ask(handles, patience, Kind.LOOK, lambda number: number)
+
+    def complete(self, handle: RankHandle, text: str, cursor: int, patience: float) -> Completions:
+        """Return how an idle rank's shell would complete `text`; nothing if it does not answer in time."""
+        answers: dict[int, Completions] = self._ask(
+            [handle], patience, Kind.COMPLETE, lambda number: Unfinished(number, text, cursor)
+        )
+        return answers.get(handle.rank, Completions(0, ()))
+
+    def _ask(
+        self, handles: Sequence[RankHandle], patience: float, kind: Kind, question: Callable[[int], Any]
+    ) -> dict[int, Any]:
         deadline = time.monotonic() + patience
         if not self._one_at_a_time.acquire(timeout=patience):
             return {}
@@ -35,7 +48,7 @@ class Looking:
                 self._number += 1
                 self._answers = {}
             asked = [h for h in handles if h.usable and not h.busy and h.alive]
-            asked = [h for h in asked if h.offer(Kind.LOOK, self._number)]
+            asked = [h for h in asked if h.offer(kind, question(self._number))]
             with self._changed:
                 while any(h.alive and h.rank not in self._answers for h in asked):
                     left = deadline - time.monotonic()
@@ -46,9 +59,9 @@ class Looking:
         finally:
             self._one_at_a_time.release()
 
-    def take(self, rank: int, sighting: Sighting) -> None:
+    def take(self, rank: int, answer: Sighting | Completions) -> None:
         """Take an answer; one to a question that nobody waits for any more is dropped."""
         with self._changed:
-            if sighting.number == self._number:
-                self._answers[rank] = sighting
+            if answer.number == self._number:
+                self._answers[rank] = answer
                 self._changed.notify_all()

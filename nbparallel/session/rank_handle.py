@@ -16,7 +16,7 @@ from nbparallel.session.pump import Pump
 from nbparallel.session.task_output import Decoder, TaskOutput
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import Display, InputRequest, Outcome, RankMemory, Stream
-from nbparallel.wire.sighting import Sighting
+from nbparallel.wire.sighting import Completions, Sighting
 
 COALESCE_SECONDS = 0.05
 """Text is passed on at most this often, so that a print loop does not flood the front end."""
@@ -64,7 +64,7 @@ class RankHandle:
         *,
         post: Callable[[RankHandle, Any], None],
         output_of: Callable[[int], TaskOutput | None],
-        on_sighting: Callable[[int, Sighting], None],
+        on_sighting: Callable[[int, Sighting | Completions], None],
     ) -> None:
         self.rank = rank
         self.client = client
@@ -176,7 +176,7 @@ class RankHandle:
         elif isinstance(message, InputRequest):
             self._drain_pipes()
             self._post(self, message)
-        elif isinstance(message, Sighting):
+        elif isinstance(message, Sighting | Completions):
             self._on_sighting(self.rank, message)
         elif isinstance(message, Display):
             output = self._output_of(message.number)

@@ -11,6 +11,7 @@ from nbparallel.session import statistics
 from nbparallel.session.crew import Crew
 from nbparallel.session.names import Names
 from nbparallel.session.who import SessionNames, compare
+from nbparallel.wire.sighting import Completion
 
 
 class SessionViews:
@@ -61,6 +62,16 @@ class SessionViews:
         handles = list(crew.handles)
         said = crew.looking.ask(handles)
         return compare(names or {}, hidden or {}, sharing.current_store(), handles, said)
+
+    def complete(self, text: str, cursor: int, patience: float = 0.1) -> tuple[Completion, ...]:
+        """Return how the code before `cursor` may go on, by what rank 0 has; within `patience` seconds.
+
+        Nothing if rank 0 is busy or does not run: it is not disturbed.
+        """
+        crew = self._crew
+        if crew is None or not crew.handles:
+            return ()
+        return crew.looking.complete(crew.handles[0], text, cursor, patience).found
 
     @property
     def broker(self) -> SegmentClient:

@@ -88,6 +88,7 @@ class Kind(enum.IntEnum):
     STRATEGY = 67
     LOOK = 68
     INPUT = 69
+    COMPLETE = 70
     # rank -> kernel
     RANK_READY = 80
     DISPLAY = 81

@@ -56,3 +56,37 @@ class Sighting:
     """How many more there are."""
     problem: str = ""
     """Why there are none to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Code that is being typed: the question of ``COMPLETE``."""
+
+    number: int
+    """The question's."""
+    text: str
+    """The cell as far as it is there."""
+    cursor: int
+    """Where in it, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One way to go on."""
+
+    start: int
+    """From where on `text` takes the place of what stands before the cursor, in characters."""
+    text: str
+    """What is to stand there."""
+    kind: str
+    """``function``, ``instance``, ``module`` …; empty if not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """The answer to ``COMPLETE``."""
+
+    number: int
+    """The question's."""
+    found: tuple[Completion, ...]
+    """As the rank's own shell orders them."""

@@ -1,0 +1,118 @@
+"""Tab completion: flags and their values on a magic's line, the ranks' own names in a cell for ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nbparallel_magics import flags
+from nbparallel_magics.arguments import MagicParser
+
+if TYPE_CHECKING:
+    from nbparallel_magics.live import Live
+
+PATIENCE_SECONDS = 0.1
+"""How long a key press waits for rank 0."""
+_MAGIC = re.compile(r"\s*(%%?[A-Za-z_]+)(?:\s|$)")
+_TAKES_CODE = ("%parallel", "%rank")
+
+Found = Iterable[tuple[str, str]]
+"""Pairs of text and kind."""
+
+
+def parsers() -> Mapping[str, MagicParser]:
+    """Return the parser of every magic, by what a user types."""
+    found = [value for value in vars(flags).values() if isinstance(value, MagicParser)]
+    return {parser.prog.split()[0]: parser for parser in found}
+
+
+class RankCompleter:
+    """A matcher for IPython's completer; gives nothing where a line or cell is not ours."""
+
+    completer_id = "nbparallel"
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._parsers = parsers()
+
+    def install(self) -> None:
+        """Let IPython ask."""
+        # one bound method: IPython finds out by an attribute which kind of matcher it is
+        from IPython.core.completer import context_matcher
+
+        def match(context: Any) -> Any:
+            return self.match(context)
+
+        self._matcher = context_matcher(identifier=self.completer_id)(match)
+        self._live.shell.Completer.custom_matchers.append(self._matcher)
+
+    def remove(self) -> None:
+        """Let IPython ask no more."""
+        matchers = self._live.shell.Completer.custom_matchers
+        if self._matcher in matchers:
+            matchers.remove(self._matcher)
+
+    def match(self, context: Any) -> dict[str, Any]:
+        """Return what `IPython.core.completer` calls a simple matcher's result."""
+        from IPython.core.completer import SimpleCompletion
+
+        found = list(
+            self._found(context.full_text, context.cursor_line, context.cursor_position, context.token)
+        )
+        return {
+            "completions": [SimpleCompletion(text=text, type=kind) for text, kind in found],
+            "matched_fragment": context.token,
+            # where a flag belongs nothing of Python's does
+            "suppress": any(kind in ("flag", "value", "strategy") for _, kind in found),
+        }
+
+    def _found(self, text: str, row: int, column: int, token: str) -> Found:
+        lines = text.split("\n")
+        line = lines[row][:column]
+        first = next((number for number, content in enumerate(lines) if content.strip()), 0)
+        head = _MAGIC.match(lines[first])
+        cell_magic = head[1] if head and head[1] in ("%%parallel", "%%rank") else ""
+        if cell_magic and row > first:
+            return self._on_ranks("\n".join(lines[first + 1 : row]), line, token)
+        own = _MAGIC.match(line)
+        if own is None or own[1] not in self._parsers or own.end() > column:
+            return ()
+        words = line[own.end() :]
+        offered = list(_flags(self._parsers[own[1]], words.split(), token))
+        if not offered and own[1] in _TAKES_CODE:
+            code = re.sub(r"^(?:\s*-{1,2}[a-z]\S*\s+\S+)*\s*", "", words) if "-" in words else words
+            return self._on_ranks("", code, token)
+        return offered
+
+    def _on_ranks(self, above: str, line: str, token: str) -> Found:
+        """Ask rank 0, whose completions may begin before or behind the token that IPython replaces."""
+        session = self._live.running_session()
+        if session is None:
+            return
+        text = f"{above}\n{line}" if above else line
+        begin = len(text) - len(token)
+        for found in session.complete(text, len(text), PATIENCE_SECONDS):
+            if found.start >= begin:
+                yield text[begin : found.start] + found.text, found.kind
+            elif found.text.startswith(text[found.start : begin]):
+                yield found.text[begin - found.start :], found.kind
+
+
+def _flags(parser: MagicParser, words: list[str], token: str) -> Found:
+    before = words[:-1] if token and words and words[-1].endswith(token) else words
+    last = parser._option_string_actions.get(before[-1]) if before else None
+    if last is not None and last.nargs != 0:
+        for choice in last.choices or ():
+            if str(choice).startswith(token):
+                yield str(choice), "value"
+        return
+    if parser is flags.STRATEGY:
+        from nbparallel.sharing import get_all_sharing_strategies
+
+        for name in get_all_sharing_strategies():
+            if name.startswith(token):
+                yield name, "strategy"
+    for flag in parser._option_string_actions:
+        if token.startswith("-") and flag.startswith(token):
+            yield flag, "flag"

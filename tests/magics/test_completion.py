@@ -1,0 +1,78 @@
+"""Tab completion: flags, their values, strategies, and names that exist on ranks only."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+
+from nbparallel.testing.kernel import Kernel
+
+pytestmark = pytest.mark.time_limit(90)
+
+HELPER = """
+import time
+from IPython.core.completer import provisionalcompleter
+
+def offered(text):
+    with provisionalcompleter():
+        return [c.text for c in get_ipython().Completer.completions(text, len(text))]
+"""
+
+
+def offered(kernel: Kernel, text: str) -> list[str]:
+    """Return what the kernel's shell offers behind `text`."""
+    outcome = kernel.run(f"print(offered({text!r}))")
+    assert outcome.status == "ok", outcome.traceback
+    found: Any = ast.literal_eval("".join(m.content["text"] for m in outcome.messages if m.kind == "stream"))
+    return list(found)
+
+
+def test_flags_values_and_strategies_without_ranks(kernel: Kernel) -> None:
+    """On a magic's own line; elsewhere nothing of ours."""
+    assert kernel.run("%load_ext nbparallel" + HELPER).status == "ok"
+    assert offered(kernel, "%%parallel --sh") == ["--share"]
+    assert offered(kernel, "%%parallel -n 2 --output s") == ["stream"]
+    assert offered(kernel, "%%parallel --on-error ") == ["continue", "stop"]
+    assert offered(kernel, "%sharing_strategy file_") == ["file_descriptor", "file_region", "file_system"]
+    assert offered(kernel, "%parallel_restart --r") == ["--ranks"]
+    assert "--share" not in offered(kernel, "x = 1\ny --sh")
+    assert offered(kernel, "%%parallel\nno_such_name_anywhere") == []
+
+
+def test_names_of_ranks_in_cells_for_ranks(any_kernel: Kernel) -> None:
+    """Names, attributes and keys of rank 0; not in the notebook's own cells, whose names stay as they are."""
+    assert any_kernel.run("%load_ext nbparallel" + HELPER).status == "ok"
+    made = any_kernel.run(
+        "%%parallel -n 2\nonly_here = {'key one': 1}\nclass A:\n    attribute_x = 3\na_thing = A()"
+    )
+    assert made.status == "ok"
+    assert offered(any_kernel, "%%parallel\nonly_h") == ["only_here"]
+    assert offered(any_kernel, "%%rank 1\nx = 1\nif a_thing.attr")[0].endswith("attribute_x")
+    assert "only_here" in offered(any_kernel, "%parallel only_")
+    assert "only_here" in offered(any_kernel, "%parallel -r 0 only_")
+    assert "all_reduce" in offered(any_kernel, "%%parallel\nall_r")
+    assert "only_here" not in offered(any_kernel, "only_h")
+    assert any_kernel.run("assert 'only_here' not in globals()").status == "ok"
+
+
+def test_busy_and_hostile_ranks_do_not_hold_up_a_key_press(kernel: Kernel) -> None:
+    """A rank that computes is not asked; an object that raises or sleeps does no harm."""
+    assert kernel.run("%load_ext nbparallel" + HELPER).status == "ok"
+    hostile = (
+        "%%parallel -n 1\nimport time\nclass Bad:\n    def __dir__(self):\n        raise RuntimeError('no')\n"
+        "class Slow:\n    def __dir__(self):\n        time.sleep(1)\n        return []\n"
+        "bad, slow, only_here = Bad(), Slow(), 1"
+    )
+    assert kernel.run(hostile).status == "ok"
+    assert offered(kernel, "%%parallel\nbad.x") == []
+    assert offered(kernel, "%%parallel\nslow.x") == []
+    assert kernel.run("%parallel 1;").status == "ok"  # waits until the rank is through
+    assert offered(kernel, "%%parallel\nonly_h") == ["only_here"]
+    assert kernel.run("%%parallel --async\ntime.sleep(1)").status == "ok"
+    assert offered(kernel, "%%parallel\nonly_h") == []
+    assert kernel.run("%parallel_result").status == "ok"
+    assert offered(kernel, "%%parallel\nonly_h") == ["only_here"]
+    assert kernel.run("%unload_ext nbparallel").status == "ok"
+    assert offered(kernel, "%%parallel\nonly_h") == []
