@@ -42,7 +42,7 @@ class SegmentTable:
                 _used_by(record),
                 record.maker,
                 record.phase,
-                "every rank" if record.writable else "its maker",
+                "nobody" if record.read_only else "every rank" if record.writable else "its maker",
             )
             for record in seen.segments[:SHOWN]
         ]

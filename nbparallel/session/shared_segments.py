@@ -44,6 +44,8 @@ class SharedSegment:
     """Whether the notebook has it."""
     writable: bool
     """Whether every process of the session may write to it."""
+    read_only: bool
+    """Whether nobody may, as far as the notebook knows: a file that it opened for reading only."""
     names: tuple[str, ...]
     """The notebook's names of arrays in it, views included, sorted."""
 
@@ -98,6 +100,7 @@ def _record(
         ranks=tuple(sorted(rank_of[client] for client in holders if client in rank_of)),
         notebook=0 in holders,
         writable=row.writable if row is not None else known is not None and known.writable,
+        read_only=isinstance(known, SegmentStatistics) and known.read_only,
         names=names,
     )
 

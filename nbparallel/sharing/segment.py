@@ -133,9 +133,15 @@ class Segment:
 
     def statistics(self) -> SegmentStatistics:
         """Return a record of it, for people to look at."""
-        sessions = len(self.registered) + (self.broker is not None)
         return SegmentStatistics(
-            self.id, self.nbytes, self.strategy, self.own, self.phase.value, self.writable, sessions
+            segment=self.id,
+            nbytes=self.nbytes,
+            strategy=self.strategy,
+            own=self.own,
+            phase=self.phase.value,
+            writable=self.writable,
+            sessions=len(self.registered) + (self.broker is not None),
+            read_only=self.block is not None and self.block.mapping.access is Access.READ,
         )
 
 
@@ -180,3 +186,5 @@ class SegmentStatistics:
     """Whether others may write (own), or this process may (fetched)."""
     sessions: int
     """In how many sessions it is known."""
+    read_only: bool = False
+    """Whether nobody may write, its maker included: a file that was opened for reading only."""

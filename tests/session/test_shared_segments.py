@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_statistics_name_users_and_makers() -> None:
         assert session.statistics({"other": namespace["x"]}).segments[1].names == ("other",)
         session.run("del own", ranks=[1])
         assert session.statistics().pooled_nbytes >= 8 << 17
+
+
+def test_a_file_opened_for_reading_is_written_by_nobody(tmp_path: Path) -> None:
+    """`nbp.from_file` with its default mode gives memory that not even the notebook may write."""
+    np.save(tmp_path / "a.npy", np.ones(1 << 17))
+    with Session(1) as session:
+        for mode, read_only in (("r", True), ("r+", False)):
+            x = nbp.from_file(tmp_path / "a.npy", mode=mode)
+            session.run("x.sum()", namespace={"x": x})
+            (found,) = [record for record in session.statistics().segments if record.strategy == "mmap"]
+            assert (found.read_only, found.writable, found.names) == (read_only, not read_only, ("x",))
+            assert ("by nobody" in repr(nbp.segments())) is read_only
+            session.run("del x")
+            del x
 
 
 def test_a_segment_of_another_session_is_not_mistaken_for_one_of_ours() -> None:
