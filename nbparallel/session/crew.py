@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import select
 import signal
@@ -144,7 +145,8 @@ class Crew:
     def check(self) -> None:
         """Raise what ended the crew, if something has."""
         if self._error is not None:
-            raise self._error
+            # A fresh one: what is kept here must not keep the frames, and arrays, of whom it was raised to.
+            raise copy.copy(self._error) from self._error.__cause__
 
     # ranks --------------------------------------------------------------------------------------------
 

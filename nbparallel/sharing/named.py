@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 
-from nbparallel.errors import InvalidHandleError
+from nbparallel.errors import InvalidHandleError, NbParallelError
 from nbparallel.sharing import living_names
 from nbparallel.sharing.headroom import Headroom
 from nbparallel.sharing.place import Place
@@ -56,6 +56,8 @@ def create_named(
         except BaseException:
             source.close()
             raise
+    except NbParallelError:
+        raise  # some of them are OSErrors as well
     except OSError as error:
         raise explained(error, size, place) from error
     return source

@@ -23,9 +23,20 @@ class Sessions:
         self._on_gone = on_gone
 
     def intend(self, path: str) -> None:
-        """Announce a name to all before it exists."""
+        """Announce a name to all before it exists.
+
+        Raises
+        ------
+        ChannelClosedError
+            This is a rank, and its session is gone: so will the rank be in a moment, and the name would stay.
+        """
         for broker in list(self.brokers):
-            self._say(broker, partial(broker.intend, path))
+            try:
+                broker.intend(path)
+            except ChannelClosedError:
+                self._on_gone(broker)
+                if broker.client:
+                    raise
 
     def removed(self, path: str) -> None:
         """Tell all that a name is gone."""

@@ -133,11 +133,11 @@ def main(strategy: str, folder: str) -> None:
                     answer = outcome(session)
                 elif line == "check\n":
                     # What others let go of is heard of a moment after the cell in which they did.
-                    deadline = time.monotonic() + 3.0
                     try:
                         answer = held(session, folder)
                     except NbParallelError:  # the group ended, and that was its last word
                         answer = held(session, folder)
+                    deadline = time.monotonic() + 3.0
                     while _more(answer, least) and time.monotonic() < deadline:
                         time.sleep(0.02)
                         answer = held(session, folder)

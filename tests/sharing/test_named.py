@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.errors import SharedMemoryFullError
+from nbparallel.errors import ChannelClosedError, SharedMemoryFullError
 from nbparallel.sharing import Store
 from nbparallel.sharing.file_system import FileSystemStrategy
 from nbparallel.sharing.memory_map import MemoryMapStrategy
@@ -220,3 +220,25 @@ def test_names_of_a_killed_notebook_go_with_the_session():
     while names() - before:
         assert time.monotonic() < deadline, names() - before
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("client", "made"), [(0, True), (1, False)])
+def test_no_name_that_nobody_knows_of(exchange, monkeypatch, client, made):
+    """A rank that cannot announce a name makes none; the notebook removes its own at exit in any case."""
+    store = exchange.store(client)
+    (broker,) = store._holdings.sessions.brokers
+
+    def gone(path):
+        raise ChannelClosedError("the other process is gone")
+
+    monkeypatch.setattr(broker, "intend", gone)
+    before = names()
+    if made:
+        x = store.share(np.arange(100_000), strategy="file_system")
+        assert len([name for name in names() - before if not name.endswith(".owner")]) == 1
+        del x
+    else:
+        with pytest.raises(ChannelClosedError):
+            store.share(np.arange(100_000), strategy="file_system")
+    store.drain()
+    assert names() <= before
