@@ -12,12 +12,16 @@ from typing import Any
 
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.group import Group
+from nbparallel.distributed.messaging import P2POp
 from nbparallel.distributed.reduce import ReduceOp
+from nbparallel.distributed.work import Work
 
 __all__ = [
     "Communicator",
     "Group",
+    "P2POp",
     "ReduceOp",
+    "Work",
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
@@ -26,6 +30,7 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
     "call_with_rank",
@@ -39,7 +44,9 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_process_group",
+    "irecv",
     "is_initialized",
+    "isend",
     "monitored_barrier",
     "new_group",
     "recv",
@@ -148,6 +155,10 @@ def _operation(name: str) -> Callable[..., Any]:
     call.__module__, call.__qualname__ = __name__, name
     return call
 
+
+isend = _operation("isend")
+irecv = _operation("irecv")
+batch_isend_irecv = _operation("batch_isend_irecv")
 
 reduce = _operation("reduce")
 gather = _operation("gather")

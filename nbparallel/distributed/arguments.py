@@ -182,3 +182,29 @@ def equal_parts(x: Any, like: AnyArray, size: int, operation: str, name: str) ->
         f"{name} of {operation} has shape {x.shape}, and {size} parts of shape {like.shape} make "
         f"{(size, *like.shape)}" + (f" or {(size * like.shape[0], *like.shape[1:])}" if like.ndim else "")
     )
+
+
+def check_buffer(buffer: Any) -> AnyArray | None:
+    """Return `buffer` as a plain array.
+
+    Raises
+    ------
+    TypeError
+        It is no array; a number was probably meant as the source.
+    ValueError
+        It is read-only.
+    """
+    if buffer is None:
+        return None
+    if isinstance(buffer, int | np.integer) and not isinstance(buffer, bool):
+        raise TypeError(
+            f"recv({buffer}) takes an array to fill, not a rank: write recv(src={buffer}), which returns the "
+            "value"
+        )
+    if not isinstance(buffer, np.ndarray) or isinstance(buffer, np.ma.MaskedArray):
+        raise TypeError(f"recv fills numpy arrays, not {type(buffer).__name__}; x = recv(src=…) needs none")
+    if buffer.dtype.hasobject:
+        raise TypeError("recv cannot fill an array of Python objects; x = recv(src=…) needs no buffer")
+    if not buffer.flags.writeable:
+        raise ValueError("recv fills this array, and it is read-only: pass x.copy(), or use x = recv(src=…)")
+    return buffer.view(np.ndarray)

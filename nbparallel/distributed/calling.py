@@ -9,6 +9,7 @@ from nbparallel.distributed.collectives import Collectives
 from nbparallel.distributed.group import Group, Team, Teams
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.point_to_point import PointToPoint
+from nbparallel.distributed.work import Tickets
 
 T = TypeVar("T")
 GroupLike = Group | None
@@ -24,6 +25,7 @@ class Caller:
     _world: Collectives
     _messages: PointToPoint
     _teams: Teams
+    _tickets: Tickets
 
     def _team(self, group: GroupLike, *, async_op: bool = False) -> Team:
         """Return the team for a collective that begins now; raises why none can."""

@@ -15,6 +15,7 @@ from nbparallel.distributed.member import Member
 from nbparallel.distributed.messaging import Messaging
 from nbparallel.distributed.object_lists import ObjectLists
 from nbparallel.distributed.point_to_point import PointToPoint
+from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
 
@@ -56,6 +57,9 @@ class Communicator(Messaging, Combining, ObjectLists, Grouping):
         self._messages = PointToPoint(self._member)
         self._teams = Teams(self._member, self._messages, self._world)
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
+        self._tickets = Tickets()
+        self.forgotten: list[str] = []
+        """What the last cell has begun and never waited for."""
         self._closed = False
         _living.add(self)
 
@@ -86,6 +90,8 @@ class Communicator(Messaging, Combining, ObjectLists, Grouping):
 
     def end_cell(self, failure: BaseException | None) -> None:
         """Leave the cell; with a failure, whoever waits for this rank raises `PeerFailedError`."""
+        self._messages.drop()
+        self.forgotten = self._tickets.settle()
         self._member.end_cell(failure)
         self.release()
 

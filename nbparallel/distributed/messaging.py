@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbparallel.distributed.arguments import check_tag, deadline
+from nbparallel.distributed.arguments import check_buffer, check_tag, deadline
 from nbparallel.distributed.calling import Caller, GroupLike
-from nbparallel.distributed.point_to_point import check_buffer
+from nbparallel.distributed.posted import Receive
+from nbparallel.distributed.work import Work
+
+
+class P2POp:
+    """One send or receive for `batch_isend_irecv`.
+
+    Parameters
+    ----------
+    op : function
+        `isend` or `irecv`.
+    tensor : array or value
+        Sent, or the array to fill.
+    peer : int
+        The other rank; or `group_peer`, its place in the group.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: Any,
+        peer: int | None = None,
+        group: GroupLike = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if getattr(op, "__name__", "") not in ("isend", "irecv"):
+            raise ValueError(f"op must be isend or irecv, not {op!r}")
+        if (peer is None) == (group_peer is None):
+            raise ValueError("P2POp needs either peer or group_peer")
+        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
+        self.group_peer = group_peer
 
 
 class Messaging(Caller):
@@ -147,6 +178,82 @@ class Messaging(Caller):
             member.failed(error)
             raise
         return found
+
+    def isend(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        group: GroupLike = None,
+        tag: int = 0,
+        *,
+        group_dst: int | None = None,
+        view: bool = False,
+    ) -> Work:
+        """Send a value without waiting for its `recv`; parameters and errors as `send`.
+
+        The value is buffered: `tensor` may be changed at once, and the work is completed when this returns.
+        After ``strict_sync(True)`` it is completed when the message was received.
+        """
+        strict, self._messages.strict = self._messages.strict, False
+        try:
+            self.send(tensor, dst, group, tag, group_dst=group_dst, view=view)
+        finally:
+            self._messages.strict = strict
+        work = Work("isend", self._member.line())
+        if not strict:
+            work.ticket.waited = True  # nothing is lost if nobody waits for what is completed
+            work.finish()
+            return work
+        team = self._teams.world if group is None else self._teams.find(group)
+        push = self._messages.sent(work, team.ranks[team.place(dst, group_dst, "dst")])
+        return work.begin(lambda limit, wait: self._talk(lambda: push(limit, wait)))
+
+    def irecv(
+        self,
+        tensor: Any = None,
+        src: int | None = None,
+        group: GroupLike = None,
+        tag: int = 0,
+        *,
+        group_src: int | None = None,
+    ) -> Work:
+        """Begin to receive a value; parameters as `recv`.
+
+        Returns
+        -------
+        Work
+            Its `result` is the value, or `tensor`, filled; `source_rank` who sent it.  Receives are served in
+            the order in which they were begun.
+        """
+        team = self._of_two(group)
+        buffer = check_buffer(tensor) if tensor is not None else None
+        if src is not None or group_src is not None:
+            src = team.ranks[team.place(src, group_src, "src")]
+        shown = f"irecv(src={src}{f', tag={tag}' if tag else ''})"
+        work = Work(shown, self._member.line())
+        receive = Receive(work, tensor, buffer, src, check_tag(tag), team.word, team.ranks)
+        work.begin(lambda limit, wait: self._talk(lambda: self._messages.push(receive, limit, wait)))
+        self._tickets.add(work)
+        return self._talk(lambda: self._messages.post(receive))
+
+    def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[Work]:
+        """Begin several sends and receives; returns their works, in order.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The list is empty or holds something else; nothing was begun.
+        """
+        if not all(isinstance(op, P2POp) for op in p2p_op_list):
+            raise TypeError("batch_isend_irecv needs a list of P2POp")
+        if not p2p_op_list:
+            raise ValueError("batch_isend_irecv needs at least one P2POp")
+        works = []
+        for op in p2p_op_list:
+            name, side = ("isend", "dst") if op.op.__name__ == "isend" else ("irecv", "src")
+            place = {side: op.peer} if op.group_peer is None else {f"group_{side}": op.group_peer}
+            works.append(getattr(self, name)(op.tensor, group=op.group, tag=op.tag, **place))
+        return works
 
     def strict_sync(self, on: bool = True) -> None:
         """Make every `send` of this rank wait until its message was received, to show latent deadlocks."""

@@ -8,120 +8,39 @@ only blocks while its receiver computes, or after it has left the cell.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from nbparallel.distributed import faultpoints
 from nbparallel.distributed.fingerprint import table
 from nbparallel.distributed.member import Member, Wait
 from nbparallel.distributed.memory import AnyArray
-from nbparallel.distributed.messages import INTRODUCTION, Packer, Parcel
-from nbparallel.distributed.ring import RECORD, Incoming, Message, Outgoing
+from nbparallel.distributed.messages import INTRODUCTION, Parcel
+from nbparallel.distributed.posted import Posted, Receive
+from nbparallel.distributed.ring import Incoming, Message
+from nbparallel.distributed.sending import Sending
+from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
 from nbparallel.wire.control import Operation
 
-INLINE = 32 << 10
-"""Bytes of a value that travel inside a ring; larger ones get shared memory of their own."""
+T = TypeVar("T")
 
 
-class PointToPoint:
+class PointToPoint(Sending):
     """The messages of one rank."""
 
     def __init__(self, member: Member) -> None:
+        super().__init__(member)
         view, waiter, rank = member.view, member.waiter, member.rank
-        self._member = member
-        self._out = [Outgoing(view, waiter, rank, r) for r in range(member.world_size)]
         self._in = [Incoming(view, waiter, r, rank) for r in range(member.world_size)]
         self._pending: list[deque[Message]] = [deque() for _ in range(member.world_size)]
         self._introductions: dict[tuple[int, int], bytes] = {}
         self._newest = [0] * member.world_size
-        self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(member.world_size)]
-        inline = min(INLINE, view.layout.ring_capacity // 2) - RECORD.size
-        self._packer = Packer(member.store, member.attach, inline)
         self._last = -1
+        self._posted = Posted(lambda: [m for pending in self._pending for m in pending], self._serve)
         self._sources: tuple[int, ...] = ()
-        self.strict = False
         member.progress = self.drain
-
-    # -- sending ---------------------------------------------------------------------------------------
-
-    def send(
-        self, x: Any, dst: int, tag: int, *, view: bool, deadline_ns: int | None, group: int = 0
-    ) -> None:
-        """Send `x`; returns when the receiver has it or it is buffered."""
-        member = self._member
-        line = member.line()
-        parcel = self._packer.pack(x, view=view)
-        record = parcel.record(tag, line, group)
-        ring = self._out[dst]
-        self.release(dst)
-        if faultpoints.ARMED:
-            faultpoints.hit("enter", member.rank)
-        if not ring.has_room(len(record)):
-            self._wait_for_room(dst, len(record), tag, line, deadline_ns)
-        number = ring.number + 1
-        if parcel.keep is not None:
-            self._held[dst].append((number, parcel.keep))
-        if faultpoints.ARMED:
-            faultpoints.hit("wrote_header", member.rank)
-            faultpoints.hit("half_payload", member.rank)
-        ring.put(record)
-        if faultpoints.ARMED:
-            faultpoints.hit("wrote_flag", member.rank)
-        member.operations += 1
-        member.nbytes += parcel.nbytes
-        if self.strict:
-            self._wait_until_taken(dst, number, tag, line, deadline_ns)
-        if faultpoints.ARMED:
-            faultpoints.hit("leave", member.rank)
-
-    def release(self, dst: int | None = None) -> None:
-        """Let go of what receivers have taken over."""
-        for rank in range(self._member.world_size) if dst is None else (dst,):
-            held = self._held[rank]
-            while held and held[0][0] <= self._out[rank].taken():
-                held.popleft()
-
-    def _wait_for_room(self, dst: int, nbytes: int, tag: int, line: int, deadline_ns: int | None) -> None:
-        ring, member = self._out[dst], self._member
-
-        def explain(finished: list[int]) -> NbParallelError:
-            return DeadlockError(
-                f"deadlock: rank {member.rank} waits in send(dst={dst}) on line {line} for room, and rank "
-                f"{dst} finished the cell without receiving what was sent before"
-            )
-
-        if dst == member.rank:  # nobody else makes room
-            self._drain_from(dst)
-            return
-
-        wait = Wait(
-            Operation.send, lambda: [] if ring.has_room(nbytes) else [dst], explain, line,
-            peer=dst, tag=tag, deadline_ns=deadline_ns,
-        )  # fmt: skip
-        member.wait(lambda: ring.has_room(nbytes), dst, wait)
-
-    def _wait_until_taken(self, dst: int, number: int, tag: int, line: int, deadline_ns: int | None) -> None:
-        """Rendezvous: what `strict_sync` is for."""
-        ring, member = self._out[dst], self._member
-
-        def explain(finished: list[int]) -> NbParallelError:
-            return DeadlockError(
-                f"deadlock: rank {member.rank} waits in send(dst={dst}) on line {line}, and rank {dst} "
-                "finished the cell without receiving it"
-            )
-
-        if dst == member.rank:
-            raise member.doom(
-                DeadlockError(f"deadlock: rank {dst} sends to itself on line {line} and waits for itself")
-            )
-        wait = Wait(
-            Operation.send, lambda: [] if ring.newest_taken() >= number else [dst], explain, line,
-            peer=dst, tag=tag, target=number, deadline_ns=deadline_ns,
-        )  # fmt: skip
-        member.wait(lambda: ring.newest_taken() >= number, dst, wait)
 
     # -- receiving -------------------------------------------------------------------------------------
 
@@ -148,9 +67,12 @@ class PointToPoint:
         line = member.line()
         if faultpoints.ARMED:
             faultpoints.hit("enter", member.rank)
+        if self._posted:
+            self.advance()
         message = self._find(src, tag, group)
         if message is None:
-            message = self._wait_for_message(src, tag, line, deadline_ns, group, sources)
+            look = partial(self._find, src, tag, group)
+            message = self._wait_for_message(src, tag, line, deadline_ns, sources, look)
         if buffer is not None:
             self._check(buffer, message, line)
         try:
@@ -207,9 +129,10 @@ class PointToPoint:
         tag: int,
         line: int,
         deadline_ns: int | None,
-        group: int,
         sources: Sequence[int],
-    ) -> Message:
+        look: Callable[[], T | None],
+    ) -> T:
+        """Wait until `look` finds something, which it does as soon as the right message is there."""
         member = self._member
         peers = [r for r in sources or range(member.world_size) if r != member.rank] if src is None else [src]
         rings = [self._in[r] for r in peers]
@@ -246,9 +169,59 @@ class PointToPoint:
                     member.wait(satisfied, -1 if src is None else src, wait)
             finally:
                 self._sources = ()
-            message = self._find(src, tag, group)
-            if message is not None:
-                return message
+            if self._posted:
+                self.advance()
+            found = look()
+            if found is not None:
+                return found
+
+    # -- receives that were posted ---------------------------------------------------------------------
+
+    def post(self, receive: Receive) -> Work:
+        """Begin a receive."""
+        self._posted.add(receive)
+        self.advance()
+        return receive.work
+
+    def push(self, receive: Receive, deadline_ns: int | None, wait: bool) -> None:
+        """Go on with a posted receive; until it is served, if `wait`."""
+        self.advance()
+        work = receive.work
+        if wait and not work.done:
+            src, line = receive.src, self._member.line()
+            look = partial(_served, work)
+            self._wait_for_message(src, receive.tag, line, deadline_ns, receive.sources, look)
+
+    def advance(self) -> None:
+        """Take in everything that has arrived, and serve posted receives; not while a slot says "waiting"."""
+        for source in range(self._member.world_size):
+            self._drain_from(source)
+        self._posted.match()
+
+    def _serve(self, receive: Receive, message: Message) -> None:
+        work = receive.work
+        try:
+            if receive.buffer is not None:
+                self._check(receive.buffer, message, work.line)
+        except CollectiveMismatchError as error:  # the message can still be received
+            work.fail(error)
+            return
+        try:
+            if receive.buffer is None:
+                work.finish(self._packer.unpack(message), message.source)
+            else:
+                self._packer.fill(receive.buffer, message)
+                work.finish(receive.tensor, message.source)
+        except Exception as error:  # noqa: BLE001 - whatever a value raises while it is rebuilt
+            work.fail(error)
+        finally:
+            self._took(message)
+        self._member.operations += 1
+        self._member.nbytes += len(message.body)
+
+    def drop(self) -> None:
+        """End what was posted in a cell with it."""
+        self._posted.drop()
 
     # -- introductions of groups -----------------------------------------------------------------------
 
@@ -306,6 +279,7 @@ class PointToPoint:
         for source in self._member.others:
             if source not in self._sources:
                 self._drain_from(source)
+        self._posted.match()
 
     def _drain_from(self, source: int) -> None:
         incoming = self._in[source]
@@ -344,27 +318,5 @@ class PointToPoint:
             pending.clear()
 
 
-def check_buffer(buffer: Any) -> AnyArray | None:
-    """Return `buffer` as a plain array.
-
-    Raises
-    ------
-    TypeError
-        It is no array; a number was probably meant as the source.
-    ValueError
-        It is read-only.
-    """
-    if buffer is None:
-        return None
-    if isinstance(buffer, int | np.integer) and not isinstance(buffer, bool):
-        raise TypeError(
-            f"recv({buffer}) takes an array to fill, not a rank: write recv(src={buffer}), which returns the "
-            "value"
-        )
-    if not isinstance(buffer, np.ndarray) or isinstance(buffer, np.ma.MaskedArray):
-        raise TypeError(f"recv fills numpy arrays, not {type(buffer).__name__}; x = recv(src=…) needs none")
-    if buffer.dtype.hasobject:
-        raise TypeError("recv cannot fill an array of Python objects; x = recv(src=…) needs no buffer")
-    if not buffer.flags.writeable:
-        raise ValueError("recv fills this array, and it is read-only: pass x.copy(), or use x = recv(src=…)")
-    return buffer.view(np.ndarray)
+def _served(work: Work) -> Work | None:
+    return work if work.done else None

@@ -25,8 +25,8 @@ from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import Configure, Join, Outcome, Task
 
 OPERATIONS = (
-    "send", "recv", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter", "reduce_scatter",
-    "all_to_all", "barrier",
+    "send", "recv", "isend", "irecv", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier",
 )  # fmt: skip
 """Operations that are predefined on a rank."""
 

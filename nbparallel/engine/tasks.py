@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import sys
 import time
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,8 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
     wait_ns = 0
     if communicator is not None:
         communicator.end_cell(failure)
+        for forgotten in communicator.forgotten if failure is None else ():
+            sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
         wait_ns = communicator.wait_ns - waited
     return _with_value(engine, task, failure, value, started, notes, wait_ns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -153,3 +154,50 @@ def test_the_kernel_aborts(outcomes: Any) -> None:
 
         for outcome in outcomes(3, work, meanwhile=meanwhile):
             assert isinstance(outcome.error, KeyboardInterrupt), (operation, outcome)
+
+
+@pytest.mark.fault("F3")
+def test_no_late_writer_into_the_root(outcomes: Any) -> None:
+    """A root of reduce that is interrupted raises only when no stopped peer can still write its part."""
+
+    def work(c: Communicator) -> float:
+        x = c._member.store.empty(2 << 20)
+        x[...] = 1
+        if c.rank == 0:
+            try:
+                while True:
+                    c.reduce(x, 1, "max")
+            except NbParallelError:
+                return 0.0
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        begin = time.monotonic()
+        try:
+            while True:
+                c.reduce(x, 1, "max")
+        except KeyboardInterrupt:
+            x[...] = -1
+            waited = time.monotonic() - begin
+            time.sleep(0.1)
+            assert (x == -1).all(), "a late writer"
+            if waited < 1:
+                raise AssertionError("it raised while rank 0 could still write") from None
+            raise
+
+    state = {"stopped": 0.0}
+
+    def meanwhile(running: Running) -> bool:
+        now = time.monotonic()
+        if not state["stopped"]:
+            with open(f"/proc/{running.pids[0]}/stat") as file:
+                if file.read().split()[2] == "T":
+                    state["stopped"] = now
+            return False
+        if now - state["stopped"] < 1.3:
+            return False
+        os.kill(running.pids[0], signal.SIGCONT)
+        return True
+
+    found = outcomes(2, work, faults="half_payload:0:2:stop", meanwhile=meanwhile)
+    assert isinstance(found[1].error, KeyboardInterrupt), found
+    assert found[0].error is None, found

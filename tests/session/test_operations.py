@@ -42,3 +42,17 @@ both = gather(rank, dst=2, group=pair) if rank != 1 else None
         with pytest.raises(ParallelError, match="rank 1 is not in this cell"):
             session.run("all_gather(rank)", ranks=(0, 2))
         assert session.run("all_gather(rank, group=pair) if rank != 1 else 'outside'").values[1] == "outside"
+
+
+@pytest.mark.time_limit(60)
+def test_work_that_nobody_waited_for() -> None:
+    """It is named under the cell with its line, on the rank that forgot it; the next cell goes on."""
+    with Session(2) as session:
+        result = session.run("x = 0\nw = irecv(src=1) if rank == 0 else isend(1, 0)\nbarrier()")
+        assert "irecv(src=1) on line 2 was not waited for" in result.ranks[0].stderr
+        assert result.ranks[1].stderr == ""
+        result = session.run("w.wait(), w.result()")
+        assert list(result.values) == [(True, 1), (True, None)]
+        assert session.run("w = irecv(src=1 - rank)").ranks[1].stderr
+        with pytest.raises(ParallelError, match=r"StaleWorkError on rank 0.*irecv.*ended since"):
+            session.run("w.wait()", ranks=(0,))

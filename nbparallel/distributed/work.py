@@ -1,0 +1,143 @@
+"""Work: an operation that was begun and may be waited for later.
+
+It goes on whenever this rank waits in any operation, when it is asked (`is_completed`), and when its cell
+ends; never in between, since a rank has one thread.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from nbparallel.distributed.arguments import deadline
+from nbparallel.errors import StaleWorkError
+
+
+class Ticket:
+    """What is remembered of a work until the cell ends: its value may go earlier.
+
+    Attributes
+    ----------
+    waited : bool
+        Whether the user has asked for it.
+    """
+
+    __slots__ = ("call", "line", "waited")
+
+    def __init__(self, call: str, line: int) -> None:
+        self.call, self.line, self.waited = call, line, False
+
+    def __str__(self) -> str:
+        return f"{self.call} on line {self.line} was not waited for"
+
+
+class Tickets:
+    """The works that were begun in a cell, to tell of those that nobody has waited for."""
+
+    def __init__(self) -> None:
+        self._tickets: list[Ticket] = []
+        self._limit = 256
+
+    def add(self, work: Work) -> None:
+        """Remember a work."""
+        self._tickets.append(work.ticket)
+        if len(self._tickets) > self._limit:
+            self._tickets = [ticket for ticket in self._tickets if not ticket.waited]
+            self._limit = 2 * len(self._tickets) + 256
+
+    def settle(self) -> list[str]:
+        """Forget all; return what to tell the user."""
+        tickets, self._tickets = self._tickets, []
+        return [str(ticket) for ticket in tickets if not ticket.waited]
+
+
+class Work:
+    """One operation under way; `isend` and `irecv` return it, and collectives with ``async_op=True``.
+
+    Notes
+    -----
+    Buffers belong to the operation until it is completed.  Work that nobody has waited for is reported at the
+    end of the cell.
+    """
+
+    def __init__(self, call: str, line: int) -> None:
+        self.call, self.line = call, line
+        self.ticket = Ticket(call, line)
+        self.done = False
+        self._value: Any = None
+        self._source = -1
+        self._error: BaseException | None = None
+        self._push: Callable[[int | None, bool], None] = _nothing
+
+    def __repr__(self) -> str:
+        state = "failed" if self._error is not None else "completed" if self.done else "under way"
+        return f"<Work {self.call} of line {self.line}: {state}>"
+
+    # -- what users call -------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | datetime.timedelta | None = None) -> bool:
+        """Return True when the operation is completed; again is fine.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            The time-out ran out; it can be waited for again.
+        StaleWorkError
+            The cell in which it was begun has ended.
+        CollectiveMismatchError, DeadlockError, PeerFailedError
+            As the operation itself.
+        """
+        self.ticket.waited = True
+        if not self.done:
+            self._push(deadline(timeout), True)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether `wait` would return, or raise, at once."""
+        if not self.done:
+            self._push(None, False)
+        self.ticket.waited = self.ticket.waited or self.done
+        return self.done
+
+    def result(self) -> Any:
+        """Wait, and return what the operation itself would have returned; None for `isend`."""
+        self.wait()
+        return self._value
+
+    def source_rank(self) -> int:
+        """Wait, and return the rank whose message was received; -1 for anything but `irecv`."""
+        self.wait()
+        return self._source
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that failed, None of one that did not or is under way."""
+        return self._error
+
+    # -- what operations call --------------------------------------------------------------------------
+
+    def begin(self, push: Callable[[int | None, bool], None]) -> Work:
+        """Say how the operation goes on: ``push(deadline_ns, wait)``; returns this."""
+        self._push = push
+        return self
+
+    def finish(self, value: Any = None, source: int = -1) -> None:
+        """Complete it."""
+        self._value, self._source, self.done = value, source, True
+        self._push = _nothing
+
+    def fail(self, error: BaseException) -> None:
+        """Complete it by an error."""
+        if not self.done:
+            self._error = error
+            self.finish()
+
+    def drop(self) -> None:
+        """End it with its cell."""
+        self.fail(StaleWorkError(f"{self.call} of line {self.line} was begun in a cell that has ended since"))
+
+
+def _nothing(deadline_ns: int | None, wait: bool) -> None:
+    """Stand in for the way of an operation that is over."""

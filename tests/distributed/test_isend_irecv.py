@@ -1,0 +1,237 @@
+"""isend, irecv and their works."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator, P2POp, irecv, isend
+from nbparallel.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeadlockError,
+    PeerFailedError,
+    StaleWorkError,
+)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_rings_of_works(ranks: Any, n: int) -> None:
+    """Receives that were begun first get what is sent later, of any size, private and shared."""
+
+    def work(c: Communicator) -> None:
+        left, right = (c.rank - 1) % n, (c.rank + 1) % n
+        for size in (0, 1, 5000, 200_000):
+            buffer = np.zeros(size)
+            first, second = c.irecv(buffer, src=left), c.irecv(src=left, tag=3)
+            x = np.full(size, float(c.rank))
+            works = [c.isend(x, right), c.isend({"from": c.rank}, right, tag=3)]
+            x[...] = -1  # it was buffered
+            assert all(w.wait() and w.wait() for w in works)
+            assert second.result() == {"from": left}
+            assert first.result() is buffer
+            assert first.source_rank() == left
+            assert first.is_completed()
+            assert first.exception() is None
+            assert (buffer == left).all()
+
+    ranks(n, work)
+
+
+def test_the_order_of_receives(ranks: Any) -> None:
+    """Receives are served in the order in which they were begun; a later blocking one comes after them."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            works = [c.irecv(src=1) for _ in range(50)]
+            anybody = c.irecv(tag=9)
+            assert c.recv(src=1) == 50
+            assert [w.result() for w in reversed(works)] == list(range(49, -1, -1))
+            c.barrier()
+            assert anybody.result() == "late"
+            assert anybody.source_rank() == 2
+        else:
+            if c.rank == 1:
+                for i in range(51):
+                    c.isend(i, 0)
+            c.barrier()
+            if c.rank == 2:
+                c.isend("late", 0, tag=9)
+
+    ranks(3, work)
+
+
+def test_more_than_a_ring_holds(ranks: Any) -> None:
+    """Many large messages each way, begun before any is received."""
+
+    def work(c: Communicator) -> None:
+        other = 1 - c.rank
+        works = [c.irecv(src=other) for _ in range(40)]
+        sent = [c.isend(np.full(3000, i), other) for i in range(40)]
+        assert all((w.result() == i).all() for i, w in enumerate(works))
+        assert all(w.is_completed() for w in sent)
+        got = c.batch_isend_irecv(
+            [
+                P2POp(isend, c.rank, other),
+                P2POp(irecv, np.zeros(2), other, tag=1),
+                P2POp(isend, np.ones(2), other, tag=1),
+            ]
+        )
+        assert (got[1].result() == 1).all()
+        assert c.recv(src=other) == other
+
+    ranks(2, work)
+
+
+def test_progress_in_other_waits(ranks: Any) -> None:
+    """A receive is served while its rank waits in something else, and can be asked without waiting."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            w = c.irecv(src=1)
+            assert not w.is_completed()
+            assert "under way" in repr(w)
+            c.barrier()
+            c.barrier()
+            assert w.is_completed()
+            assert w.result() == "x"
+            with pytest.raises(CollectiveTimeoutError, match="rank 1"):
+                c.irecv(src=1, tag=5).wait(timeout=0.05)
+            c.barrier()
+        else:
+            c.barrier()
+            c.isend("x", 0)
+            c.barrier()
+            c.barrier()
+
+    ranks(2, work)
+
+
+def test_errors_come_when_waited_for(ranks: Any) -> None:
+    """A message that does not fit raises in wait, and is still there; wrong arguments raise at once."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            buffer = np.zeros(3)
+            w = c.irecv(buffer, src=1)
+            for _ in range(2):
+                with pytest.raises(CollectiveMismatchError, match="does not fit"):
+                    w.wait()
+            assert isinstance(w.exception(), CollectiveMismatchError)
+            assert (buffer == 0).all()
+            assert c.recv(src=1).shape == (4,)
+        else:
+            c.send(np.ones(4), 0)
+        for call, error in (
+            (lambda: c.isend(1, 7), ValueError),
+            (lambda: c.irecv(src=-1), ValueError),
+            (lambda: c.irecv(0), TypeError),
+            (lambda: c.batch_isend_irecv([]), ValueError),
+            (lambda: c.batch_isend_irecv([1]), TypeError),  # type: ignore[list-item]
+            (lambda: P2POp(print, 1, 0), ValueError),
+            (lambda: P2POp(isend, 1), ValueError),
+        ):
+            with pytest.raises(error):
+                call()
+        c.barrier()
+
+    ranks(2, work)
+
+
+@pytest.mark.fault("F34")
+def test_waiting_in_vain(outcomes: Any) -> None:
+    """Two works that wait for each other are a deadlock; one whose source has finished as well."""
+
+    def work(c: Communicator) -> str:
+        w = c.irecv(src=1 - c.rank)
+        with pytest.raises(DeadlockError) as error:
+            w.wait()
+        return str(error.value)
+
+    for outcome in outcomes(2, work):
+        assert outcome.error is None, outcome
+        assert "rank 0 waits in recv(src=1)" in outcome.value
+
+    def finished(c: Communicator) -> None:
+        if c.rank == 0:
+            with pytest.raises(DeadlockError, match="rank 1 finished the cell"):
+                c.irecv(src=1).wait()
+
+    for outcome in outcomes(2, finished):
+        assert outcome.error is None, outcome
+
+
+@pytest.mark.fault("F34")
+def test_strict_sync(outcomes: Any) -> None:
+    """With strict_sync an isend is completed by its receive; waiting first on both sides is a deadlock."""
+
+    def work(c: Communicator) -> None:
+        c.strict_sync(True)
+        other = 1 - c.rank
+        w = c.isend(1, other)
+        assert c.recv(src=other) == 1
+        w.wait()
+        with pytest.raises(DeadlockError):
+            c.isend(2, other).wait()
+
+    for outcome in outcomes(2, work):
+        assert outcome.error is None, outcome
+
+
+@pytest.mark.fault("F36")
+def test_the_end_of_a_cell(ranks: Any) -> None:
+    """Work that nobody waited for is told with its line; in the next cell it says that it is stale."""
+
+    def work(c: Communicator) -> None:
+        line = work.__code__.co_firstlineno
+        w, asked = c.irecv(src=1 - c.rank, tag=4), c.irecv(src=1 - c.rank)
+        c.isend(1, 1 - c.rank)
+        assert asked.result() == 1
+        c.barrier()
+        c.end_cell(None)
+        assert c.forgotten == [f"irecv(src={1 - c.rank}, tag=4) on line {line + 2} was not waited for"]
+        c.begin_cell(2, (0, 1), work.__code__.co_filename)
+        c.barrier()
+        for _ in range(2):
+            with pytest.raises(StaleWorkError, match="ended since"):
+                w.wait()
+        assert asked.wait()
+        c.send("new", 1 - c.rank, tag=4)
+        assert c.recv(src=1 - c.rank, tag=4) == "new"
+        c.barrier()
+
+    ranks(2, work)
+
+
+def test_values_go_with_their_works(ranks: Any) -> None:
+    """A work that was waited for and dropped keeps nothing alive until the cell ends."""
+
+    def work(c: Communicator) -> None:
+        c.isend(np.ones(100_000), 0)
+        w = c.irecv(src=0)
+        value = weakref.ref(w.result())
+        assert value() is not None
+        del w
+        gc.collect()
+        assert value() is None
+
+    ranks(1, work)
+
+
+@pytest.mark.fault("F30")
+def test_a_failure_elsewhere(outcomes: Any) -> None:
+    """Who waits for a work of a rank that failed is freed like from any other wait."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 1:
+            raise ZeroDivisionError("no")
+        w = c.irecv(src=1)
+        with pytest.raises(PeerFailedError, match="ZeroDivisionError"):
+            w.wait()
+
+    found = outcomes(2, work)
+    assert found[0].error is None, found
