@@ -19,8 +19,8 @@ from functools import lru_cache
 
 HUGE_NBYTES = 4 << 20
 """Segments from this size on are to have huge pages: of a smaller one half might be wasted."""
-STEP = 64 << 20
-"""Bytes populated by one call, so that signals are answered in between."""
+STEP = 16 << 20
+"""Bytes populated by one call, which keeps other threads of Python waiting for some milliseconds."""
 _POPULATE_WRITE = 23
 _SHMEM = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 

@@ -95,6 +95,51 @@ def test_f42_five_thousand_arrays(strategy, who, limit):
     run(MANY, WHO=who, LIMIT=limit, STRATEGY=strategy)
 
 
+@pytest.mark.time_limit(60)
+def test_f42_descriptors_that_are_lost_on_the_way():
+    """A frame that lost descriptors is refused whole, what did come is closed, the next frame is read."""
+    run(
+        """
+        import fcntl
+        from nbparallel.channel import Channel
+        from nbparallel.errors import ProtocolError
+        from nbparallel.wire.frames import Kind
+
+        def taken():
+            count = 0
+            for fd in range(64):
+                try:
+                    fcntl.fcntl(fd, fcntl.F_GETFD)
+                except OSError:
+                    continue
+                count += 1
+            return count
+
+        ours, theirs = map(Channel, Channel.pair())
+        lower(64)
+        spare = []
+        try:
+            while True:
+                spare.append(os.dup(0))
+        except OSError:
+            os.close(spare.pop())  # room for one
+        ours.send(Kind.NOTE, b"three", fds=[0, 1, 2])
+        ours.send(Kind.NOTE, b"one", fds=[0])
+        before = taken()
+        try:
+            theirs.receive(5)
+        except ProtocolError as error:
+            assert "lost" in str(error), error
+        else:
+            raise AssertionError("it was taken for whole")
+        assert taken() == before, "what did arrive stays open"
+        frame = theirs.receive(5)
+        assert (frame.payload, len(frame.fds)) == (b"one", 1)
+        frame.close()
+        """
+    )
+
+
 def without_privileges():
     """Return the words before a command that take from root what other users do not have either."""
     if os.geteuid() or shutil.which("setpriv") is None:

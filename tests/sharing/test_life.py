@@ -210,14 +210,15 @@ def test_garbage_that_uses_the_store_while_it_is_collected(store):
     assert {record.phase for record in store.segments()} == {"pooled"}
 
 
-def test_many_threads_at_once(store, before):
+@pytest.mark.parametrize("strategy", [None, "file_descriptor"], ids=["alone", "packed"])
+def test_many_threads_at_once(store, before, strategy):
     """Threads that make, view, drop and share lose nothing and mix nothing up."""
     errors = []
 
     def work(number):
         try:
             for turn in range(150):
-                array = store.empty(500 + turn % 3, "i8")
+                array = store.empty(500 + turn % 3, "i8", strategy=strategy)
                 array[:] = number
                 view = store.attach(store.handle(array[::-1]))
                 del array

@@ -1,5 +1,6 @@
 """Small arrays lie in regions: their rooms come and go, and nobody's bytes are ever another's."""
 
+import gc
 import os
 
 import numpy as np
@@ -214,4 +215,39 @@ def test_what_stays_keeps_no_end_of_what_went(exchange, monkeypatch, sent):
     del kept, there
     other.drain()
     store.drain()
+    assert own(store) == []
+
+
+def test_the_collector_may_come_anywhere(store):
+    """What it ends and makes in the middle of our work takes nobody's room."""
+    wrong = []
+
+    class Odd:
+        def __init__(self, value):
+            self.me, self.value = self, value
+            self.array = store.empty(value % 7 * 300 + 1, "u1", strategy="file_descriptor")
+            self.array[:] = value % 251
+
+        def __del__(self):
+            if (self.array != self.value % 251).any():
+                wrong.append(self.value)
+            store.share(np.full(100, 255, "u1"), strategy="file_descriptor")[:] = 254
+
+    kept = []
+    before = gc.get_threshold()
+    gc.set_threshold(5, 1, 1)
+    try:
+        for turn in range(1500):
+            Odd(turn)
+            kept.append((store.empty(turn % 5 * 200 + 1, "u1", strategy="file_descriptor"), turn % 249))
+            kept[-1][0][:] = turn % 249
+            if turn % 3:
+                del kept[turn % len(kept)]
+    finally:
+        gc.set_threshold(*before)
+    assert all((array == value).all() for array, value in kept)
+    kept.clear()
+    gc.collect()
+    store.drain()
+    assert wrong == []
     assert own(store) == []
