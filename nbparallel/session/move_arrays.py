@@ -92,10 +92,11 @@ def move_arrays(
     watched: list[tuple[str, weakref.ref[AnyArray], int]] = []
     for key, name in wanted.items():
         block = blocks.pop(key)
+        root = weakref.ref(_root_of(next(iter(block.arrays.values()))))
         nbytes = _move(block, store, for_all=for_all)
         moves.copied[name] = nbytes
         if isinstance(key, tuple):
-            pass  # it was shared before; the old place goes with its region
+            watched.append((name, root, nbytes))  # it was shared before, packed with others
         elif block.owner is None:
             known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
             moves.notes.append(
@@ -124,6 +125,13 @@ def _memory_of(array: AnyArray) -> tuple[int, AnyArray | None, str]:
                 return id(base), None, type(base).__name__
             base = inner
         current = base
+
+
+def _root_of(array: AnyArray) -> AnyArray:
+    """Return the last array in the chain of bases: it lives as long as any view of the memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _nowhere(value: object) -> tuple[int, int] | None:

@@ -53,9 +53,21 @@ def test_arrays_that_were_shared_stay_shared_under_copy(notebook):
     assert notebook.notebook["x"][1] == 9
 
 
-def test_a_packed_array_is_moved_to_be_written(notebook):
+@pytest.mark.parametrize("held", [False, True])
+def test_who_still_holds_a_packed_array_is_told(notebook, held):
+    """A list that holds the array from before `--share` sees no writes any more; one line says so."""
+    notebook.type("import numpy as np\nx = np.arange(10.0)")
+    assert notebook.run("float(x.sum())") == 45
+    notebook.type("things = [x]" if held else "things = []")
+    notebook.run("1")  # what the last cell held has gone
+    notebook.run("x[0] = 1", share=["x"])
+    assert [("still holds the old array" in note) for note in notebook.notes] == [True] * held
+
+
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system", "file_region", "mmap"])
+def test_a_packed_array_is_moved_to_be_written(notebook, strategy):
     """Ranks may only read its neighbours, so `--share` moves it out, with every name that sees it."""
-    set_sharing_strategy("file_region")
+    set_sharing_strategy(strategy)
     notebook.type("import numpy as np\nx, y = np.arange(10.0), np.arange(20.0)\nview = x[2:5]\nalias = x")
     assert notebook.run("float(x.sum() + y.sum() + view.sum())") == 45 + 190 + 9
     ours, store = notebook.notebook, notebook.kernel_store
