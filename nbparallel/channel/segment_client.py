@@ -225,6 +225,18 @@ def _lost_error(lost: Lost, segment: int) -> NbParallelError:
             "the session's supervisor has no file descriptor left for another shared array: delete shared "
             "arrays, put small ones into one large array, or raise the limit (`ulimit -n`)"
         )
+    if lost.reason is LostReason.REMOVED:
+        return SegmentLostError(
+            f"the name of segment {segment:#x} was removed by another program, so that it cannot be attached "
+            "any more; processes that use it go on. Systems that remove a user's shared memory at log-out "
+            "(RemoveIPC=yes in /etc/systemd/logind.conf) do that; `%sharing_strategy file_descriptor` needs "
+            "no names"
+        )
+    if lost.reason is LostReason.NO_PROC:
+        return SegmentLostError(
+            f"segment {segment:#x} cannot be handed out for reading only: /proc is not mounted here; "
+            "`x = nbp.share(x)` lets ranks write to it, which works without"
+        )
     return SegmentLostError(
         f"segment {segment:#x} is no longer there: its last array was deleted before this one was attached"
     )

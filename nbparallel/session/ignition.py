@@ -6,12 +6,15 @@ module and what it imports stay small (a test looks).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import subprocess
+from collections.abc import Callable
 
 from nbparallel.channel import Channel
+from nbparallel.errors import StartError
 from nbparallel.session import boot
 from nbparallel.wire.frames import Kind
 
@@ -36,12 +39,16 @@ class Ignition:
         self.start_method = start_method
         self.session = secrets.token_hex(7)
         self.seed = secrets.randbits(64)
+        # what supervisor and template say before they can say it properly; read when a start fails
+        self.log = _needed("memfd_create", lambda: os.memfd_create("nbp-log", os.MFD_CLOEXEC))
+        try:
+            kernel = _needed("pidfd_open", lambda: os.pidfd_open(os.getpid()))
+        except BaseException:
+            os.close(self.log)
+            raise
         control, control_theirs = Channel.pair()
         segments, segments_theirs = Channel.pair()
         self.control, self.segments = Channel(control), Channel(segments)
-        # what supervisor and template say before they can say it properly; read when a start fails
-        self.log = os.memfd_create("nbp-log", os.MFD_CLOEXEC)
-        kernel = os.pidfd_open(os.getpid())
         try:
             given = [control_theirs.fileno(), segments_theirs.fileno(), kernel, self.log]
             self.popen = subprocess.Popen(
@@ -82,3 +89,16 @@ class Ignition:
         self.control.close()
         self.segments.close()
         os.close(self.log)
+
+
+def _needed(call: str, make: Callable[[], int]) -> int:
+    """Return what a system call gives without which there are no ranks, or say so."""
+    try:
+        return make()
+    except (OSError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise StartError(
+            f"ranks cannot be started: {call} does not work here ({error}). It needs Linux 5.3 or newer, and "
+            "a container whose seccomp profile allows it (Docker's does since 20.10)"
+        ) from error

@@ -20,6 +20,7 @@ import errno
 import os
 import stat
 import sys
+from functools import lru_cache
 
 from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing.headroom import Headroom
@@ -41,7 +42,9 @@ class AnonymousStrategy(Strategy):
 
     @property
     def unavailable_reason(self) -> str | None:  # noqa: D102
-        return None if hasattr(os, "memfd_create") else f"{sys.platform} has no memfd_create (Linux has)"
+        if not hasattr(os, "memfd_create"):
+            return f"{sys.platform} has no memfd_create (Linux has)"
+        return _refusal()
 
     @property
     def supports_read_only(self) -> bool:  # noqa: D102
@@ -78,6 +81,17 @@ class AnonymousStrategy(Strategy):
 
     def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
         return map_whole(source.fd, source.nbytes, access)
+
+
+@lru_cache(maxsize=1)
+def _refusal() -> str | None:
+    """Return why the system makes no anonymous memory, asked once."""
+    try:
+        os.close(_memfd("nbp-probe"))
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+            return f"this system refuses memfd_create ({error.strerror}); a container's seccomp profile may"
+    return None  # too many open files: that is for later
 
 
 def _memfd(name: str) -> int:

@@ -13,6 +13,7 @@ Some facts about descriptors of memory (memfd_create(2), proc_pid_fd(5)):
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -77,6 +78,8 @@ class SegmentDesk:
     def __init__(self, max_descriptors: int | None = None) -> None:
         self._ledger = Ledger()
         self._fds: dict[int, int] = {}
+        self._inodes: dict[int, tuple[int, int]] = {}
+        """Device and inode of segments whose descriptor was not kept."""
         self._max_descriptors = max_descriptors
 
     @property
@@ -161,6 +164,7 @@ class SegmentDesk:
                 case ledger.Keep(segment):
                     self._keep(segment, frame)
                 case ledger.Close(segment):
+                    self._inodes.pop(segment, None)
                     fd = self._fds.pop(segment, None)
                     if fd is not None:
                         os.close(fd)
@@ -185,28 +189,49 @@ class SegmentDesk:
             raise InternalError("the ledger wants to keep a descriptor that nobody sent")
         if self._has_room(frame.fds[-1]):
             self._fds[segment] = frame.fds.pop()
-        # Otherwise only its number is known, and whoever asks for it is told why it is not to be had.
+            return
+        # Otherwise only its number is known; it may still be found by its name, if it has one.
+        status = os.fstat(frame.fds[-1])
+        self._inodes[segment] = status.st_dev, status.st_ino
 
     def _grant(self, grant: ledger.Grant) -> list[Outgoing]:
         fd = self._descriptor(grant)
-        if fd is not None:
+        if not isinstance(fd, LostReason):
             answer = Fetched(grant.segment, grant.nbytes, grant.writable)
             return [Outgoing(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
-        outgoing = [_lost(grant.client, grant.segment, LostReason.DESCRIPTORS, grant.sequence)]
+        outgoing = [_lost(grant.client, grant.segment, fd, grant.sequence)]
         if grant.fresh:
             outgoing += self._perform(self._ledger.step(ledger.Released(grant.client, grant.segment)))
         return outgoing
 
-    def _descriptor(self, grant: ledger.Grant) -> int | None:
+    def _descriptor(self, grant: ledger.Grant) -> int | LostReason:
+        """Return a descriptor to be sent, or why there is none."""
         kept = self._fds.get(grant.segment)
-        if kept is None:
-            return None
         try:
+            if kept is None:
+                return self._open_by_name(grant)
             if grant.writable:
                 return os.dup(kept)
             return os.open(f"/proc/self/fd/{kept}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
+        except OSError as error:
+            return LostReason.NO_PROC if error.errno == errno.ENOENT else LostReason.DESCRIPTORS
+
+    def _open_by_name(self, grant: ledger.Grant) -> int | LostReason:
+        path = self._ledger.entries[grant.segment].path
+        if not path:
+            return LostReason.DESCRIPTORS
+        access = os.O_RDWR if grant.writable else os.O_RDONLY
+        try:
+            fd = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            return (
+                LostReason.DESCRIPTORS if error.errno in (errno.EMFILE, errno.ENFILE) else LostReason.REMOVED
+            )
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != self._inodes.get(grant.segment):
+            os.close(fd)  # somebody has put something else there
+            return LostReason.REMOVED
+        return fd
 
     def _has_room(self, fd: int) -> bool:
         if self._max_descriptors is not None:

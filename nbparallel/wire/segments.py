@@ -72,6 +72,10 @@ class LostReason(enum.IntEnum):
     """Its creator has not allowed others to write."""
     DESCRIPTORS = 3
     """The supervisor has no file descriptor left for it."""
+    REMOVED = 4
+    """It could only be found by its name, and somebody else has removed that."""
+    NO_PROC = 5
+    """Read-only descriptors are made through /proc, which is not there."""
 
 
 @dataclass(frozen=True, slots=True)
