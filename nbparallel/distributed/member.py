@@ -255,8 +255,9 @@ class Member:
         finally:
             # Before anything acts on what came: a rank that is stopped between the two must not look as if
             # it still waited for what it has already taken (a deadlock would be seen where none is).
-            view.write_slot(rank, cell, State.COMPUTING, line=self._statement)
-            self.write_timing()
+            if not self._forked:
+                view.write_slot(rank, cell, State.COMPUTING, line=self._statement)
+                self.write_timing()
 
     def check(self, wait: Wait) -> None:
         """Raise if `wait` cannot end well."""
@@ -335,6 +336,8 @@ class Member:
 
         An error before anything was said to anybody (a wrong argument) leaves the epoch as it is.
         """
+        if self._forked:
+            return  # a child that was forked in the middle of it: the operation is the rank's
         if self.open == 0 and isinstance(error, Exception):
             self.ready = self.cause is None
             return

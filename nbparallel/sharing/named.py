@@ -88,7 +88,7 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
     raise FileExistsError(
         errno.EEXIST,
         f"{_TRIES} random names in a row were taken, the last one was {path}: somebody puts files there; "
-        "`%sharing_strategy file_descriptor` needs no names",
+        "file_descriptor needs no names",
     )
 
 

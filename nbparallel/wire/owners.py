@@ -201,12 +201,14 @@ def read(path: str) -> str:
 
 
 def _write(path: str, text: str, *, private: bool = False) -> None:
-    try:
-        if read(path) == text:
+    if os.path.lexists(path):
+        try:
+            found = read(path)
+        except OSError:
+            found = ""  # a folder, a FIFO, another user's file; or gone meanwhile
+        if found == text:
             return
         raise FileExistsError(errno.EEXIST, "there is something else of this name", path)
-    except FileNotFoundError:
-        pass
     if private and _link_file(path, text):
         return
     try:
