@@ -104,10 +104,7 @@ def test_f74_no_proc() -> None:
 
 
 @pytest.mark.time_limit(60)
-@pytest.mark.parametrize(
-    ("fault", "call"),
-    [("memfd_create:error=EPERM", "memfd_create"), ("pidfd_open:error=ENOSYS", "pidfd_open")],
-)
+@pytest.mark.parametrize(("call", "error"), [("memfd_create", "EPERM"), ("pidfd_open", "ENOSYS")])
 def test_f74_a_system_call_is_refused(call: str, error: str) -> None:
     """A seccomp profile, an old kernel: ranks do not start, and one message says what is missing."""
     if shutil.which("strace") is None:
