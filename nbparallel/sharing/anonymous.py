@@ -57,11 +57,11 @@ class AnonymousStrategy(Strategy):
     def create(  # noqa: D102
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
-        size = whole_pages(nbytes)
+        size, name = whole_pages(nbytes), self.name
         self._headroom.require(size)
         try:
             # Owned at once, so that nothing that is raised from here on leaves it open.
-            source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, self.name)
+            source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, name)
             fill(source.fd, size, content)
             _seal(source.fd)
         except OSError as error:

@@ -44,6 +44,7 @@ def cpu_seconds(pid):
     )
 
 
+@pytest.mark.time_limit(60)
 def test_an_idle_rank_gives_its_pool_back():
     """What a rank has let go of is gone a while later, without a cell; then the rank sleeps again."""
     with nbp.Session(1) as session:
@@ -59,6 +60,7 @@ def test_an_idle_rank_gives_its_pool_back():
         assert cpu_seconds(pid) - used < KEEP / 4
 
 
+@pytest.mark.time_limit(60)
 def test_an_idle_notebook_gives_its_pool_back():
     """The session's thread sees to it, also where a rank was the last to let go."""
     with nbp.Session(1) as session:
