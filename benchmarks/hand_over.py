@@ -58,7 +58,7 @@ def measure(strategy: str, nbytes: int, rounds: int) -> tuple[float, float] | st
             return str(error)
         _check(session, array)
         for turn in range(rounds + 1):
-            # The ranks unmapped it when the name went.  Some other array keeps a packed one's neighbours.
+            # The ranks unmapped it when its name went; this cell ends whatever they had still to do about it.
             session.run("pass", namespace=names)
             empty = _timed(session, "pass", names)
             names["x"] = array

@@ -43,8 +43,10 @@ class Limit:
 
 def read_text(path: str) -> str:
     """Return a small file's text; `OSError` if there is none."""
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read()
+    # Decoded here: a text file would import its codec when it is first used, and that may fail just when
+    # the system is short of memory.
+    with open(path, "rb") as file:
+        return file.read().decode("ascii", "replace")
 
 
 def limits(read: ReadText = read_text) -> Iterator[Limit]:
