@@ -268,7 +268,9 @@ class Holdings:
             segment.phase = Phase.RELEASED
             self.regions.close(segment)
         self._settle(segment)
-        self._by_mapping.pop(mapping, None)
+        # The pool may have given the memory out again: to a user's __del__, run by the collector.
+        if self._by_mapping.get(mapping) is segment:
+            del self._by_mapping[mapping]
 
     def _settle(self, segment: Segment) -> None:
         """Tell everybody if no array here looks at a segment any more."""
