@@ -138,8 +138,7 @@ class Store:
             It does not fit.
         """
         describe(x.dtype)
-        segment = self._segment_of(x)
-        if segment is not None:
+        if (segment := self._segment_of(x)) is not None:
             if not (for_all and segment.packed_read_only):
                 return x
             strategy = strategy or segment.strategy
@@ -186,15 +185,18 @@ class Store:
         pack: bool = True,
     ) -> tuple[Root, bool]:
         """Return memory for a new array, and whether it is fresh: zeros, or `content`."""
-        self.drain()
         # Only the notebook's arrays have to be protected from its ranks.
         writable = for_all or self.client != 0
-        allocation = Allocation(self._holdings, strategy, writable=writable)
         nbytes = max(nbytes, 1)
         # Not within another operation, where a user's __del__ may come: see packing, note [re-entrance].
-        if pack and nbytes < strategy.packs_below and self._depth == 1:
-            return allocation.packed(nbytes), False
-        return allocation.alone(nbytes, content)
+        packs = pack and nbytes < strategy.packs_below and self._depth == 1
+        if packs:
+            self._holdings.bury()
+            if (room := self._holdings.regions.take(strategy, nbytes, writable=writable)) is not None:
+                return room, False
+        self.drain()
+        allocation = Allocation(self._holdings, strategy, writable=writable)
+        return (allocation.packed(nbytes), False) if packs else allocation.alone(nbytes, content)
 
     @locked
     def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
@@ -242,7 +244,7 @@ class Store:
         It then lies in one region with arrays that they may only read.  Otherwise None.
         """
         place = self._holdings.find(x)
-        if place is None or place.segment.region is None or not place.segment.packed_read_only:
+        if place is None or place.segment.region is None or place.segment.writable:
             return None
         room = place.segment.region.room(place.start)
         return place.segment.id, place.start if room is None else room.start
@@ -261,7 +263,7 @@ class Store:
         place = self._holdings.find(x)
         if place is None:
             raise ValueError("only an array in shared memory can be made writable for other processes")
-        if self.packed_read_only(x) is not None:
+        if place.segment.packed_read_only:
             raise ValueError("this array is packed with others: `x = nbp.share(x)` moves it")
         if place.segment.own and place.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
@@ -269,8 +271,8 @@ class Store:
                 "or work on `x.copy()`"
             )
         if place.segment.own:
+            self.rights_changes += not place.segment.writable
             self._holdings.allow_write(place.segment)
-            self.rights_changes += 1
         elif place.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
                 "this array belongs to the notebook and is read-only on ranks: let them write with "
