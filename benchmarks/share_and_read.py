@@ -178,9 +178,9 @@ def run(*, quick: bool) -> Section:
         figures(SIZES, 1 if quick else 5, 3 if quick else 9),
         "Floats, filled where they lie if the peer can do that; every process sums all of them; the time "
         "ends with the last sum. Workers and ranks wait already, and ranks have one small shared array; "
-        "freeing is not counted. joblib copies what the caller has filled. Rows without a remark: rank 0 makes "
-        "the array and sends it to four others within a cell. A cell each time: the notebook makes it and "
-        "names it in a cell of four ranks, beside the quickest peer.",
+        "freeing is not counted. joblib copies what the caller has filled. Rows without a remark: rank 0 "
+        "makes the array and sends it to four others within a cell. A cell each time: the notebook makes it "
+        "and names it in a cell of four ranks, beside the quickest peer.",
     )
 
 
