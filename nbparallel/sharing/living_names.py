@@ -32,6 +32,7 @@ _token = ""
 _serials = itertools.count(1)
 _session: tuple[Process, Process] | None = None
 _owner: Owner | None = None
+_text = ""
 
 
 def belong_to(notebook: Process, supervisor: int) -> None:
@@ -39,8 +40,8 @@ def belong_to(notebook: Process, supervisor: int) -> None:
 
     Call it before the first name is made.
     """
-    global _session, _owner
-    _session, _owner = (notebook, process_of(supervisor)), None
+    global _session, _owner, _text
+    _session, _owner, _text = (notebook, process_of(supervisor)), None, ""
 
 
 def fresh() -> str:
@@ -83,7 +84,8 @@ def remember(path: str) -> None:
     names = _named.setdefault(record, set())
     names.add(path)
     try:
-        owners.write(record, _this_owner())
+        if not _lies_at(record):
+            owners.write(record, _this_owner())
     except FileExistsError:
         names.discard(path)  # and leave the record alone: it is not ours
         renew()
@@ -121,12 +123,21 @@ def remove(path: str) -> None:
     forget(path)
 
 
+def _lies_at(record: str) -> bool:
+    """Return whether the record is there, as it nearly always is; asked for every name, so it is quick."""
+    try:
+        return bool(_text) and os.readlink(record) == _text
+    except OSError:
+        return False
+
+
 def _this_owner() -> Owner:
-    global _owner
+    global _owner, _text
     if _owner is None:
         me = this_process()
         head, processes = (me, (me,)) if _session is None else (_session[0], (me, _session[1]))
         _owner = Owner(this_world(), head, processes)
+        _text = _owner.text()
     return _owner
 
 
@@ -137,10 +148,10 @@ def _remove_all() -> None:
 
 def _forget_in_child() -> None:
     """Leave the parent's names alone, and make none that could meet them."""
-    global _token, _session, _owner
+    global _token, _session, _owner, _text
     _named.clear()
     _plain.clear()
-    _token, _session, _owner = "", None, None
+    _token, _session, _owner, _text = "", None, None, ""
 
 
 atexit.register(_remove_all)
