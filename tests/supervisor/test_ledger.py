@@ -33,11 +33,12 @@ from nbparallel.wire.segments import LostReason, creator_of, segment_id
 
 CLIENTS = st.integers(0, 3)
 SEGMENTS = st.builds(segment_id, CLIENTS, st.integers(1, 3))
+SIZES = st.sampled_from([4096] * 4 + [8192])
 PATHS = st.builds("/dev/shm/nbp_aaaaaaaaa{}_{}".format, st.sampled_from("abcd"), st.sampled_from("bc"))
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Any client says anything, in any order; the model knows only who holds what."""
+    """Any client says anything, in any order; the model knows who holds what, and what was said about it."""
 
     def __init__(self):
         super().__init__()
@@ -50,6 +51,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.files = {}
         self.named = {}
         self.records = {}
+        self.writable = set()
+        self.unwanted = set()
+        self.sizes = {}
 
     def step(self, event):
         actions = list(self.ledger.step(event))
@@ -75,13 +79,20 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.open.remove(segment)
                 self.holds.pop(segment, None)
                 self.named.pop(segment, None)
-            case Grant(client, segment):
+                self.writable.discard(segment)
+                self.unwanted.discard(segment)
+            case Grant(client, segment, nbytes, writable, sequence, fresh):
                 assert segment in self.open
                 assert client in self.alive
-                del self.questions[action.sequence]
+                assert nbytes == self.sizes[segment]
+                assert fresh == (client not in self.holds.get(segment, ()))
+                assert not writable or segment in self.writable or client == creator_of(segment)
+                del self.questions[sequence]
                 self.holds.setdefault(segment, set()).add(client)
             case Refuse():
                 del self.questions[action.sequence]
+                if action.reason is LostReason.READ_ONLY:
+                    assert action.segment not in self.writable
             case Idle(client, segment) | Drop(client, segment):
                 assert client == creator_of(segment)
                 assert client in self.alive
@@ -95,19 +106,34 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def go(self, client):
         self.alive.discard(client)
+        alone = {segment for segment, holders in self.holds.items() if holders == {client}}
+        given = {s for s in alone if creator_of(s) in self.alive and s not in self.unwanted}
         for holders in self.holds.values():
             holders.discard(client)
         self.questions = {s: c for s, c in self.questions.items() if c != client}
         actions = self.step(Gone(client))
+        assert {action.segment for action in actions if isinstance(action, Drop)} == given
+        assert alone <= {action.segment for action in actions if isinstance(action, Close)}
         assert not any(isinstance(action, Idle) for action in actions), "a dead client's memory is not reused"
 
-    @rule(client=CLIENTS, segment=SEGMENTS, writable=st.booleans())
-    def register(self, client, segment, writable):
+    @rule(
+        client=CLIENTS, segment=SEGMENTS, writable=st.booleans(), nbytes=st.sampled_from([4096] * 4 + [8192])
+    )
+    def register(self, client, segment, writable, nbytes):
         good = client in self.alive and creator_of(segment) == client
+        if segment in self.open and nbytes != self.sizes[segment]:
+            good = False
         if good:
-            self.holds.setdefault(segment, set()).add(client)
-        actions = self.step(Registered(client, segment, 4096, writable))
+            self.take(client, segment, nbytes, writable=writable)
+        actions = self.step(Registered(client, segment, nbytes, writable))
         assert good != any(isinstance(action, Offend) for action in actions)
+
+    def take(self, client, segment, nbytes, *, writable):
+        self.holds.setdefault(segment, set()).add(client)
+        self.unwanted.discard(segment)
+        self.sizes[segment] = nbytes
+        if writable:
+            self.writable.add(segment)
 
     @rule(client=CLIENTS, path=PATHS)
     def intend(self, client, path):
@@ -130,10 +156,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(segment=SEGMENTS, path=PATHS)
     def register_named(self, segment, path):
         client = creator_of(segment)
-        fresh = segment not in self.ledger.entries and path not in self.named.values()
+        fresh = segment not in self.open and path not in self.named.values()
         if client not in self.alive or not fresh or self.files.get(path) != client:
             return
-        self.holds.setdefault(segment, set()).add(client)
+        self.take(client, segment, 4096, writable=False)
         self.named[segment] = path
         self.step(Registered(client, segment, 4096, False, path))
 
@@ -142,15 +168,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.sequence += 1
         if client in self.alive:
             self.questions[self.sequence] = client
-        entry = self.ledger.entries.get(segment)
-        idle = entry is not None and not entry.holders
-        may = entry is not None and (entry.writable or creator_of(segment) == client)
+        creator, known, held = creator_of(segment), segment in self.open, self.holds.get(segment)
+        may = segment in self.writable or creator == client
         actions = self.step(Asked(client, segment, writable, self.sequence))
         if client not in self.alive:
             assert isinstance(actions[0], Offend)
-        elif entry is None:
-            assert all(action.reason is LostReason.UNKNOWN for action in actions)
-        elif idle and client != creator_of(segment):
+        elif not known and creator in self.alive and creator != client:
+            assert actions == [], "its registration may be under way"
+        elif not known:
+            assert [action.reason for action in actions] == [LostReason.UNKNOWN]
+        elif not held and client != creator:
             assert actions[0].reason is LostReason.UNKNOWN, "its creator may have reused it"
         elif writable and not may:
             assert actions[0].reason is LostReason.READ_ONLY
@@ -160,27 +187,35 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(client=CLIENTS, segment=SEGMENTS)
     def release(self, client, segment):
+        creator, known = creator_of(segment), segment in self.open
         held = client in self.alive and client in self.holds.get(segment, ())
+        wanted = creator in self.alive and segment not in self.unwanted
         if held:
             self.holds[segment].discard(client)
+        left = self.holds.get(segment)
         actions = self.step(Released(client, segment))
-        unheld = not self.holds.get(segment)
-        last = (held and unheld) or (client in self.alive and client == creator_of(segment) and unheld)
-        assert last == any(isinstance(action, Idle | Close) for action in actions)
+        idle, closed = (any(isinstance(action, kind) for action in actions) for kind in (Idle, Close))
+        if client not in self.alive:
+            assert isinstance(actions[0], Offend)
+        elif held and not left:
+            assert (idle, closed) == (wanted, not wanted)
+        else:
+            assert (idle, closed) == (client == creator and (not known or not left), False)
 
     @rule(client=CLIENTS, segment=SEGMENTS)
     def allow_write(self, client, segment):
+        good = client in self.alive and client == creator_of(segment)
+        if good and segment in self.open:
+            self.writable.add(segment)
         actions = self.step(WriteAllowed(client, segment))
-        if client in self.alive and client == creator_of(segment):
-            assert actions == []
-            assert segment not in self.ledger.entries or self.ledger.entries[segment].writable
-        else:
-            assert isinstance(actions[0], Offend)
+        assert good == (actions == [])
+        assert good or isinstance(actions[0], Offend)
 
     @rule(client=CLIENTS, segment=SEGMENTS)
     def forget(self, client, segment):
         good = client in self.alive and client == creator_of(segment)
-        if good and segment in self.holds:
+        if good and segment in self.open:
+            self.unwanted.add(segment)
             self.holds[segment].discard(client)
         actions = self.step(Forgotten(client, segment))
         assert not any(isinstance(action, Idle | Drop) for action in actions)
@@ -215,6 +250,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for path, maker in self.files.items():
             held = [segment for segment, p in self.named.items() if p == path and recorded.get(segment)]
             assert maker in self.alive or held, "nobody needs it, and its name was kept"
+        for segment, entry in self.ledger.entries.items():
+            assert entry.writable == (segment in self.writable)
         for segment, holders in recorded.items():
             assert holders <= self.alive, "a dead client holds nothing"
             assert holders or creator_of(segment) in self.alive, "nobody needs it, and it was kept"
