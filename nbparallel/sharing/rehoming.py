@@ -20,8 +20,10 @@ import mmap
 import os
 import sys
 
-from nbparallel.errors import SegmentInUseError
+from nbparallel.errors import FileDescriptorLimitError, SegmentInUseError, SharedMemoryFullError
+from nbparallel.sharing.descriptors import check_descriptor
 from nbparallel.sharing.holdings import Holdings
+from nbparallel.sharing.making_room import make_room
 from nbparallel.sharing.mapping import Access
 from nbparallel.sharing.reserving import explained
 from nbparallel.sharing.segment import Block, Segment
@@ -81,14 +83,21 @@ def rehome(holdings: Holdings, x: object, strategy: Strategy) -> None:
 
     source = None
     try:
-        source = strategy.create(old.nbytes, root.data, intend)
+        try:
+            source = strategy.create(old.nbytes, root.data, intend)
+        except (SharedMemoryFullError, FileDescriptorLimitError):
+            # What lies in the pool may be all that is missing.
+            if not make_room(holdings):
+                raise
+            source = strategy.create(old.nbytes, root.data, intend)
+        check_descriptor(source.fd)
         new = Block(source, old.mapping)
         # A user's file is mapped to its last byte, what the pool gives out to its last page.
         poolable = strategy.reuses_memory and source.nbytes == old.mapping.nbytes
         try:
             _replace(holdings, segment, new, poolable=poolable)
-        except BaseException:
-            # An interrupt fell in between: each step may be done twice, none may be missing.
+        except KeyboardInterrupt:
+            # It fell in between: each step may be done twice, none may be missing.
             _replace(holdings, segment, new, poolable=poolable)
             raise
         finally:

@@ -188,6 +188,28 @@ def test_what_cannot_move_is_refused(ranks, names, tmp_path, monkeypatch):
     assert strategy_of(x) == "file_descriptor"
 
 
+def test_pooled_memory_makes_room(monkeypatch):
+    """What is only kept for reuse is given back before a move is refused."""
+    x = nbp.zeros(SIZE)
+    current_store().trim()
+    spare = nbp.zeros(SIZE)
+    del spare
+    current_store().drain()
+    strategy = type(registry.find_strategy("file_system"))
+    create, calls = strategy.create, []
+
+    def full_once(self, *args):
+        calls.append(1)
+        if len(calls) == 1:
+            raise SharedMemoryFullError("there is no room")
+        return create(self, *args)
+
+    monkeypatch.setattr(strategy, "create", full_once)
+    assert strategy_of(nbp.migrate(x, "file_system")) == "file_system"
+    assert len(calls) == 2
+    assert not [record for record in nbp.segments() if getattr(record, "phase", "") == "pooled"]
+
+
 def test_a_file_is_left_behind(tmp_path):
     """A file that was opened keeps what it had; the array lives on in memory, for writing only if it was."""
     path = tmp_path / "x.npy"

@@ -3,7 +3,7 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nbparallel.supervisor import ledger
 from nbparallel.supervisor.ledger import (
@@ -31,8 +31,10 @@ from nbparallel.supervisor.ledger import (
 from nbparallel.wire.owners import record_path
 from nbparallel.wire.segments import LostReason, creator_of, segment_id
 
-CLIENTS = st.integers(0, 3)
-SEGMENTS = st.builds(segment_id, CLIENTS, st.integers(1, 3))
+CLIENTS = st.integers(0, 2)
+SEGMENTS = st.builds(segment_id, CLIENTS, st.integers(1, 2))
+STRANGERS = st.sampled_from([None] * 7 + [0, 1, 2])
+"""Who says what only a segment's creator says; None: it does."""
 SIZES = st.sampled_from([4096] * 4 + [8192])
 PATHS = st.builds("/dev/shm/nbp_aaaaaaaaa{}_{}".format, st.sampled_from("abcd"), st.sampled_from("bc"))
 
@@ -54,6 +56,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.writable = set()
         self.unwanted = set()
         self.sizes = {}
+
+    @initialize()
+    def all_join(self):
+        for client in range(3):
+            self.join(client)
 
     def step(self, event):
         actions = list(self.ledger.step(event))
@@ -116,10 +123,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert alone <= {action.segment for action in actions if isinstance(action, Close)}
         assert not any(isinstance(action, Idle) for action in actions), "a dead client's memory is not reused"
 
-    @rule(
-        client=CLIENTS, segment=SEGMENTS, writable=st.booleans(), nbytes=st.sampled_from([4096] * 4 + [8192])
-    )
-    def register(self, client, segment, writable, nbytes):
+    @rule(stranger=STRANGERS, segment=SEGMENTS, writable=st.booleans(), nbytes=SIZES)
+    def register(self, stranger, segment, writable, nbytes):
+        client = creator_of(segment) if stranger is None else stranger
         good = client in self.alive and creator_of(segment) == client
         if segment in self.open and nbytes != self.sizes[segment]:
             good = False
@@ -202,8 +208,9 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             assert (idle, closed) == (client == creator and (not known or not left), False)
 
-    @rule(client=CLIENTS, segment=SEGMENTS)
-    def allow_write(self, client, segment):
+    @rule(stranger=STRANGERS, segment=SEGMENTS)
+    def allow_write(self, stranger, segment):
+        client = creator_of(segment) if stranger is None else stranger
         good = client in self.alive and client == creator_of(segment)
         if good and segment in self.open:
             self.writable.add(segment)
@@ -211,8 +218,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert good == (actions == [])
         assert good or isinstance(actions[0], Offend)
 
-    @rule(client=CLIENTS, segment=SEGMENTS)
-    def forget(self, client, segment):
+    @rule(stranger=STRANGERS, segment=SEGMENTS)
+    def forget(self, stranger, segment):
+        client = creator_of(segment) if stranger is None else stranger
         good = client in self.alive and client == creator_of(segment)
         if good and segment in self.open:
             self.unwanted.add(segment)
