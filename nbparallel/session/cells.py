@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbparallel.errors import ChannelClosedError, SupervisorDiedError
 from nbparallel.session import source
 from nbparallel.session.crew import Crew
 from nbparallel.session.interrupt import Presses
@@ -16,6 +17,8 @@ from nbparallel.wire.messages import CellTask, Task
 from nbparallel.wire.names import NameUpdate
 
 ON_ERROR = ("stop", "continue")
+DEATH_MILLISECONDS = 1000
+"""A process that is killed closes its sockets a moment before its end can be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,15 @@ def launch(
     prepared = None
     updates: Mapping[int, tuple[NameUpdate, ...]] = {}
     if options.namespace is not None:
-        prepared = names.prepare(cell, options.namespace, who, options.share)
+        try:
+            prepared = names.prepare(cell, options.namespace, who, options.share)
+        except ChannelClosedError as error:
+            if not crew.supervisor.ended(DEATH_MILLISECONDS):
+                raise
+            raise SupervisorDiedError(
+                "the supervisor process died while the cell's arrays were on their way: the next cell starts "
+                "new ranks"
+            ) from error
         updates = prepared.updates
         notes += prepared.notes
     number = tasks.next_number()

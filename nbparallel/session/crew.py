@@ -117,7 +117,7 @@ class Crew:
     @property
     def lost(self) -> bool:
         """Whether the supervisor is gone or the session's thread failed: only a new crew helps."""
-        return self._error is not None or self.supervisor.dead
+        return self._error is not None or self.supervisor.ended()
 
     def next_event(self, timeout: float | None) -> tuple[RankHandle, Any] | None:
         """Return the next (handle, message); None after `timeout` seconds or a `wake`.
@@ -305,6 +305,7 @@ class Crew:
             sharing.current_store().disconnect(self.supervisor.broker)
         finally:
             self.supervisor.stop()
+            self._see_the_end()
             self._pump.stop()
             for handle in self.handles:
                 handle.close()
@@ -313,6 +314,14 @@ class Crew:
                 self.control.close()
             wake, self._wake = self._wake, -1
             os.close(wake)
+
+    def _see_the_end(self) -> None:
+        """Wait a moment for ranks that follow a killed supervisor: a sweep leaves the names of the living."""
+        deadline = time.monotonic() + SLICE_SECONDS
+        for pidfd in [handle.pidfd for handle in self.handles if handle.pidfd >= 0]:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            ready(poll, max(0.0, deadline - time.monotonic()) * 1000)
 
 
 def _internal(error: Exception) -> InternalError:

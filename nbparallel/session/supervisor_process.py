@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from nbparallel.session.leftovers import end_marked
 from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.polling import ready
 
 STOP_SECONDS = 2.0
 """How long an orderly stop may take before the supervisor itself is killed (its ranks die with it)."""
@@ -63,6 +65,14 @@ class SupervisorProcess:
         )
         pump.watch(self._pidfd, self._on_pidfd)
         pump.watch(self.control.fileno(), self._on_control)
+
+    def ended(self, milliseconds: float = 0) -> bool:
+        """Return whether the process has ended, heard of or not, after waiting for that as long as said."""
+        if self.dead:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(ready(poll, milliseconds))
 
     # requests -----------------------------------------------------------------------------------------
 

@@ -172,17 +172,30 @@ def write(record: str, owner: Owner) -> None:
             _write(pointer, replace(owner, directory=os.path.dirname(record)).text(), private=True)
         except OSError:
             pass  # the names can still be told by their record, by whoever looks there
-    _write(record, owner.text())
+    try:
+        _write(record, owner.text())
+    except BaseException:
+        remove_pointer(record)  # it would lead to nothing of ours
+        raise
 
 
 def remove(record: str) -> None:
     """Remove a record and its pointer; fine if they are gone."""
-    for path in (record, pointer_path(record)):
-        try:
-            if path:
-                os.unlink(path)
-        except OSError:
-            pass  # somebody was quicker, or the directory went away with it
+    _unlink(record)
+    remove_pointer(record)
+
+
+def remove_pointer(record: str) -> None:
+    """Remove the pointer to a record's directory; fine if there is none."""
+    _unlink(pointer_path(record))
+
+
+def _unlink(path: str) -> None:
+    try:
+        if path:
+            os.unlink(path)
+    except OSError:
+        pass  # somebody was quicker, or the directory went away with it
 
 
 def read(path: str) -> str:

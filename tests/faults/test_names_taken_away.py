@@ -186,6 +186,7 @@ def test_f82_a_name_that_is_taken(
     assert os.fstat(source.fd).st_ino == os.lstat(source.path).st_ino
     source.close()
     assert [path.name for path in folder.iterdir()] == [file]
+    assert not os.path.lexists(owners.pointer_path(owners.record_path(str(folder / taken))))
     assert victim.read_text() == "ten years of work"
 
 

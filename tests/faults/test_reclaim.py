@@ -19,6 +19,7 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.testing.names import names_of
+from nbparallel.wire.identity import process_state
 
 GENEROUS_SECONDS = 5.0
 """A watchdog's bound; the promise is 1 s."""
@@ -96,6 +97,12 @@ def test_what_only_a_dead_rank_made_stays_while_others_hold_it() -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.endswith(".owner") and mine(name)]
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; its parent may not have asked for it yet."""
+    state = process_state(pid)
+    return state is None or state.letter in "ZX"
+
+
 def mine(record: str) -> bool:
     """Return whether an owner record in /dev/shm is this process's, or of a rank of its."""
     from nbparallel.wire.owners import Owner, read
@@ -156,7 +163,7 @@ def test_the_janitors_own_death(kill: Callable[[Session, int], None]) -> None:
         assert len(names_of(os.getpid())) == 6
         pid = session.statistics().supervisor_pid
         kill(session, pid)
-        wait_until(lambda: not os.path.exists(f"/proc/{pid}/exe"), lambda: pid)
+        wait_until(lambda: has_ended(pid), lambda: pid)
         assert [int(x[0]) for x in arrays] == [0, 1]
         result = session.run("[int(x[-1]) for x in arrays]", namespace={"arrays": arrays})
         assert result.values == [[0, 1]] * 2
@@ -165,6 +172,41 @@ def test_the_janitors_own_death(kill: Callable[[Session, int], None]) -> None:
     assert names_of(os.getpid()) == [], "the new supervisor saw to the notebook's names"
     assert [int(x[0]) for x in arrays] == [0, 1]
     del arrays, result
+    nbp.sharing.current_store().drain()
+
+
+class Deadly(dict[str, object]):
+    """A namespace in which a look-up kills a process."""
+
+    pid = 0
+
+    def kill(self) -> None:
+        """Kill it, once."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            wait_until(lambda: has_ended(self.pid), lambda: self.pid)
+            self.pid = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.kill()
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> object:
+        self.kill()
+        return super().__getitem__(name)
+
+
+def test_the_janitor_dies_while_names_are_on_their_way() -> None:
+    """The cell says who died, rather than which socket was closed; the next one runs on new ranks."""
+    names = Deadly(x=np.ones(50_000), np=np)
+    with Session(2) as session:
+        session.run("rank")
+        names.pid = session.statistics().supervisor_pid
+        with pytest.raises(SupervisorDiedError):
+            session.run("x.sum()", namespace=names)
+        assert names.pid == 0
+        assert session.run("float(x.sum())", namespace=names).values == [50_000.0] * 2
+    del names
     nbp.sharing.current_store().drain()
 
 
