@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Announce the markers, mark this run for all processes below it."""
     config.addinivalue_line("markers", f"time_limit(seconds): may take longer than {LIMIT_SECONDS:g} s")
+    config.addinivalue_line("markers", "once: is long by itself; --repeat leaves it alone")
     config.addinivalue_line("markers", "may_leave(*kinds, reason): what is no leak in this test, and why")
     started = processes.read(os.getpid())
     # a run below a run (a test of this plugin) gets a mark of its own
@@ -47,9 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test ``--repeat`` times."""
+    """Run every test ``--repeat`` times, but for those that are marked ``once``."""
     count = metafunc.config.getoption("--repeat")
-    if count > 1:
+    if count > 1 and metafunc.definition.get_closest_marker("once") is None:
         metafunc.fixturenames.append("repetition")
         metafunc.parametrize("repetition", range(count))
 

@@ -5,7 +5,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.sharing.headroom import limits
 
-pytestmark = [pytest.mark.stress, pytest.mark.slow, pytest.mark.time_limit(600)]
+pytestmark = [pytest.mark.stress, pytest.mark.once, pytest.mark.slow, pytest.mark.time_limit(600)]
 
 
 def require_free(nbytes):
