@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from nbparallel.supervisor import sweep as sweeps
 from nbparallel.supervisor.death import Coroner, Fate
+from nbparallel.supervisor.strays import end_orphans, orphans_text
 from nbparallel.supervisor.sweep import StaleName, look, removal_text, sweep
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, this_process, this_world
@@ -419,6 +421,32 @@ def test_the_line_counts_segments_and_sessions() -> None:
     assert removal_text(0, 0, 0) == ""
     assert removal_text(1, 1 << 30, 1).startswith("removed 1 stale segment (1.0 GiB) of a session that")
     assert removal_text(5, 5, 2).startswith("removed 5 stale segments (5 B) of 2 sessions that")
+
+
+def test_the_line_about_processes() -> None:
+    """One, several, none."""
+    assert orphans_text(0) == ""
+    assert orphans_text(1) == "ended 1 process that a killed session had left running"
+    assert orphans_text(2) == "ended 2 processes that a killed session had left running"
+
+
+def test_an_orphan_is_told_by_the_record_in_its_environment() -> None:
+    """Who bears a dead session's record is ended; who bears a living one's, none or half of one is not."""
+    started = []
+    for record in (owner(DEAD).text(), owner(ME).text(), "", owner(DEAD).text()[:-1]):
+        environment = {**os.environ, "NBP_OWNER": record}
+        words = [sys.executable, "-c", "print(flush=True); input()"]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment))
+    for child in started:
+        assert child.stdout is not None
+        child.stdout.readline()
+    end_orphans()  # or another session of this machine was quicker
+    assert started[0].wait(10) == -signal.SIGKILL
+    assert [child.poll() for child in started[1:]] == [None] * 3
+    for child in started:
+        with child:
+            child.kill()
 
 
 def test_the_sweep_needs_only_the_standard_library() -> None:
