@@ -1,6 +1,7 @@
 # ruff: noqa: D102
 """The ledger as a state machine: hundreds of histories, no processes."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -32,7 +33,7 @@ from nbparallel.wire.owners import record_path
 from nbparallel.wire.segments import LostReason, creator_of, segment_id
 
 CLIENTS = st.integers(0, 2)
-SEGMENTS = st.builds(segment_id, CLIENTS, st.integers(1, 2))
+SEGMENTS = st.builds(segment_id, CLIENTS, st.sampled_from([1, 1, 1, 2]))
 STRANGERS = st.sampled_from([None] * 7 + [0, 1, 2])
 """Who says what only a segment's creator says; None: it does."""
 SIZES = st.sampled_from([4096] * 4 + [8192])
@@ -230,6 +231,16 @@ class LedgerMachine(RuleBasedStateMachine):
         if good and not self.holds.get(segment):
             assert segment not in self.open
 
+    @rule(segment=SEGMENTS, client=CLIENTS, wanted=st.booleans())
+    def hand_over(self, segment, client, wanted):
+        """Do in one step what happens most: a segment is made, fetched, and let go of by its maker."""
+        self.register(None, segment, False, self.sizes.get(segment, 4096))
+        self.ask(client, segment, False)
+        if wanted:
+            self.release(creator_of(segment), segment)
+        else:
+            self.forget(None, segment)
+
     @rule()
     def drain(self):
         actions = self.step(Drained())
@@ -266,7 +277,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLedger.pytestmark = [pytest.mark.time_limit(90)]
 TestLedger.__doc__ = (
     "Whatever clients say: held memory stays, unheld memory goes, every question is answered."
 )
