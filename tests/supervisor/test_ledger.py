@@ -175,7 +175,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.sequence += 1
         if client in self.alive:
             self.questions[self.sequence] = client
-        creator, known, held = creator_of(segment), segment in self.open, self.holds.get(segment)
+        creator, known, held = creator_of(segment), segment in self.open, bool(self.holds.get(segment))
         may = segment in self.writable or creator == client
         actions = self.step(Asked(client, segment, writable, self.sequence))
         if client not in self.alive:
@@ -199,7 +199,7 @@ class LedgerMachine(RuleBasedStateMachine):
         wanted = creator in self.alive and segment not in self.unwanted
         if held:
             self.holds[segment].discard(client)
-        left = self.holds.get(segment)
+        left = bool(self.holds.get(segment))
         actions = self.step(Released(client, segment))
         idle, closed = (any(isinstance(action, kind) for action in actions) for kind in (Idle, Close))
         if client not in self.alive:
