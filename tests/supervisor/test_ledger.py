@@ -1,6 +1,8 @@
 # ruff: noqa: D102
 """The ledger as a state machine: hundreds of histories, no processes."""
 
+import random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -111,7 +113,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.alive.add(client)
         assert self.step(Joined(client)) == []
 
-    @rule(client=CLIENTS)
+    @rule(client=CLIENTS, back=st.sampled_from([True, True, True, False]))
+    def go_and_come(self, client, back):
+        """End a client; as a rule another one comes under its number, or soon nobody would be there."""
+        self.go(client)
+        if back:
+            self.join(client)
+
     def go(self, client):
         self.alive.discard(client)
         alone = {segment for segment, holders in self.holds.items() if holders == {client}}
@@ -255,6 +263,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.open == set()
         assert self.files == {}, "every name that may exist has been removed"
         assert self.ledger == Ledger()
+        self.all_join()
 
     @invariant()
     def holds_agree(self):
@@ -282,6 +291,34 @@ TestLedger.pytestmark = [pytest.mark.time_limit(90)]
 TestLedger.__doc__ = (
     "Whatever clients say: held memory stays, unheld memory goes, every question is answered."
 )
+
+
+def test_random_histories():
+    """The same machine, driven evenly: Hypothesis likes short histories, and seldom draws an idle segment."""
+    random_ = random.Random(1)
+    for _ in range(300):
+        machine = LedgerMachine()
+        machine.all_join()
+        for _ in range(40):
+            client, yes = random_.randrange(3), random_.random() < 0.5
+            segment = segment_id(random_.randrange(3), random_.choice([1, 1, 1, 2]))
+            path = f"/dev/shm/nbp_aaaaaaaaaa_{random_.choice('bc')}"
+            step, *values = random_.choice(
+                [
+                    (machine.hand_over, segment, client, yes),
+                    (machine.ask, client, segment, yes),
+                    (machine.release, client, segment),
+                    (machine.register, None, segment, yes, machine.sizes.get(segment, 4096)),
+                    (machine.forget, None, segment),
+                    (machine.allow_write, None, segment),
+                    (machine.go_and_come, client, True),
+                    (machine.intend, client, path),
+                    (machine.register_named, segment, path),
+                    (machine.drain,),
+                ]
+            )
+            step(*values)
+            machine.holds_agree()
 
 
 def test_a_register_that_is_under_way_answers_a_question():
