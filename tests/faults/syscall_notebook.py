@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from nbparallel.testing import processes
@@ -128,11 +127,6 @@ class Notebook:
                 return f"{[str(record) for record in family]} {self.names()}"
             time.sleep(0.01)
         return ""
-
-    def sweep(self, names: list[str]) -> None:
-        """Remove names that nobody alive knows of."""
-        for name in names:
-            os.unlink(Path(f"/proc/self/fd/{self._place}", name))
 
     def end(self) -> None:
         """End its processes and remove what it had."""

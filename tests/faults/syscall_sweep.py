@@ -92,8 +92,7 @@ class Outcome:
     """``not reached``, ``no effect``, ``error``, ``ended``; or what must not be: ``hang``, ``leak``,
     ``foreign error``, ``broken``."""
     text: str = ""
-    for_the_sweep: int = 0
-    """Names that only the next session's sweep can find."""
+    """Which error, or what is wrong."""
 
     @property
     def bad(self) -> bool:
@@ -198,18 +197,14 @@ def _judge(notebook: Notebook, point: Point, said: dict[str, str], *, reached: b
         return Outcome(point, "hang" if isinstance(error, HungError) else "broken", f"afterwards: {error}")
     if "broken" in found:
         return Outcome(point, "broken", f"afterwards: {found['broken']}; before: {said['text']}")
-    more = dict(found["more"])
-    swept = 0
-    if point.victim == "supervisor" and point.action == "SIGKILL":
-        swept = more.pop("names", 0)  # who knew of them is dead
-        notebook.sweep(found["names"])
+    more = found["more"]
     if more:
-        return Outcome(point, "leak", f"{more} {found['names']} after {said['text'] or 'no error'}", swept)
+        return Outcome(point, "leak", f"{more} {found['names']} after {said['text'] or 'no error'}")
     if said["foreign"] and not _from_python_itself(point, said["foreign"]):
-        return Outcome(point, "foreign error", said["foreign"], swept)
+        return Outcome(point, "foreign error", said["foreign"])
     if not reached:
         return Outcome(point, "not reached")
-    return Outcome(point, "error" if said["error"] else "no effect", said["error"], swept)
+    return Outcome(point, "error" if said["error"] else "no effect", said["error"])
 
 
 def _from_python_itself(point: Point, text: str) -> bool:
@@ -255,8 +250,8 @@ def table(outcomes: list[Outcome]) -> str:
     """Return the table of docs/sweep.md."""
     rows = [
         "| strategy | victim | killed at | failed | of these no effect | an error of ours | ended cleanly "
-        "| not reached | names for the sweep | foreign errors | leaks | hangs, broken |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| not reached | foreign errors | leaks | hangs, broken |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
@@ -270,7 +265,6 @@ def table(outcomes: list[Outcome]) -> str:
             kills,
             len(group) - kills,
             *(kinds[kind] for kind in ("no effect", "error", "ended", "not reached")),
-            sum(outcome.for_the_sweep for outcome in group),
             *(kinds[kind] for kind in ("foreign error", "leak")),
             kinds["hang"] + kinds["broken"],
         ]
