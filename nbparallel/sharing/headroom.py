@@ -43,10 +43,10 @@ class Limit:
 
 def read_text(path: str) -> str:
     """Return a small file's text; `OSError` if there is none."""
-    # Decoded here: a text file would import its codec when it is first used, and that may fail just when
-    # the system is short of memory.
-    with open(path, "rb") as file:
-        return file.read().decode("ascii", "replace")
+    # UTF-8 is there from the start; another codec would be imported when it is first used, and that may
+    # fail just when the system is short of memory.
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def limits(read: ReadText = read_text) -> Iterator[Limit]:

@@ -21,7 +21,7 @@ OTHERS_SHARE = 8
 def most_mappings() -> int:
     """Return how many segments a process may map."""
     try:
-        with open("/proc/sys/vm/max_map_count", encoding="ascii") as file:
+        with open("/proc/sys/vm/max_map_count", encoding="utf-8") as file:
             limit = int(file.read())
     except (OSError, ValueError):
         return 1 << 40  # not Linux

@@ -85,7 +85,7 @@ def huge_mode(device: int) -> str:
                 if before.split()[2] == wanted:
                     options = after.split()[-1].split(",")
                     return next((word[5:] for word in options if word.startswith("huge=")), "never")
-        with open(_SHMEM, encoding="ascii") as file:
+        with open(_SHMEM, encoding="utf-8") as file:
             return file.read().partition("[")[2].partition("]")[0] or "never"
     except OSError:
         return "never"  # not Linux, or built without them

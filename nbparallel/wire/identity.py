@@ -103,7 +103,7 @@ def this_world() -> World:
 def boot_time() -> float | None:
     """Return when this machine booted, in seconds as file times are; None if it does not say."""
     try:
-        with open("/proc/stat", encoding="ascii") as file:
+        with open("/proc/stat", encoding="utf-8") as file:
             return next((float(line.split()[1]) for line in file if line.startswith("btime ")), None)
     except (OSError, ValueError):
         return None
@@ -111,7 +111,7 @@ def boot_time() -> float | None:
 
 def _first_line(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.readline().strip()
     except OSError:
         return ""
