@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -67,14 +68,13 @@ def test_f74_a_read_only_dev_shm() -> None:
 
 
 @pytest.mark.time_limit(60)
-def test_f74_no_dev_shm() -> None:
+def test_f74_no_dev_shm(tmp_path: Path) -> None:
     """The same without the directory."""
     words = (
-        "mkdir /tmp/dev && for f in null zero random urandom tty; do touch /tmp/dev/$f;"
-        " mount --bind /dev/$f /tmp/dev/$f; done; ln -s /proc/self/fd /tmp/dev/fd;"
-        " mount --rbind /tmp/dev /dev"
+        "for f in null zero random urandom tty; do touch $0/$f; mount --bind /dev/$f $0/$f; done;"
+        " ln -s /proc/self/fd $0/fd; mount --rbind $0 /dev"
     )
-    before = ["unshare", "-Urm", "sh", "-c", f'mount -t tmpfs nbp /tmp && {words} && exec "$@"', "sh"]
+    before = ["unshare", "-Urm", "sh", "-c", f'mount -t tmpfs nbp $0 && {words} && exec "$@"', str(tmp_path)]
     text = script("file_descriptor", "file_region", "mmap") + (
         "print(nbp.get_all_sharing_strategies().missing['file_system'])\n"
     )
