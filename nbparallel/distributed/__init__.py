@@ -136,9 +136,9 @@ def all_reduce(
     return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
 
 
-def barrier(group: Group | None = None, async_op: bool = False, **options: Any) -> None:
+def barrier(group: Group | None = None, async_op: bool = False, **options: Any) -> Any:
     """Return when every rank has called it."""
-    (_current or current()).barrier(group, async_op, **options)
+    return (_current or current()).barrier(group, async_op, **options)
 
 
 def _operation(name: str) -> Callable[..., Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from nbparallel.distributed.begun import Pending
 from nbparallel.distributed.collectives import Collectives
+from nbparallel.distributed.deferring import Deferring, Plan
 from nbparallel.distributed.group import Group, Team, Teams
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.point_to_point import PointToPoint
-from nbparallel.distributed.work import Tickets
+from nbparallel.distributed.work import Tickets, Work
 
 T = TypeVar("T")
 GroupLike = Group | None
@@ -27,10 +29,8 @@ class Caller:
     _teams: Teams
     _tickets: Tickets
 
-    def _team(self, group: GroupLike, *, async_op: bool = False) -> Team:
+    def _team(self, group: GroupLike) -> Team:
         """Return the team for a collective that begins now; raises why none can."""
-        if async_op:
-            raise NotImplementedError("async_op=True does not work yet: leave it out, the call then blocks")
         member = self._member
         if group is None:
             if not (member.ready and member.whole):
@@ -45,7 +45,10 @@ class Caller:
         member = self._member
         member.ready = False
         try:
-            value = call(team.collectives or self._teams.open(team, deadline_ns))
+            collectives = team.collectives or self._teams.open(team, deadline_ns)
+            if collectives.begun:
+                collectives.begun.flush(deadline_ns=deadline_ns)
+            value = call(collectives)
             member.ready = True
         except BaseException as error:
             member.failed(error)
@@ -63,6 +66,29 @@ class Caller:
             member.failed(error)
             raise
         return value
+
+    def _begin(
+        self, team: Team, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
+    ) -> Work:
+        """Begin one collective of a team, to be finished later; `filled` is what it returns then."""
+        work = Work(f"{name}(async_op=True)", self._member.line())
+
+        def start() -> None:
+            collectives = team.collectives or self._teams.open(team, None)
+            movement, complete = describe(collectives.later)
+            pending = Pending(movement, complete if filled is None else lambda _: filled, work)
+            self._tickets.add(work)
+            collectives.begun.add(pending)
+
+        def push(deadline_ns: int | None, wait: bool) -> None:
+            collectives = team.collectives
+            if collectives is not None:
+                begun = collectives.begun
+                self._talk(lambda: begun.flush(work, deadline_ns) if wait else begun.advance())
+
+        work.begin(push)
+        self._talk(start)
+        return work
 
     def _of_two(self, group: GroupLike) -> Team:
         """Return the team for a message that is sent or received now."""

@@ -10,11 +10,13 @@ from typing import Any
 
 from nbparallel.distributed.all_reduce import AllReduce
 from nbparallel.distributed.area import Area
+from nbparallel.distributed.begun import Begun
 from nbparallel.distributed.broadcasting import Broadcast
+from nbparallel.distributed.deferring import Deferring
 from nbparallel.distributed.exchange import Exchange
 from nbparallel.distributed.fingerprint import fingerprint
 from nbparallel.distributed.gathering import Gathering
-from nbparallel.distributed.meeting import Meeting
+from nbparallel.distributed.later import MeetingLater
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.reducing import Reducing
 from nbparallel.distributed.scattering import Scattering
@@ -32,7 +34,7 @@ class Collectives:
 
     def __init__(self, member: Member, area: Area) -> None:
         self._member, self._area = member, area
-        self._meeting = Meeting(member, area)
+        self._meeting = MeetingLater(member, area)
         self._scratch = Scratch(member, self._meeting)
         self.all_reduce = AllReduce(member, self._meeting, self._scratch)
         self._broadcast = Broadcast(member, self._meeting, self._scratch)
@@ -41,8 +43,15 @@ class Collectives:
         self._exchange = Exchange(member, self._meeting)
         gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather = gathering.all_gather, gathering.gather
+        self.later = Deferring(area.ranks, area.index)
+        self.begun = Begun(self._meeting, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)
         self.scatter, self.all_to_all = self._scattering.scatter, self._scattering.all_to_all
+
+    def _changed(self) -> None:
+        """Let the quick ways of the world be taken only while nothing that was begun there is under way."""
+        if self._area.is_world:
+            self._member.plain = self._member.whole and not self.begun
 
     def barrier(self, deadline_ns: int | None) -> None:
         """Wait until every member is here."""

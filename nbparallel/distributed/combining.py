@@ -48,11 +48,11 @@ class Combining(Caller):
             The array is read-only, or several ranks passed the same memory.
         """
         member = self._member
-        if not (member.ready and member.whole) or group is not None or async_op:
-            limit = deadline(timeout)
-            return self._run(
-                self._team(group, async_op=async_op), limit, lambda c: c.all_reduce(tensor, op, limit)
-            )
+        if not (member.ready and member.plain) or group is not None or async_op:
+            limit, team = deadline(timeout), self._team(group)
+            if async_op:
+                return self._begin(team, "all_reduce", lambda later: later.all_reduce(tensor, op))
+            return self._run(team, limit, lambda c: c.all_reduce(tensor, op, limit))
         member.ready = False
         try:
             value = self._world.all_reduce(tensor, op, None if timeout is None else deadline(timeout))
@@ -62,7 +62,7 @@ class Combining(Caller):
             raise
         return value
 
-    def barrier(self, group: GroupLike = None, async_op: bool = False, *, timeout: Timeout = None) -> None:
+    def barrier(self, group: GroupLike = None, async_op: bool = False, *, timeout: Timeout = None) -> Any:
         """Return when every rank has called it.
 
         Raises
@@ -71,10 +71,11 @@ class Combining(Caller):
             The time-out ran out; it names those who have not come.
         """
         member = self._member
-        if not (member.ready and member.whole) or group is not None or async_op:
-            limit = deadline(timeout)
-            self._run(self._team(group, async_op=async_op), limit, lambda c: c.barrier(limit))
-            return
+        if not (member.ready and member.plain) or group is not None or async_op:
+            limit, team = deadline(timeout), self._team(group)
+            if async_op:
+                return self._begin(team, "barrier", lambda later: later.barrier())
+            return self._run(team, limit, lambda c: c.barrier(limit))
         member.ready = False
         try:
             self._world.barrier(None if timeout is None else deadline(timeout))
@@ -82,6 +83,7 @@ class Combining(Caller):
         except BaseException as error:
             member.failed(error)
             raise
+        return None
 
     def monitored_barrier(
         self, group: GroupLike = None, timeout: Timeout = None, wait_all_ranks: bool = False
@@ -132,8 +134,10 @@ class Combining(Caller):
             The array on `dst` would be written and is another rank's too.
         """
         limit = deadline(timeout)
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         root = team.place(dst, group_dst, "dst", team.ranks[0])
+        if async_op:
+            return self._begin(team, "reduce", lambda later: later.reduce(tensor, root, op))
         return self._run(team, limit, lambda c: c.reduce(tensor, root, op, limit))
 
     def reduce_scatter(
@@ -172,11 +176,13 @@ class Combining(Caller):
             Wrong sizes; or an output lies over another rank's shared memory.
         """
         limit = deadline(timeout)
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         values, output = tensor, None
         if input_list is not MISSING:
             values, output = input_list, check_output(tensor, "reduce_scatter")
         parts = parts_of(values, len(team.ranks), "reduce_scatter")
+        if async_op:
+            return self._begin(team, "reduce_scatter", lambda later: later.reduce_scatter(parts, op, output))
         whole = values if type(values) is np.ndarray else None
         found = self._run(team, limit, lambda c: c.reduce_scatter(parts, whole, op, output, limit))
         return found if output is None else tensor
@@ -196,9 +202,13 @@ class Combining(Caller):
         input : array
             Of all parts one behind the other along axis 0, or stacked along a first axis of `world_size`.
         """
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         target = check_output(output, "reduce_scatter_tensor")
         parts = equal_parts(input, target, len(team.ranks), "reduce_scatter_tensor", "input")
+        if async_op:
+            return self._begin(
+                team, "reduce_scatter_tensor", lambda later: later.reduce_scatter(parts, op, target)
+            )
         whole = input if type(input) is np.ndarray else None
         self._run(team, None, lambda c: c.reduce_scatter(parts, whole, op, target, None))
         return output

@@ -56,6 +56,7 @@ class Communicator(Messaging, Combining, ObjectLists, Grouping):
         self._world = Collectives(self._member, world_area(self._view, rank))
         self._messages = PointToPoint(self._member)
         self._teams = Teams(self._member, self._messages, self._world)
+        self._member.progress = self._progress
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
         self.forgotten: list[str] = []
@@ -88,9 +89,25 @@ class Communicator(Messaging, Combining, ObjectLists, Grouping):
         """Publish the line of the cell's statement that begins now; the error about a death names it."""
         self._member.at_line(line)
 
+    def finish_cell(self) -> None:
+        """Finish the collectives that the cell has begun; to be called when its code has ended well.
+
+        Raises
+        ------
+        NbParallelError, KeyboardInterrupt
+            As the operations themselves.
+        """
+        if self._member.ready:
+            self._talk(self._teams.flush)
+
+    def _progress(self) -> None:
+        self._messages.drain()
+        self._teams.advance()
+
     def end_cell(self, failure: BaseException | None) -> None:
         """Leave the cell; with a failure, whoever waits for this rank raises `PeerFailedError`."""
         self._messages.drop()
+        self._teams.drop()
         self.forgotten = self._tickets.settle()
         self._member.end_cell(failure)
         self.release()

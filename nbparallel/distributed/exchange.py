@@ -25,6 +25,7 @@ import numpy as np
 
 from nbparallel.distributed.broadcasting import as_plain_array
 from nbparallel.distributed.fingerprint import Fingerprint, fingerprint
+from nbparallel.distributed.later import MeetingLater, Posting
 from nbparallel.distributed.letters import (
     NOTHING,
     OBJECT_FORM,
@@ -35,7 +36,6 @@ from nbparallel.distributed.letters import (
     refer,
     reference,
 )
-from nbparallel.distributed.meeting import Meeting
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import AnyArray, Span, conflict, decode_handle, encode_handle
 from nbparallel.distributed.messages import OBJECT, VIEW, Packer
@@ -46,11 +46,15 @@ MAX_FORMS = 4096
 """Remembered words; one costs two microseconds."""
 
 
+Prepared = tuple[bytes, object]
+"""A letter, and what must live until it was read."""
+
+
 class Labels:
     """The fingerprints of one operation, by what is passed to it."""
 
-    def __init__(self, operation: Operation, ranks: Sequence[int]) -> None:
-        self._name, self._ranks = operation.name, ranks
+    def __init__(self, operation: Operation, ranks: Sequence[int], *, later: bool = False) -> None:
+        self._name, self._ranks = operation.name + ("+async" if later else ""), ranks
         self._known: dict[Any, Fingerprint] = {}
 
     def __call__(
@@ -106,7 +110,7 @@ class Movement:
 class Exchange:
     """One rank's side of all movements in a group."""
 
-    def __init__(self, member: Member, meeting: Meeting) -> None:
+    def __init__(self, member: Member, meeting: MeetingLater) -> None:
         self._member, self._meeting = member, meeting
         self._packer = Packer(member.store, member.attach, meeting.payload_nbytes)
         self._forms: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
@@ -127,16 +131,48 @@ class Exchange:
         meeting.put(letter)
         if not meeting.meet():
             meeting.compare()
-        letters = [self._open(i) for i in range(len(meeting.ranks))]
-        self._check_forms(letters, movement)
-        self._check_memory(letters)
-        found = [self._take(movement, values, letters[i], i) for i in movement.sources]
+        letters, found = self._read(movement, values)
         if any(letter.waits for letter in letters):
             member.check_peers()  # whoever failed meanwhile may be changing what was just copied
             meeting.stop_reading()
             if draft.waits:
                 meeting.wait_until_read()
         meeting.end()
+        return found
+
+    def _read(self, movement: Movement, values: Sequence[Any]) -> tuple[list[Letter], list[Any]]:
+        """Compare all letters, and take what is for this member."""
+        letters = [self._open(i) for i in range(len(self._meeting.ranks))]
+        self._check_forms(letters, movement)
+        self._check_memory(letters)
+        return letters, [self._take(movement, values, letters[i], i) for i in movement.sources]
+
+    # -- without waiting -----------------------------------------------------------------------------------
+
+    def prepare(self, movement: Movement) -> Prepared:
+        """Return a letter of copies: the user's arrays and objects may change from then on."""
+        self.release()
+        # Also what this member takes itself.
+        movement.values = [x.copy() if isinstance(x, np.ndarray) else x for x in movement.values]
+        draft, keep = self._write(movement, movement.values)
+        letter, memory = self._fold(draft)
+        return letter, (keep, memory)
+
+    def post(self, movement: Movement, prepared: Prepared, line: int) -> Posting:
+        """Leave a letter and arrive; there must be a free slot."""
+        meeting = self._meeting
+        meeting.begin(movement.operation, movement.label, line)
+        self._held.append((meeting.number, prepared[1]))
+        self._member.operations += 1
+        meeting.put(prepared[0])
+        return meeting.arrive()
+
+    def collect(self, movement: Movement, posting: Posting) -> list[Any]:
+        """Take from the letters of a posted movement, at which all have arrived."""
+        with self._meeting.resumed(posting):
+            self._meeting.compare()
+            _, found = self._read(movement, movement.values)
+            self._meeting.end(wake=True)
         return found
 
     def release(self) -> None:

@@ -173,6 +173,24 @@ class Teams:
             raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {team.group}")
         return area
 
+    def advance(self) -> None:
+        """Let collectives that were begun go on, without waiting."""
+        for team in list(self._known.values()):
+            if team.collectives is not None:
+                team.collectives.begun.advance()
+
+    def flush(self) -> None:
+        """Finish all collectives that were begun."""
+        for team in list(self._known.values()):
+            if team.collectives is not None:
+                team.collectives.begun.flush()
+
+    def drop(self) -> None:
+        """End what was begun with its cell."""
+        for team in self._known.values():
+            if team.collectives is not None:
+                team.collectives.begun.drop()
+
     def release(self) -> None:
         """Let go of copies that everybody has read."""
         for team in self._known.values():

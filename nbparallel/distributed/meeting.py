@@ -139,11 +139,13 @@ class Meeting:
         if not self._strong_order:
             self._member.waiter.fence()
 
-    def end(self) -> None:
-        """Give the others' slots free, and this rank's next operation."""
+    def end(self, *, wake: bool = False) -> None:
+        """Give the others' slots free, and this rank's next operation; wake who waits for that."""
         if not self._strong_order:
             self._member.waiter.fence()  # all reads before the word that gives the slots free
         self._words[self._done] = self.number
+        if wake:
+            self.stop_reading()
         self._member.open = 0
         if faultpoints.ARMED:
             faultpoints.hit("leave", self._member.rank)

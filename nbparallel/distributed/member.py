@@ -73,6 +73,8 @@ class Member:
         does, nothing has failed in this epoch, this is no forked child.
     whole : bool
         The cell runs on all ranks.
+    plain : bool
+        So it is, and no collective of the world was begun and not ended.
     open : int
         The collective that this rank has begun and not ended: an exception now voids the epoch.
     exposed : bool
@@ -108,7 +110,7 @@ class Member:
         self.cell, self.filename = 0, ""
         self.participants: tuple[int, ...] = ()
         self.peers: tuple[int, ...] = ()
-        self.ready = self.whole = self.exposed = False
+        self.ready = self.whole = self.plain = self.exposed = False
         self.open = 0
         self.cause: BaseException | None = None
         self.progress: Callable[[], None] = _nothing
@@ -131,7 +133,7 @@ class Member:
             raise ValueError(f"rank {self.rank} is not among the cell's ranks {participants}")
         self.cell, self.participants, self.filename = cell, tuple(participants), filename
         self.peers = tuple(r for r in participants if r != self.rank)
-        self.whole = len(self.participants) == self.world_size
+        self.whole = self.plain = len(self.participants) == self.world_size
         self._go_on = go_on
         self._lines.clear()
         self._began_ns = time.monotonic_ns()

@@ -66,7 +66,7 @@ class Moving(Caller):
             and not async_op
             and not view
             and member.ready
-            and member.whole
+            and member.plain
             and group_src is None
         ):
             root = 0 if src is None else src
@@ -80,12 +80,15 @@ class Moving(Caller):
                 member.failed(error)
                 raise
             return value
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         root = team.place(src, group_src, "src", team.ranks[0])
         if view and tensor is not None and team.index != root:
             raise ValueError(
                 "broadcast with view=True returns the root's array: pass None on the other ranks"
             )
+        if async_op:
+            _refuse_views(view)
+            return self._begin(team, "broadcast", lambda later: later.broadcast(tensor, root))
         return self._run(team, limit, lambda c: c.broadcast(tensor, root, limit, view=view))
 
     def all_gather(
@@ -97,7 +100,7 @@ class Moving(Caller):
         *,
         view: bool = False,
         timeout: Timeout = None,
-    ) -> list[Any]:
+    ) -> Any:
         """Give every rank the values of all: ``values = all_gather(x)``, or ``all_gather(arrays, x)``.
 
         Parameters
@@ -123,10 +126,18 @@ class Moving(Caller):
             A list of the wrong length, arrays that share memory, or memory that another rank uses.
         """
         limit = deadline(timeout)
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         value, outputs = tensor_list, []
         if tensor is not MISSING:
             value, outputs = tensor, _outputs(tensor_list, len(team.ranks), "all_gather", view=view)
+        if async_op:
+            _refuse_views(view)
+            return self._begin(
+                team,
+                "all_gather",
+                lambda later: later.all_gather(value, outputs),
+                tensor_list if outputs else None,
+            )
         found = self._run(team, limit, lambda c: c.all_gather(value, outputs, limit, view=view))
         return tensor_list if outputs else found
 
@@ -141,7 +152,7 @@ class Moving(Caller):
         group_dst: int | None = None,
         view: bool = False,
         timeout: Timeout = None,
-    ) -> list[Any] | None:
+    ) -> Any:
         """Give rank `dst` the values of all: ``values = gather(x, dst=0)``.
 
         Parameters
@@ -162,7 +173,7 @@ class Moving(Caller):
             As `all_gather`.
         """
         limit = deadline(timeout)
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         if isinstance(gather_list, int | np.integer):
             raise TypeError(f"gather takes a list of arrays as its second argument: write dst={gather_list}")
         root = team.place(dst, group_dst, "dst", team.ranks[0])
@@ -171,6 +182,11 @@ class Moving(Caller):
             if team.index != root:
                 raise ValueError(f"only rank {team.ranks[root]}, the destination, passes a gather_list")
             outputs = _outputs(gather_list, len(team.ranks), "gather", view=view)
+        if async_op:
+            _refuse_views(view)
+            return self._begin(
+                team, "gather", lambda later: later.gather(tensor, root, outputs), gather_list or None
+            )
         found = self._run(team, limit, lambda c: c.gather(tensor, root, outputs, limit, view=view))
         return gather_list if outputs else found
 
@@ -207,7 +223,7 @@ class Moving(Caller):
             On all ranks: other calls, or a part does not fit the array that is to take it.
         """
         limit = deadline(timeout)
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         root = team.place(src, group_src, "src", team.ranks[0])
         values: Sequence[Any] = ()
         output = None
@@ -226,6 +242,14 @@ class Moving(Caller):
             output = None if tensor is None else check_output(tensor, "scatter")
         if view and output is not None:
             raise ValueError("scatter with view=True returns views and fills no array")
+        if async_op:
+            _refuse_views(view)
+            return self._begin(
+                team,
+                "scatter",
+                lambda later: later.scatter(values, root, output),
+                tensor if output is not None else None,
+            )
         found = self._run(team, limit, lambda c: c.scatter(values, root, output, limit, view=view))
         return tensor if output is not None else found
 
@@ -238,7 +262,7 @@ class Moving(Caller):
         *,
         view: bool = False,
         timeout: Timeout = None,
-    ) -> list[Any]:
+    ) -> Any:
         """Give every rank one value of every rank: ``received = all_to_all(values)``.
 
         Parameters
@@ -260,13 +284,21 @@ class Moving(Caller):
             As `all_gather`.
         """
         limit = deadline(timeout)
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         size = len(team.ranks)
         values, outputs = output_tensor_list, []
         if input_tensor_list is not MISSING:
             values = input_tensor_list
             outputs = _outputs(output_tensor_list, size, "all_to_all", view=view)
         parts = parts_of(values, size, "all_to_all")
+        if async_op:
+            _refuse_views(view)
+            return self._begin(
+                team,
+                "all_to_all",
+                lambda later: later.all_to_all(parts, outputs),
+                output_tensor_list if outputs else None,
+            )
         found = self._run(team, limit, lambda c: c.all_to_all(parts, outputs, limit, view=view))
         return output_tensor_list if outputs else found
 
@@ -280,11 +312,18 @@ class Moving(Caller):
         async_op: bool = False,
     ) -> Any:
         """Fill one array with the equal arrays of all ranks, behind each other or stacked; returns it."""
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         output = check_output(output_tensor, "all_gather_into_tensor")
         if not isinstance(input_tensor, np.ndarray):
             raise TypeError(f"all_gather_into_tensor needs an array, not {type(input_tensor).__name__}")
         rows = equal_parts(output, input_tensor, len(team.ranks), "all_gather_into_tensor", "output_tensor")
+        if async_op:
+            return self._begin(
+                team,
+                "all_gather_into_tensor",
+                lambda later: later.all_gather(input_tensor, rows),
+                output_tensor,
+            )
         self._run(team, None, lambda c: c.all_gather(input_tensor, rows, None, view=False))
         return output_tensor
 
@@ -306,13 +345,22 @@ class Moving(Caller):
         output_split_sizes, input_split_sizes : sequence of int, optional
             Rows from and for each rank, 0 allowed; by default equal parts.
         """
-        team = self._team(group, async_op=async_op)
+        team = self._team(group)
         size, name = len(team.ranks), "all_to_all_single"
         target = check_output(output, name)
         outputs = rows_of(target, output_split_sizes, size, name, "output")
         parts = rows_of(input, input_split_sizes, size, name, "input")
+        if async_op:
+            return self._begin(
+                team, "all_to_all_single", lambda later: later.all_to_all(parts, outputs), output
+            )
         self._run(team, None, lambda c: c.all_to_all(parts, outputs, None, view=False))
         return output
+
+
+def _refuse_views(view: bool) -> None:
+    if view:
+        raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
 
 
 def _outputs(outputs: Any, size: int, operation: str, *, view: bool) -> list[Any]:

@@ -62,6 +62,8 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
             if task.seed is not None:
                 engine.defaults.set(rng=defaults.random_streams(task.seed, engine.rank))
             value, failure = _perform(engine, task)
+            if failure is None and communicator is not None and os.getpid() == engine.pid:
+                communicator.finish_cell()
         finally:
             engine.interrupts.disarm()
     except BaseException as error:  # noqa: BLE001  a rank survives everything and reports it

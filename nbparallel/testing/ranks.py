@@ -204,6 +204,7 @@ def _child(
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             value = function(communicator)
+            communicator.finish_cell()
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         except BaseException as caught:  # noqa: BLE001 - it is what the test wants to see
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -49,6 +50,7 @@ def test_the_order_of_receives(ranks: Any) -> None:
         if c.rank == 0:
             works = [c.irecv(src=1) for _ in range(50)]
             anybody = c.irecv(tag=9)
+            time.sleep(0.3)  # all have arrived, and nothing has looked at them
             assert c.recv(src=1) == 50
             assert [w.result() for w in reversed(works)] == list(range(49, -1, -1))
             c.barrier()
@@ -92,19 +94,22 @@ def test_progress_in_other_waits(ranks: Any) -> None:
 
     def work(c: Communicator) -> None:
         if c.rank == 0:
-            w = c.irecv(src=1)
+            buffer = np.zeros(3)
+            w = c.irecv(buffer, src=1)
             assert not w.is_completed()
             assert "under way" in repr(w)
             c.barrier()
             c.barrier()
+            assert (buffer == 7).all(), "not before it was asked"
             assert w.is_completed()
-            assert w.result() == "x"
+            assert w.result() is buffer
             with pytest.raises(CollectiveTimeoutError, match="rank 1"):
                 c.irecv(src=1, tag=5).wait(timeout=0.05)
             c.barrier()
         else:
             c.barrier()
-            c.isend("x", 0)
+            c.isend(np.full(3, 7.0), 0)
+            time.sleep(0.3)
             c.barrier()
             c.barrier()
 

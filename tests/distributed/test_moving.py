@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, current
+from nbparallel.distributed import Communicator
 
 DTYPES = ("b1", "i1", "u2", "i8", "f2", "f8", "c16", ">f4", "M8[s]", "S5", "U3", "i4,f8")
 SIZES = (0, 1, 7, 3000, 20_000, 300_000)
@@ -193,32 +192,6 @@ def test_the_sender_may_write_at_once(ranks: Any) -> None:
                 part = c.scatter(x if c.rank == i % 3 else None, src=i % 3)
                 x[...] = -2
                 assert (part == -1).all()
-
-    ranks(3, work)
-
-
-class Slow:
-    """A value that rank 2 takes its time to rebuild."""
-
-    def __reduce__(self) -> Any:
-        return _slowly, ()
-
-
-def _slowly() -> None:
-    if current().rank == 2:
-        time.sleep(0.3)
-
-
-def test_a_slow_reader_keeps_what_it_reads(ranks: Any) -> None:
-    """Copies that a sender made for its readers stay until the last of them has read, whatever comes next."""
-
-    def work(c: Communicator) -> None:
-        for i in range(3):
-            found = c.all_gather(Slow() if c.rank == 0 else np.full(200_000, float(i)))
-            if c.rank != 0:
-                # Memory that was let go of too early would be used again here.
-                c._member.store.empty(200_000)[...] = -1
-            assert (found[1] == i).all(), i
 
     ranks(3, work)
 

@@ -73,7 +73,13 @@ def program(c: Communicator, operations: int, seed: int) -> int:
     """Run a random program that is the same on all ranks; returns how many operations were right."""
     n, rng = c.world_size, np.random.default_rng(seed)
     mine = np.random.default_rng([seed, c.rank])
+    begun: list[tuple[Any, int]] = []
     for step in range(operations):
+        if rng.random() < 0.1:  # begun on all at the same place, waited for wherever each rank likes
+            begun.append((c.all_reduce(np.full(3, c.rank + step), async_op=True), n * step + sum(range(n))))
+        if begun and mine.random() < 0.1:
+            w, total = begun.pop(int(mine.integers(len(begun))))
+            assert (w.result() == total).all()
         kind = int(rng.integers(8 + len(KINDS)))
         if kind >= 8:
             movement(c, rng, KINDS[kind - 8], step, shared=bool(mine.random() < 0.3))
@@ -105,6 +111,7 @@ def program(c: Communicator, operations: int, seed: int) -> int:
             assert values == {r * 1000 + step for r in range(n) if r != root}
         else:
             c.send(c.rank * 1000 + step, root, tag=7 + step)
+    assert all((w.result() == total).all() for w, total in begun)
     return operations
 
 

@@ -56,3 +56,27 @@ def test_work_that_nobody_waited_for() -> None:
         assert session.run("w = irecv(src=1 - rank)").ranks[1].stderr
         with pytest.raises(ParallelError, match=r"StaleWorkError on rank 0.*irecv.*ended since"):
             session.run("w.wait()", ranks=(0,))
+
+
+SLOW = """
+import os, time
+import numpy as np
+class Slow:
+    def __reduce__(self):
+        return slowly, ()
+def slowly():
+    if os.environ["RANK"] == "2":
+        time.sleep(0.3)
+right = []
+for i in range(3):
+    found = all_gather(Slow() if rank == 0 else np.full(300_000, float(i)))
+    right.append(bool((found[1] == i).all()))
+right
+"""
+
+
+@pytest.mark.time_limit(60)
+def test_a_slow_reader_keeps_what_it_reads() -> None:
+    """Copies that a sender made for its readers stay until the last of them has read, whatever comes next."""
+    with Session(3) as session:
+        assert list(session.run(SLOW).values) == [[True] * 3] * 3

@@ -1,0 +1,365 @@
+"""Collectives with async_op=True: the same results, later; nothing hangs that did not hang before."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeadlockError,
+    PeerFailedError,
+    StaleWorkError,
+)
+from nbparallel.testing.ranks import Running
+from tests.distributed.oracle import DTYPES, allowed, example, expected, same
+
+
+def begin_all(c: Communicator, x: np.ndarray[Any, Any], **options: Any) -> dict[str, tuple[Any, Any]]:
+    """Begin every collective with small and with filled arguments; return works and their sync twins."""
+    n, me = c.world_size, c.rank
+    root = n - 1
+    mine = me == root
+    parts = np.array_split(x, n)
+
+    def rooted(values: Any) -> Any:
+        return values if mine else None
+
+    calls: dict[str, Callable[..., Any]] = {
+        "barrier": lambda **o: c.barrier(**o),
+        "broadcast": lambda **o: c.broadcast(rooted(x), src=root, **o),
+        "broadcast into": lambda **o: c.broadcast(x.copy() if mine else np.zeros_like(x), src=root, **o),
+        "all_reduce": lambda **o: c.all_reduce(x.copy(), "max", **o),
+        "all_reduce number": lambda **o: c.all_reduce(me + 1, **o),
+        "reduce": lambda **o: c.reduce(x.copy(), root, **o),
+        "reduce number": lambda **o: c.reduce(me + 0.5, 0, "avg", **o),
+        "reduce_scatter": lambda **o: c.reduce_scatter(x, **o),
+        "reduce_scatter into": lambda **o: c.reduce_scatter(np.zeros_like(parts[me]), parts, **o),
+        "all_gather": lambda **o: c.all_gather(x, **o),
+        "all_gather into": lambda **o: c.all_gather([np.zeros_like(x) for _ in range(n)], x, **o),
+        "all_gather object": lambda **o: c.all_gather({"rank": me}, **o),
+        "all_gather_into_tensor": lambda **o: c.all_gather_into_tensor(
+            np.zeros((n, len(x)), x.dtype), x, **o
+        ),
+        "gather": lambda **o: c.gather(x, dst=root, **o),
+        "scatter": lambda **o: c.scatter(rooted(x), src=root, **o),
+        "scatter into": lambda **o: c.scatter(np.zeros_like(parts[me]), rooted(parts), src=root, **o),
+        "all_to_all": lambda **o: c.all_to_all(x, **o),
+        "all_to_all_single": lambda **o: c.all_to_all_single(np.zeros(n), np.arange(n * 1.0), **o),
+    }
+    works = {name: call(async_op=True) for name, call in calls.items()}
+    return {name: (works[name], calls[name]) for name in calls}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two results are the same."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_every_collective(ranks: Any, n: int) -> None:
+    """All are begun, then waited for in any order, and give what the calls without async_op give."""
+
+    def work(c: Communicator) -> None:
+        for size, make in itertools.product((5, 50_000), (np.array, c._member.store.share)):
+            x = make(np.arange(size * 1.0) * (c.rank + 1))
+            begun = begin_all(c, x)
+            order = np.random.default_rng(c.rank).permutation(list(begun))
+            results = {name: begun[name][0].result() for name in order}
+            assert all(begun[name][0].wait() and begun[name][0].is_completed() for name in begun)
+            for name, (_, call) in begun.items():
+                assert equal(results[name], call()), (name, size)
+
+    ranks(n, work)
+
+
+def test_every_operator_and_dtype(ranks: Any) -> None:
+    """Reductions that end later give the same bits."""
+
+    def work(c: Communicator) -> None:
+        for dtype, op in itertools.product(DTYPES, ("sum", "avg", "product", "min", "max", "band", "bxor")):
+            if allowed(op, dtype):
+                inputs = [example(dtype, 300, r, 9) for r in range(3)]
+                with np.errstate(all="ignore"):
+                    want = expected(op, inputs)
+                x = inputs[c.rank].copy()
+                works = [
+                    c.all_reduce(x, op, async_op=True),
+                    c.reduce_scatter(inputs[c.rank], op=op, async_op=True),
+                ]
+                assert works[0].result() is x
+                assert same(x, want, dtype, op)
+                assert same(works[1].result(), np.array_split(want, 3)[c.rank], dtype, op)
+
+    ranks(3, work)
+
+
+def test_arguments_may_change_at_once(ranks: Any) -> None:
+    """What was brought is copied when the call is begun, so that later changes reach nobody."""
+
+    def work(c: Communicator) -> None:
+        for size, make in itertools.product((4, 50_000), (np.array, c._member.store.share)):
+            x = make(np.full(size, float(c.rank)))
+            works = []
+            for i in range(6):
+                works.append(c.all_gather(x, async_op=True))
+                x += 10
+                assert x[0] == c.rank + 10 * (i + 1)
+            for i, w in enumerate(works):
+                assert [float(v[-1]) for v in w.result()] == [r + 10.0 * i for r in range(3)]
+
+    ranks(3, work)
+
+
+def test_progress_in_other_waits(ranks: Any) -> None:
+    """A rank that waits for a message takes part in what it has begun, and so does one in another group."""
+
+    def work(c: Communicator) -> None:
+        pair, me = c.new_group([0, 1]), c.rank
+        if me == 0:
+            works = [c.all_reduce(1, async_op=True) for _ in range(10)]  # more than there are slots
+            assert c.recv(src=1) == "now"
+            assert c.all_reduce(5, group=pair) == 10
+            assert [w.result() for w in works] == [3] * 10
+        elif me == 1:
+            works = [c.all_reduce(1, async_op=True) for _ in range(10)]
+            assert [w.result() for w in works] == [3] * 10
+            c.send("now", 0)
+            assert c.all_reduce(5, group=pair) == 10
+        else:
+            assert [c.all_reduce(1, async_op=True).result() for _ in range(10)] == [3] * 10
+        assert c.all_reduce(1) == 3
+
+    ranks(3, work)
+
+
+def test_collectives_without_come_after(ranks: Any) -> None:
+    """A call without async_op finishes what was begun before it: a barrier completes everything."""
+
+    def work(c: Communicator) -> None:
+        x = np.ones(3)
+        w = c.all_reduce(x, async_op=True)
+        c.barrier()
+        assert w.is_completed()
+        assert (x == 3).all()
+        works = [c.all_reduce(np.full(2, i), async_op=True) for i in range(7)]
+        assert c.all_gather(c.rank) == [0, 1, 2]
+        assert all(w.is_completed() for w in works)
+        assert [int(w.result()[0]) for w in works] == [3 * i for i in range(7)]
+
+    ranks(3, work)
+
+
+def test_time_outs_and_asking(ranks: Any) -> None:
+    """wait(timeout) names who is missing and can be called again; is_completed never waits."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            w = c.all_reduce(1, async_op=True)
+            begin = time.monotonic()
+            assert not w.is_completed()
+            with pytest.raises(CollectiveTimeoutError, match=r"all_reduce.*rank 1 did not arrive"):
+                w.wait(timeout=0.1)
+            assert time.monotonic() - begin < 5
+            c.send("go", 1)
+            assert w.result() == 2
+        else:
+            c.recv(src=0)
+            w = c.all_reduce(1, async_op=True)
+            while not w.is_completed():
+                time.sleep(0.001)
+            assert w.result() == 2
+
+    ranks(2, work)
+
+
+@pytest.mark.fault("F36")
+def test_the_end_of_a_cell(ranks: Any) -> None:
+    """What was begun is finished at the end of its cell, named if nobody waited, and usable no more."""
+
+    def work(c: Communicator) -> None:
+        line = work.__code__.co_firstlineno
+        x = np.ones(2)
+        kept, _ = c.all_reduce(x, async_op=True), c.barrier(async_op=True)
+        if c.rank == 0:
+            time.sleep(0.2)
+        c.finish_cell()
+        assert (x == 2).all()
+        c.end_cell(None)
+        assert c.forgotten == [
+            f"{name}(async_op=True) on line {line + 3} was not waited for"
+            for name in ("all_reduce", "barrier")
+        ]
+        assert kept.wait()
+        c.begin_cell(2, (0, 1), work.__code__.co_filename)
+        w = c.all_reduce(1, async_op=True) if c.rank == 0 else None
+        assert c._member.open == 0
+        if w is not None:
+            c._teams.drop()
+            with pytest.raises(StaleWorkError, match="ended since"):
+                w.wait()
+        c.end_cell(RuntimeError("the cell failed"))
+
+    ranks(2, work)
+
+
+@pytest.mark.fault("F32")
+def test_mismatches(outcomes: Any) -> None:
+    """Other arguments, another order, or async_op on some only: an error on all, and no array changed."""
+    pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x, "max", async_op=True)),
+        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x[1:], async_op=True)),
+        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x)),
+        (lambda c, x: c.reduce(x, 0, async_op=True), lambda c, x: c.reduce(x, 1, async_op=True)),
+        (lambda c, x: c.broadcast(x, async_op=True), lambda c, x: c.broadcast(x[1:], async_op=True)),
+        (lambda c, x: c.all_gather([x.copy(), x.copy(), x], x, async_op=True),
+         lambda c, x: c.all_gather([x.copy(), x.copy(), x[1:].copy()], x, async_op=True)),
+        (lambda c, x: c.barrier(async_op=True), lambda c, x: c.all_to_all([1, 2, 3], async_op=True)),
+    ]  # fmt: skip
+    for one, other in pairs:
+
+        def work(c: Communicator, one: Any = one, other: Any = other) -> str:
+            x = np.arange(3.0) + c.rank
+            before = x.tobytes()
+            try:
+                w = (other if c.rank == 1 else one)(c, x)
+                w.wait()
+            except CollectiveMismatchError as error:
+                assert x.tobytes() == before
+                return str(error)
+            return ""
+
+        for outcome in outcomes(3, work):
+            assert outcome.error is None, outcome
+            assert "rank  operation" in outcome.value, outcome
+
+
+@pytest.mark.fault("F31")
+@pytest.mark.fault("F34")
+def test_waiting_in_vain(outcomes: Any) -> None:
+    """A work that another rank never begins is told: that rank finished, or waits for this one."""
+
+    def finished(c: Communicator) -> str:
+        if c.rank == 1:
+            return ""
+        w = c.all_reduce(1, async_op=True)
+        with pytest.raises(CollectiveMismatchError, match="rank 1 finished the cell"):
+            w.wait()
+        return "told"
+
+    assert [o.value for o in outcomes(2, finished)] == ["told", ""]
+
+    def circle(c: Communicator) -> str:
+        w = c.all_reduce(1, async_op=True) if c.rank == 0 else None
+        with pytest.raises(DeadlockError) as error:
+            w.wait() if w is not None else c.recv(src=0)
+        return str(error.value)
+
+    for outcome in outcomes(2, circle):
+        assert outcome.error is None, outcome
+        assert "rank 0 waits in all_reduce for rank 1" in outcome.value
+        assert "rank 1 waits in recv(src=0) for rank 0" in outcome.value
+
+    def forgotten(c: Communicator) -> None:
+        if c.rank == 0:
+            c.all_reduce(1, async_op=True)  # the end of the cell waits for the other, who never comes
+
+    found = outcomes(2, forgotten)
+    assert isinstance(found[0].error, CollectiveMismatchError), found
+    assert found[1].error is None
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize("point", ["enter", "wrote_header", "half_payload", "wrote_flag", "leave"])
+def test_killed(outcomes: Any, point: str) -> None:
+    """Kill -9 at every point of a collective that ends later frees those who wait for it."""
+
+    def work(c: Communicator) -> str:
+        try:
+            while True:
+                works = [c.all_reduce(np.ones(9), async_op=True) for _ in range(3)]
+                for w in works:
+                    w.wait()
+        except PeerFailedError as error:
+            return str(error)
+
+    found = outcomes(3, work, faults=f"{point}:1:5:kill")
+    assert found[1].signal == signal.SIGKILL
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome
+        assert "rank 1 died" in outcome.value
+
+
+@pytest.mark.fault("F21")
+def test_interrupted_while_waiting(outcomes: Any) -> None:
+    """SIGINT in wait raises there, and frees the others."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            c.recv(src=1, tag=9)
+        c.all_reduce(1, async_op=True).wait()
+
+    def meanwhile(running: Running) -> bool:
+        if time.monotonic_ns() - running.started_ns < 0.15e9:
+            return False
+        os.kill(running.pids[1], signal.SIGINT)
+        return True
+
+    found = outcomes(3, work, meanwhile=meanwhile)
+    assert isinstance(found[1].error, KeyboardInterrupt), found
+    assert isinstance(found[0].error, PeerFailedError), found
+    assert isinstance(found[2].error, PeerFailedError), found
+
+
+def test_wrong_arguments_hurt_only_the_caller(ranks: Any) -> None:
+    """They raise at once, as without async_op, and nothing was begun."""
+
+    def work(c: Communicator) -> None:
+        x = np.ones(2)
+        for call, error in (
+            (lambda: c.all_reduce(x, "summ", async_op=True), ValueError),
+            (lambda: c.all_reduce("x", async_op=True), TypeError),
+            (lambda: c.all_reduce(np.broadcast_to(1.0, (2,)), async_op=True), ValueError),
+            (lambda: c.all_gather(x, view=True, async_op=True), ValueError),
+            (lambda: c.scatter([1], src=c.rank, async_op=True), ValueError),
+            (lambda: c.reduce_scatter(np.ones(3), [x, x], async_op=True), ValueError),
+        ):
+            with pytest.raises(error):
+                call()
+        assert c.all_reduce(1, async_op=True).result() == 2
+
+    ranks(2, work)
+
+
+def test_shared_outputs_that_overlap(ranks: Any) -> None:
+    """Overlapping outputs of two ranks raise on all when waited for, and nothing else is hurt."""
+
+    def work(c: Communicator) -> None:
+        store, handle = c._member.store, None
+        if c.rank == 0:
+            whole = store.empty(4)
+            whole[...] = 1
+            handle = store.handle(whole, writable=True)
+        handle = c.broadcast(handle)
+        if c.rank:
+            whole = store.attach(handle, writable=True)
+        w = c.scatter(whole[:2], [np.zeros(2)] * 2 if c.rank == 0 else None, src=0, async_op=True)
+        later = c.all_reduce(1, async_op=True)
+        with pytest.raises(ValueError, match="overlapping memory"):
+            w.wait()
+        assert later.result() == 2
+        assert (whole == 1).all()
+        c.barrier()
+
+    ranks(2, work)
