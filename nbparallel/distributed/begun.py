@@ -101,6 +101,13 @@ class Begun:
                 finally:
                     self._busy = False
 
+    def look(self, work: Work) -> None:
+        """Go on without waiting; raises if `work` can never be finished, so that nobody asks for ever."""
+        self.advance()
+        first = self._queue[0] if self._queue and not work.done else None
+        if first is not None and first.posting is not None and self._meeting.is_hopeless(first.posting):
+            self.flush(work)
+
     def drop(self) -> None:
         """End everything with its cell."""
         while self._queue:

@@ -164,4 +164,4 @@ class Broadcast:
         # Attached as it lies: the root's strides need not be ours.
         np.copyto(array, member.attach(theirs, writable=False))
         # A root that failed meanwhile may be changing it already.
-        member.check_peers()
+        member.check_peers(self._meeting.peers)

@@ -56,8 +56,10 @@ class Caller:
         return value
 
     def _talk(self, call: Callable[[], T]) -> T:
-        """Run one operation between two ranks."""
+        """Run one step of an operation that needs no team."""
         member = self._member
+        if not member.ready:
+            member.refuse(world=False)
         member.ready = False
         try:
             value = call()
@@ -84,7 +86,7 @@ class Caller:
             collectives = team.collectives
             if collectives is not None:
                 begun = collectives.begun
-                self._talk(lambda: begun.flush(work, deadline_ns) if wait else begun.advance())
+                self._talk(lambda: begun.flush(work, deadline_ns) if wait else begun.look(work))
 
         work.begin(push)
         self._talk(start)

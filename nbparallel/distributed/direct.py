@@ -38,12 +38,12 @@ def direct_all_reduce(
     ]
     start, stop = slice_bounds(x.size, index, size)
     if start < stop:
-        member.may_write(meeting.number)
+        member.may_write(meeting.number, meeting.peers)
         blocks = range(start, stop, BLOCK)
         with np.errstate(all="ignore"):  # a warning made an error would leave the others half-way
             for i, begin in enumerate(blocks):
                 if i % CHECK_EVERY == CHECK_EVERY - 1:
-                    member.check_peers()
+                    member.check_peers(meeting.peers)
                 combine_block(arrays, begin, min(begin + BLOCK, stop), operator, averaged=averaged)
                 if faultpoints.ARMED and i == len(blocks) // 2:
                     faultpoints.hit("half_payload", member.rank)
@@ -64,8 +64,8 @@ def direct_reduce(
     """Combine this member's slice of all arrays into `target`, which may be one of them."""
     start, stop = slice_bounds(target.size, meeting.index, len(meeting.ranks))
     if start < stop:
-        member.may_write(meeting.number)
-        _combine_into(member, arrays, target, start, stop, 0, operator, averaged=averaged)
+        member.may_write(meeting.number, meeting.peers)
+        _combine_into(member, meeting, arrays, target, start, stop, 0, operator, averaged=averaged)
         member.waiter.fence()
         member.words[member.writing] = 0
     meeting.again()
@@ -73,6 +73,7 @@ def direct_reduce(
 
 def direct_reduce_scatter(
     member: Member,
+    meeting: Meeting,
     arrays: list[AnyArray],
     target: AnyArray,
     start: int,
@@ -81,12 +82,14 @@ def direct_reduce_scatter(
     averaged: bool,
 ) -> None:
     """Combine the elements of all arrays from `start` on into `target`, which is none of them."""
-    _combine_into(member, arrays, target, start, start + target.size, start, operator, averaged=averaged)
-    member.check_peers()  # whoever failed meanwhile may be changing what was just read
+    stop = start + target.size
+    _combine_into(member, meeting, arrays, target, start, stop, start, operator, averaged=averaged)
+    member.check_peers(meeting.peers)  # whoever failed meanwhile may be changing what was just read
 
 
 def _combine_into(
     member: Member,
+    meeting: Meeting,
     arrays: list[AnyArray],
     target: AnyArray,
     start: int,
@@ -103,7 +106,7 @@ def _combine_into(
     with np.errstate(all="ignore"):
         for i, begin in enumerate(blocks):
             if i % CHECK_EVERY == CHECK_EVERY - 1:
-                member.check_peers()
+                member.check_peers(meeting.peers)
             end = min(begin + BLOCK, stop)
             total = arrays[0][begin:end]
             out = target[begin - origin : end - origin]

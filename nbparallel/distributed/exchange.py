@@ -133,7 +133,7 @@ class Exchange:
             meeting.compare()
         letters, found = self._read(movement, values)
         if any(letter.waits for letter in letters):
-            member.check_peers()  # whoever failed meanwhile may be changing what was just copied
+            member.check_peers(meeting.peers)  # who failed may be changing what was just copied
             meeting.stop_reading()
             if draft.waits:
                 meeting.wait_until_read()

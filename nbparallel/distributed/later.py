@@ -48,6 +48,12 @@ class MeetingLater(Meeting):
         words = self._words
         return all(words[arrive] >= posting[2] for _, arrive, _ in self._peers)
 
+    def is_hopeless(self, posting: Posting) -> bool:
+        """Whether somebody who has not come to a collective will not come any more."""
+        member, words = self._member, self._words
+        member.check_peers(self.peers)
+        return any(words[arrive] < posting[2] and member.gone(rank) for rank, arrive, _ in self._peers)
+
     @contextlib.contextmanager
     def resumed(self, posting: Posting) -> Iterator[None]:
         """Be in an earlier collective meanwhile, and end it."""

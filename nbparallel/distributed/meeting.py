@@ -65,6 +65,8 @@ class Meeting:
         self._slot_words = [[start // 8 for start in slots] for slots in area.slots]
         self._mine = self._slot_words[area.index]
         self._segments = [[slots[g] + SEGMENT for slots in self._slot_words] for g in range(GENERATIONS)]
+        self.peers = tuple(area.ranks[i] for i in area.others)
+        """The other members' ranks."""
         self._peers = [(area.ranks[i], area.arrive[i], self._slot_words[i]) for i in area.others]
         self._readers = [(area.ranks[i], area.done[i]) for i in area.others]
         self.number = self.arrivals = self.generation = 0

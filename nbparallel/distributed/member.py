@@ -53,8 +53,7 @@ class Wait:
     sequence: int = 0
     target: int = 0
     deadline_ns: int | None = None
-    area: Area | None = None
-    """Of the group that meets, if it is not the world."""
+    area: Area | None = None  # of the group that meets
     look: Callable[[], None] | None = None
     """Called in every slice: raises if what has arrived so far is wrong already."""
     began_ns: int = field(default_factory=time.monotonic_ns)
@@ -115,8 +114,7 @@ class Member:
         self.cause: BaseException | None = None
         self.progress: Callable[[], None] = _nothing
         self.diagnose: Callable[[Wait], None] = _nothing
-        self.areas: dict[bytes, Area] = {}
-        """Of groups, by their handles: this rank's own, and those that it looked at."""
+        self.areas: dict[bytes, Area] = {}  # of groups, by handle: this rank's own, and those it looked at
         self.nbytes = self.operations = 0
         self._go_on = False
         self._lines: dict[tuple[int, int], int] = {}
@@ -368,15 +366,15 @@ class Member:
             self.exposed = False
         self.open = 0
 
-    def may_write(self, operation: int) -> None:
-        """Announce that this rank writes into others' arrays, unless somebody has failed.
+    def may_write(self, operation: int, peers: Sequence[int]) -> None:
+        """Announce that this rank writes into arrays of `peers`, unless one of them has failed.
 
         Both sides write, fence, read: either this rank sees that a peer has failed and does not write, or
         that peer sees it writing and waits.
         """
         self.words[self.writing] = operation
         self.waiter.fence()
-        self.check_peers()
+        self.check_peers(peers)
 
     def _wait_for_writers(self) -> None:
         begin = time.monotonic_ns()

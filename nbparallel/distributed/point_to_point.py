@@ -187,7 +187,12 @@ class PointToPoint(Sending):
         """Go on with a posted receive; until it is served, if `wait`."""
         self.advance()
         work = receive.work
-        if wait and not work.done:
+        if work.done:
+            return
+        sources = receive.sources if receive.src is None else (receive.src,)
+        others = [r for r in sources if r != self._member.rank]
+        self._member.check_peers(others if receive.src is not None else ())
+        if wait or (others and all(map(self._member.gone, others))):  # who only asks is told as well
             src, line = receive.src, self._member.line()
             look = partial(_served, work)
             self._wait_for_message(src, receive.tag, line, deadline_ns, receive.sources, look)

@@ -266,7 +266,7 @@ class Reducing:
         if reduction.root is None:
             assert reduction.target is not None, "everybody takes a part"
             direct_reduce_scatter(
-                member, arrays, reduction.target, reduction.start, reduction.operator,
+                member, meeting, arrays, reduction.target, reduction.start, reduction.operator,
                 averaged=reduction.averaged,
             )  # fmt: skip
             meeting.stop_reading()

@@ -17,6 +17,7 @@ from nbparallel.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     DeadlockError,
+    ForkedRankError,
     PeerFailedError,
     StaleWorkError,
 )
@@ -361,5 +362,59 @@ def test_shared_outputs_that_overlap(ranks: Any) -> None:
         assert later.result() == 2
         assert (whole == 1).all()
         c.barrier()
+
+    ranks(2, work)
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize("end", ["finishes", "dies", "fails"])
+def test_asking_again_and_again(outcomes: Any, end: str) -> None:
+    """Who only asks is told as well when the other one finished, died or failed."""
+
+    def work(c: Communicator) -> list[str]:
+        if c.rank == 1:
+            time.sleep(0.1)
+            if end == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if end == "fails":
+                raise ZeroDivisionError
+            return []
+        works = [c.irecv(src=1)] if c.rank == 0 else [c.all_reduce(1, async_op=True)]
+        try:
+            while not works[0].is_completed():
+                time.sleep(0.001)
+        except (PeerFailedError, DeadlockError, CollectiveMismatchError) as error:
+            return [str(error)]
+        return ["completed"]
+
+    found = outcomes(3, work)
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome
+        # Whoever looks first says what it sees; the other may hear it from there.
+        assert "rank 1" in outcome.value[0], outcome
+
+
+@pytest.mark.fault("F64")
+def test_a_forked_child_cannot_wait(ranks: Any) -> None:
+    """In a forked child a work raises ForkedRankError; the rank itself goes on with it."""
+
+    def work(c: Communicator) -> None:
+        works = [c.all_reduce(1, async_op=True) if c.rank == 0 else None, c.irecv(src=1 - c.rank)]
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for w in works:
+                try:
+                    if w is not None:
+                        w.wait()
+                except ForkedRankError:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (2 if c.rank == 0 else 1)
+        w = works[0] or c.all_reduce(1, async_op=True)
+        assert w.result() == 2
+        c.send("x", 1 - c.rank)
+        assert works[1] is not None
+        assert works[1].result() == "x"
 
     ranks(2, work)

@@ -80,3 +80,26 @@ def test_a_slow_reader_keeps_what_it_reads() -> None:
     """Copies that a sender made for its readers stay until the last of them has read, whatever comes next."""
     with Session(3) as session:
         assert list(session.run(SLOW).values) == [[True] * 3] * 3
+
+
+APART = """
+import numpy as np
+pair = dist.new_group([0, 1])
+if rank == 2:
+    raise ValueError("not my business")
+x = nbp.share(np.full(300_000, float(rank)))
+all_reduce(x, group=pair)
+both = all_gather(x, group=pair)
+w = all_reduce(rank, group=pair, async_op=True)
+float(x[0] + both[0][0] + reduce_scatter(x, group=pair)[0]) + w.result()
+"""
+
+
+@pytest.mark.time_limit(60)
+def test_a_group_goes_on_without_who_failed() -> None:
+    """With --on-error continue the failure of a rank that is in no group of mine does not concern me."""
+    with Session(3) as session:
+        with pytest.raises(ParallelError) as error:
+            session.run(APART, on_error="continue")
+        assert list(error.value.errors) == [2]
+        assert [error.value.result.values[rank] for rank in (0, 1)] == [5.0, 5.0]
