@@ -81,8 +81,9 @@ def find_operator(op: object) -> Operator:
     return found
 
 
+@functools.lru_cache(maxsize=1024)
 def check_dtype(op: Operator, dtype: np.dtype[Any]) -> None:
-    """Refuse what numpy cannot reduce in place."""
+    """Refuse what numpy cannot reduce in place; what it can is remembered: asking takes microseconds."""
     if op.name == "avg" and dtype.kind not in "fc":
         raise TypeError(
             f"op='avg' needs floating-point numbers, and this array has dtype {dtype}: use x.astype(float), "
