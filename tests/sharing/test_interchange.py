@@ -18,6 +18,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.sharing import current_store
 
+torchs_threads = pytest.mark.may_leave("thread", reason="torch starts its pool of threads with its first sum")
 torch_only = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -72,6 +73,7 @@ def test_numpy_takes_it_without_a_copy(strategy):
 
 @every_strategy
 @torch_only
+@torchs_threads
 def test_torch_takes_it_without_a_copy(strategy):
     """`from_numpy`, `from_dlpack` and `as_tensor` see the same memory, and so does what torch gives back."""
     x = make(strategy)
@@ -92,6 +94,7 @@ def test_torch_takes_it_without_a_copy(strategy):
 
 
 @torch_only
+@torchs_threads
 def test_a_tensor_keeps_the_memory():
     """A tensor may be the last thing that looks at the memory, which goes with it."""
     import torch
