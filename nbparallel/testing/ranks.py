@@ -24,6 +24,7 @@ from typing import Any
 from nbparallel.distributed import Communicator, faultpoints, set_current
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.store import Store
+from nbparallel.supervisor.parentage import die_with_parent
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.segments import Notice
@@ -152,6 +153,7 @@ def _children(
     pids: dict[int, int] = {}
     pipes: dict[int, int] = {}
     stay, go = os.pipe()
+    parent = os.getpid()
     # A cell is what can be interrupted, as on a real rank: not the start before it, nor the end after it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -163,7 +165,9 @@ def _children(
             if pid == 0:
                 os.close(go)
                 os.close(reader)
-                _child(rank, world_size, tuple(ranks), function, fd, folder, cpus, faults, writer, stay)
+                _child(
+                    rank, world_size, tuple(ranks), function, fd, folder, cpus, faults, writer, stay, parent
+                )
             pids[rank], pipes[rank] = pid, reader
             os.close(writer)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -189,9 +193,11 @@ def _child(
     faults: str | None,
     writer: int,
     stay: int,
+    parent: int,
 ) -> None:
     """Be a rank; never returns."""
     try:
+        die_with_parent(parent)  # a test run that is killed writes no death words: ranks would wait for ever
         signal.signal(signal.SIGINT, signal.default_int_handler)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         faultpoints.arm(faults)

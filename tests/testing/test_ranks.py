@@ -1,0 +1,41 @@
+"""Ranks without a session: they end with the test run that forked them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbparallel.testing import processes
+
+RUN = """
+import os, time
+from nbparallel.testing.ranks import run_ranks
+
+def work(c):
+    if c.rank == 0:
+        print("there", flush=True)
+    c.recv(src=1 - c.rank) if c.rank == 0 else time.sleep(1000)
+
+run_ranks(2, work, seconds=600)
+"""
+
+
+@pytest.mark.fault("F9")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_leaves_no_rank(number: int) -> None:
+    """Both the one that waits in an operation and the one that sleeps end with it."""
+    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "there\n"
+        ranks = [record for record in processes.family(run.pid) if record.pid != run.pid]
+        assert len(ranks) == 2
+        run.send_signal(number)
+        run.wait(30)
+        deadline = time.monotonic() + 30
+        while living := [r for r in ranks if (now := processes.read(r.pid)) and now.started == r.started]:
+            assert time.monotonic() < deadline, living
+            time.sleep(0.01)
