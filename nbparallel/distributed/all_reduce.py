@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import faultpoints
+from nbparallel.distributed.at_once import MeetingAtOnce
 from nbparallel.distributed.direct import direct_all_reduce
 from nbparallel.distributed.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
-from nbparallel.distributed.meeting import Meeting
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import AnyArray, Place
 from nbparallel.distributed.numbers import exchange_numbers
@@ -32,17 +32,20 @@ from nbparallel.wire.control import GENERATIONS, Operation
 SHARED_INLINE = 8 << 10
 """Bytes up to which even shared arrays go through the slots: one synchronisation instead of two."""
 MAX_PLANS = 1024
+_ALL_REDUCE = Operation.all_reduce  # what an enumeration is asked for it looks up slowly
 
 
 class Plan:
     """What is the same in every all_reduce of one operator, dtype and shape."""
 
-    __slots__ = ("averaged", "fingerprint", "fused", "inline", "nbytes", "operator", "views")
+    __slots__ = (
+        "averaged", "fingerprint", "fused", "inline", "nbytes", "operator", "special", "ufunc", "views"
+    )  # fmt: skip
 
     def __init__(
         self, operator: Operator, dtype: np.dtype[Any], shape: tuple[int, ...], slot_nbytes: int
     ) -> None:
-        self.operator = operator
+        self.operator, self.ufunc = operator, operator.ufunc
         self.fingerprint: Fingerprint = fingerprint(
             "all_reduce", str(dtype), str(shape), operator=operator.name, content=(dtype.str, shape)
         )
@@ -51,20 +54,21 @@ class Plan:
         self.inline = self.nbytes <= min(SHARED_INLINE, slot_nbytes)
         # Complex products may be fused differently for different layouts: all ranks compute them in one.
         self.fused = dtype.kind == "c" and operator.name == "product"
+        self.special = self.averaged or self.fused
         self.views: list[list[AnyArray] | None] = [None] * GENERATIONS
 
 
 class AllReduce:
     """One rank's side of `all_reduce` in a group."""
 
-    def __init__(self, member: Member, meeting: Meeting, scratch: Scratch) -> None:
+    def __init__(self, member: Member, meeting: MeetingAtOnce, scratch: Scratch) -> None:
         self._member, self._memory = member, member.memory
         self._meeting, self._scratch = meeting, scratch
         self._index, self._size = meeting.index, len(meeting.ranks)
         self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Plan] = {}
         self._labels: dict[tuple[str, str], Fingerprint] = {}
 
-    def __call__(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+    def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
         """Combine `x` of all ranks; an array in place."""
         if type(x) is not np.ndarray:
             return self._all_reduce_other(x, op, deadline_ns)
@@ -79,24 +83,23 @@ class AllReduce:
             return x
         place = None if x.base is None else self._memory.place(x)
         meeting.deadline_ns = deadline_ns
-        generation = meeting.begin(Operation.all_reduce, plan.fingerprint, member.line())
         member.operations += 1
         member.nbytes += plan.nbytes
-        if plan.inline or (place is None and plan.nbytes <= meeting.payload_nbytes):
-            views = plan.views[generation] or self._views(plan, generation, x)
-            if faultpoints.ARMED:
-                faultpoints.hit("half_payload", self._member.rank)
-            views[self._index][...] = x
-        if plan.inline:
-            bits = SHARED if place is not None else 0
-            same = meeting.meet(bits, place)
-            if not same:
-                meeting.compare()
-            if not same or (bits and not meeting.disjoint()):
-                meeting.check_overlap(meeting.bits())
+        if not plan.inline:
+            self._all_reduce_large(x, plan, place)
+            meeting.end()
+            return x
+        generation = meeting.next_generation()
+        views = plan.views[generation] or self._views(plan, generation, x)
+        same = meeting.swap(_ALL_REDUCE, plan.fingerprint, member.calling.line(), x, place, views)
+        if not same:
+            meeting.compare()
+        if not same or (place is not None and not meeting.disjoint()):
+            meeting.check_overlap(meeting.bits())
+        if self._size > 2 or plan.special:
             self._combine_slots(plan, generation, x)
         else:
-            self._all_reduce_large(x, plan, place)
+            plan.ufunc(views[0], views[1], out=x)
         meeting.end()
         return x
 
@@ -113,8 +116,8 @@ class AllReduce:
     def _views(self, plan: Plan, generation: int, x: AnyArray) -> list[AnyArray]:
         """Return every rank's slot as an array of the shape and dtype of `x`."""
         views: list[AnyArray] = [
-            np.ndarray(x.shape, x.dtype, self._meeting.area.buffer, self._meeting.payload_start(i))
-            for i in range(self._size)
+            np.ndarray(x.shape, x.dtype, self._meeting.area.buffer, start)
+            for start in self._meeting.payload_starts(generation)
         ]
         plan.views[generation] = views
         return views
@@ -123,7 +126,7 @@ class AllReduce:
         views = plan.views[generation]
         assert views is not None, "this rank has just written its own"
         out = np.empty(x.shape, x.dtype) if plan.fused else x
-        ufunc = plan.operator.ufunc
+        ufunc = plan.ufunc
         ufunc(views[0], views[1], out=out)
         for view in views[2:]:
             ufunc(out, view, out=out)
@@ -134,7 +137,13 @@ class AllReduce:
 
     def _all_reduce_large(self, x: AnyArray, plan: Plan, place: Place | None) -> None:
         meeting = self._meeting
+        generation = meeting.begin(_ALL_REDUCE, plan.fingerprint, self._member.calling.line())
         through_slots = plan.nbytes <= meeting.payload_nbytes
+        if through_slots and place is None:
+            views = plan.views[generation] or self._views(plan, generation, x)
+            if faultpoints.ARMED:
+                faultpoints.hit("half_payload", self._member.rank)
+            views[self._index][...] = x
         direct = place is not None and place.direct
         source: AnyArray = x if x.flags.c_contiguous else np.ascontiguousarray(x)
         if place is not None and direct:
@@ -185,7 +194,7 @@ class AllReduce:
     def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
         operator = find_operator(op)
         if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
-            self(x.view(np.ndarray), op, deadline_ns)
+            self.run(x.view(np.ndarray), op, deadline_ns)
             return x
         if not is_number(x):
             raise TypeError(

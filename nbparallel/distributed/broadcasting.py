@@ -52,7 +52,7 @@ class Broadcast:
             return x
         data, keep = (b"", None) if array is not None or not mine else objects.dumps(x, member.store)
         place = None if array is None else member.memory.place(array)
-        meeting.begin(Operation.broadcast, self._label(x, array, root, mine=mine), member.line())
+        meeting.begin(Operation.broadcast, self._label(x, array, root, mine=mine), member.calling.line())
         if mine and array is not None:
             source = np.ascontiguousarray(array)
             lasting = self._leave_array(array, source, place is not None)

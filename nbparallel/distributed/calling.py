@@ -73,7 +73,7 @@ class Caller:
         self, team: Team, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
     ) -> Work:
         """Begin one collective of a team, to be finished later; `filled` is what it returns then."""
-        work = Work(f"{name}(async_op=True)", self._member.line())
+        work = Work(f"{name}(async_op=True)", self._member.calling.line())
 
         def start() -> None:
             collectives = team.collectives or self._teams.open(team, None)

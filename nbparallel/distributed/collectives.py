@@ -57,7 +57,7 @@ class Collectives:
         """Wait until every member is here."""
         meeting = self._meeting
         meeting.deadline_ns = deadline_ns
-        meeting.begin(Operation.barrier, _BARRIER, self._member.line())
+        meeting.begin(Operation.barrier, _BARRIER, self._member.calling.line())
         if not meeting.meet():
             meeting.compare()
         meeting.end()
@@ -80,4 +80,5 @@ class Collectives:
         self._scratch.close()
         self._exchange.close()
         self.all_reduce.close()
+        self._meeting.close()
         self._area.close()

@@ -49,18 +49,22 @@ class Combining(Caller):
         """
         member = self._member
         if not (member.ready and member.plain) or group is not None or async_op:
-            limit, team = deadline(timeout), self._team(group)
-            if async_op:
-                return self._begin(team, "all_reduce", lambda later: later.all_reduce(tensor, op))
-            return self._run(team, limit, lambda c: c.all_reduce(tensor, op, limit))
+            return self._all_reduce_of(tensor, op, group, async_op, timeout)
         member.ready = False
         try:
-            value = self._world.all_reduce(tensor, op, None if timeout is None else deadline(timeout))
+            value = self._world.all_reduce.run(tensor, op, None if timeout is None else deadline(timeout))
             member.ready = True
         except BaseException as error:
             member.failed(error)
             raise
         return value
+
+    def _all_reduce_of(self, tensor: Any, op: str, group: GroupLike, async_op: bool, timeout: Timeout) -> Any:
+        # Not in the method itself: what a lambda refers to is slower everywhere in its function.
+        limit, team = deadline(timeout), self._team(group)
+        if async_op:
+            return self._begin(team, "all_reduce", lambda later: later.all_reduce(tensor, op))
+        return self._run(team, limit, lambda c: c.all_reduce.run(tensor, op, limit))
 
     def barrier(self, group: GroupLike = None, async_op: bool = False, *, timeout: Timeout = None) -> Any:
         """Return when every rank has called it.

@@ -124,7 +124,7 @@ class Exchange:
         draft, keep = self._write(movement, values)
         letter, memory = self._fold(draft)
         meeting.deadline_ns = deadline_ns
-        meeting.begin(movement.operation, movement.label, member.line())
+        meeting.begin(movement.operation, movement.label, member.calling.line())
         if keep or memory is not None:
             self._held.append((meeting.number, (keep, memory)))
         member.operations += 1

@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Iterator
 
 from nbparallel.distributed import faultpoints
+from nbparallel.distributed.at_once import MeetingAtOnce
 from nbparallel.distributed.fingerprint import Fingerprint
-from nbparallel.distributed.meeting import LINE, Meeting
+from nbparallel.distributed.meeting import LINE
 from nbparallel.wire.control import GENERATIONS, Operation
 
 Posting = tuple[int, int, int, Operation, Fingerprint, int, int, "int | None"]
 """A collective to come back to: number, generation, arrivals, what was called, line; `open`, deadline."""
 
 
-class MeetingLater(Meeting):
+class MeetingLater(MeetingAtOnce):
     """One rank's side of all collectives of a group, some of which were begun and not ended."""
 
     def has_slot(self) -> bool:
@@ -31,7 +32,7 @@ class MeetingLater(Meeting):
         if faultpoints.ARMED:
             faultpoints.hit("wrote_header", self._member.rank)
         self.arrivals += 1
-        self._announce(self._words, self._arrive, self.arrivals)
+        self._waiter.announce(self._words, self._arrive, self.arrivals)
         if faultpoints.ARMED:
             faultpoints.hit("wrote_flag", self._member.rank)
         self._member.open = 0

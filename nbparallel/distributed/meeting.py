@@ -59,12 +59,11 @@ class Meeting:
     def __init__(self, member: Member, area: Area) -> None:
         self.area, self.ranks, self.index = area, area.ranks, area.index
         self._member, self._words, self._octets = member, area.words, area.octets
-        self._announce, self._spin = member.waiter.announce, member.waiter.spin
+        self._waiter = member.waiter
         self.payload_nbytes = area.payload_nbytes
         self._arrive, self._done = area.arrive[area.index], area.done[area.index]
         self._slot_words = [[start // 8 for start in slots] for slots in area.slots]
         self._mine = self._slot_words[area.index]
-        self._segments = [[slots[g] + SEGMENT for slots in self._slot_words] for g in range(GENERATIONS)]
         self.peers = tuple(area.ranks[i] for i in area.others)
         """The other members' ranks."""
         self._peers = [(area.ranks[i], area.arrive[i], self._slot_words[i]) for i in area.others]
@@ -109,12 +108,12 @@ class Meeting:
         if faultpoints.ARMED:
             faultpoints.hit("wrote_header", self._member.rank)
         self.arrivals = arrivals = self.arrivals + 1
-        self._announce(words, self._arrive, arrivals)
+        self._waiter.announce(words, self._arrive, arrivals)
         if faultpoints.ARMED:
             faultpoints.hit("wrote_flag", self._member.rank)
         same = True
         for rank, arrive, slots in self._peers:
-            if words[arrive] < arrivals and not self._spin(words, arrive, arrivals):
+            if words[arrive] < arrivals and not self._waiter.spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=True)
             if not self._strong_order:
                 self._member.waiter.fence()  # his slot after his word
@@ -134,9 +133,9 @@ class Meeting:
         """Synchronise once more inside the same collective."""
         words = self._words
         self.arrivals = arrivals = self.arrivals + 1
-        self._announce(words, self._arrive, arrivals)
+        self._waiter.announce(words, self._arrive, arrivals)
         for rank, arrive, _ in self._peers:
-            if words[arrive] < arrivals and not self._spin(words, arrive, arrivals):
+            if words[arrive] < arrivals and not self._waiter.spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=False)
         if not self._strong_order:
             self._member.waiter.fence()
@@ -176,11 +175,6 @@ class Meeting:
     def bits(self) -> list[int]:
         """Return every member's low bits."""
         return [self._words[slots[self.generation]] & BITS for slots in self._slot_words]
-
-    def disjoint(self) -> bool:
-        """Whether every rank's array lies in another segment; nothing is known otherwise."""
-        words = self._words
-        return len({words[word] for word in self._segments[self.generation]}) == len(self._segments[0])
 
     def check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
         """Raise `ValueError` on every rank if two would write the same shared memory.
@@ -262,7 +256,7 @@ class Meeting:
 
     def stop_reading(self) -> None:
         """Say that this rank reads nobody's memory any more, to who may be waiting for that."""
-        self._announce(self._words, self._done, self.number)
+        self._waiter.announce(self._words, self._done, self.number)
 
     def wait_until_read(self) -> None:
         """Wait until everybody is done with this collective and reads this rank's memory no more."""
@@ -274,14 +268,19 @@ class Meeting:
         return min((self._words[word] for _, word in self._readers), default=self.number)
 
     def _wait_for_readers(self, number: int) -> None:
-        oldest = number - GENERATIONS
+        oldest, least, words = number - GENERATIONS, number, self._words
         for rank, word in self._readers:
-            self._wait_for_word(rank, word, oldest)
-        self._all_done = self.all_done()
+            done = words[word]
+            if done < oldest:
+                self._wait_for_word(rank, word, oldest)
+                done = words[word]
+            if done < least:
+                least = done
+        self._all_done = least
 
     def _wait_for_word(self, rank: int, word: int, value: int) -> None:
         words = self._words
-        if words[word] >= value or self._spin(words, word, value):
+        if words[word] >= value or self._waiter.spin(words, word, value):
             return
 
         def satisfied() -> bool:

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 
 from nbparallel.distributed import faultpoints
 from nbparallel.distributed.area import Area
+from nbparallel.distributed.calling_line import CallingLine
 from nbparallel.distributed.failure import describe, first_failure
 from nbparallel.distributed.memory import AnyArray, Memory
 from nbparallel.distributed.waiting import Waiter
@@ -80,6 +80,8 @@ class Member:
         Peers may write into this rank's arrays.
     cause : BaseException or None
         Why the epoch is void.
+    calling : CallingLine
+        Finds the cell's line that is being executed.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Member:
         self.areas: dict[bytes, Area] = {}  # of groups, by handle: this rank's own, and those it looked at
         self.nbytes = self.operations = 0
         self._go_on = False
-        self._lines: dict[tuple[int, int], int] = {}
+        self.calling = CallingLine()
         self._began_ns = self._past_ns = 0
         self._forked = False
 
@@ -133,7 +135,7 @@ class Member:
         self.peers = tuple(r for r in participants if r != self.rank)
         self.whole = self.plain = len(self.participants) == self.world_size
         self._go_on = go_on
-        self._lines.clear()
+        self.calling = CallingLine(filename)
         self._began_ns = time.monotonic_ns()
         self._statement = 0
         self.view.write_slot(self.rank, cell, State.COMPUTING)
@@ -188,21 +190,6 @@ class Member:
         now = time.monotonic_ns() - self._began_ns if self._began_ns else 0
         words[w] = max(0, self._past_ns + now - self.waiter.wait_ns)
         words[w + 1], words[w + 2], words[w + 3] = self.waiter.wait_ns, self.nbytes, self.operations
-
-    def line(self) -> int:
-        """Return the cell's line that is being executed; 0 if none is on the stack."""
-        filename = self.filename
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            code = frame.f_code
-            if code.co_filename == filename:
-                key = (id(code), frame.f_lasti)
-                line = self._lines.get(key)
-                if line is None:  # counting lines is linear in the length of the cell
-                    line = self._lines[key] = frame.f_lineno
-                return line
-            frame = frame.f_back
-        return 0
 
     # -- refusing --------------------------------------------------------------------------------------
 

@@ -199,7 +199,7 @@ class Messaging(Caller):
             self.send(tensor, dst, group, tag, group_dst=group_dst, view=view)
         finally:
             self._messages.strict = strict
-        work = Work("isend", self._member.line())
+        work = Work("isend", self._member.calling.line())
         if not strict:
             work.ticket.waited = True  # nothing is lost if nobody waits for what is completed
             work.finish()
@@ -230,7 +230,7 @@ class Messaging(Caller):
         if src is not None or group_src is not None:
             src = team.ranks[team.place(src, group_src, "src")]
         shown = f"irecv(src={src}{f', tag={tag}' if tag else ''})"
-        work = Work(shown, self._member.line())
+        work = Work(shown, self._member.calling.line())
         receive = Receive(work, tensor, buffer, src, check_tag(tag), team.word, team.ranks)
         work.begin(lambda limit, wait: self._talk(lambda: self._messages.push(receive, limit, wait)))
         self._tickets.add(work)

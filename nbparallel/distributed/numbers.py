@@ -18,7 +18,7 @@ def exchange_numbers(
     packed = pack_number(value)
     if len(packed) > meeting.payload_nbytes:
         raise ValueError(f"a number of {len(packed)} bytes is too long for {operation.name}")
-    meeting.begin(operation, label, member.line())
+    meeting.begin(operation, label, member.calling.line())
     meeting.put(packed)
     if not meeting.meet():
         meeting.compare()

@@ -64,7 +64,7 @@ class PointToPoint(Sending):
             Who may be meant by None, if not all.
         """
         member = self._member
-        line = member.line()
+        line = member.calling.line()
         if faultpoints.ARMED:
             faultpoints.hit("enter", member.rank)
         if self._posted:
@@ -193,7 +193,7 @@ class PointToPoint(Sending):
         others = [r for r in sources if r != self._member.rank]
         self._member.check_peers(others if receive.src is not None else ())
         if wait or (others and all(map(self._member.gone, others))):  # who only asks is told as well
-            src, line = receive.src, self._member.line()
+            src, line = receive.src, self._member.calling.line()
             look = partial(_served, work)
             self._wait_for_message(src, receive.tag, line, deadline_ns, receive.sources, look)
 
@@ -234,13 +234,13 @@ class PointToPoint(Sending):
         """Tell a member of a group where it meets."""
         record = Parcel(INTRODUCTION, b"", packed).record(-1, 0, group)
         if not self._out[dst].has_room(len(record)):
-            self._wait_for_room(dst, len(record), 0, self._member.line(), deadline_ns)
+            self._wait_for_room(dst, len(record), 0, self._member.calling.line(), deadline_ns)
         self._out[dst].put(record)
 
     def await_introduction(self, src: int, group: int, deadline_ns: int | None) -> bytes:
         """Return where a group meets, as soon as its first member has said so."""
         member, incoming = self._member, self._in[src]
-        line = member.line()
+        line = member.calling.line()
 
         def explain(finished: list[int]) -> NbParallelError:
             return CollectiveMismatchError(

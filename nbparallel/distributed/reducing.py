@@ -190,7 +190,7 @@ class Reducing:
     def _run(self, reduction: Reduction) -> None:
         """Meet, compare, combine."""
         member, meeting, source = self._member, self._meeting, reduction.source
-        meeting.begin(reduction.operation, reduction.label, member.line())
+        meeting.begin(reduction.operation, reduction.label, member.calling.line())
         member.operations += 1
         member.nbytes += source.nbytes
         meeting.write(reduction.target_place)

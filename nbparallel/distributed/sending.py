@@ -39,7 +39,7 @@ class Sending:
     ) -> None:
         """Send `x`; returns when the receiver has it or it is buffered."""
         member = self._member
-        line = member.line()
+        line = member.calling.line()
         parcel = self._packer.pack(x, view=view)
         record = parcel.record(tag, line, group)
         ring = self._out[dst]

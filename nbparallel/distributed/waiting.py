@@ -99,8 +99,7 @@ class Waiter:
         self._others = [r for r in range(view.world_size) if r != rank]
         self.spins = self._max_spins = SPINS if spin else 1
         self.strong_order = STRONG_ORDER
-        lock = threading.Lock()
-        self._acquire, self._release = lock.acquire, lock.release
+        self._lock = threading.Lock()
         self._syscall = _find_syscall()
         self._has_waitv = self._syscall is not None and view.world_size <= _MAX_WAITV
         self.wait_ns = 0
@@ -109,25 +108,27 @@ class Waiter:
 
     def fence(self) -> None:
         """Order everything before it against everything after it; see Note [fence]."""
-        self._acquire(False)
-        self._release()
+        lock = self._lock
+        lock.acquire(False)
+        lock.release()
         if not STRONG_ORDER:
-            self._acquire(False)
-            self._release()
+            lock.acquire(False)
+            lock.release()
 
     def announce(self, words: memoryview, word: int, value: int) -> None:
         """Write one of this rank's words, and wake whoever sleeps for it; no system call if nobody does.
 
         The words of a group lie in memory of its own; bells and parked words are always those of the epoch.
         """
-        if not STRONG_ORDER:
+        if STRONG_ORDER:
+            words[word] = value
+            lock = self._lock  # `fence`, without a call
+            lock.acquire(False)
+            lock.release()
+        else:
             self.fence()
-        words[word] = value
-        self._acquire(False)
-        self._release()
-        if not STRONG_ORDER:
-            self._acquire(False)
-            self._release()
+            words[word] = value
+            self.fence()
         halves = self._halves
         for parked in self._parked:
             if halves[parked]:

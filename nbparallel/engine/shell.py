@@ -62,7 +62,9 @@ class RankDisplayHook(DisplayHook):
     shell: Any  # a RankShell; traitlets would say "or None"
 
     def quiet(self) -> bool:
-        """Do as the base class says."""
+        """Whether nobody asked for the value: then an array is not turned into text, which takes long."""
+        if not self.shell.needs_text:
+            return True
         return bool(self.semicolon_at_end_of_expression(self.shell.source))
 
     def __call__(self, result: Any = None) -> None:
@@ -102,6 +104,8 @@ class RankShell(InteractiveShell):
     """The cell that runs."""
     show_value: bool = True
     """Whether the last expression's value is shown; ``-o`` only keeps it."""
+    needs_text: bool = True
+    """Whether anybody asks for it as text."""
     at_line: Callable[[int], None] = staticmethod(lambda line: None)
     """Hears the line of every statement of the cell before it runs."""
     value_text: str = ""

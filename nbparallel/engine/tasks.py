@@ -134,7 +134,7 @@ def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
 
 def _run_cell(engine: Engine, task: CellTask) -> tuple[Any, BaseException | None]:
     shell = engine.shell
-    shell.show_value = task.show_value
+    shell.show_value, shell.needs_text = task.show_value, task.show_value or task.want_value
     if engine.communicator is not None:
         shell.at_line = engine.communicator.at_line
     result = shell.run_cell(shell.source, store_history=False, silent=False)

@@ -1,0 +1,40 @@
+"""Which line of the cell calls an operation: needed for messages only, but asked at every call."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+
+
+class CallingLine:
+    """Finds the line of one cell's code that is being executed.
+
+    A frame knows its line only by counting through a table, which is linear in the length of the cell; so
+    the answer is kept for each place in the code.
+    """
+
+    __slots__ = ("_code", "_filename", "_lines", "_lines_of")
+
+    def __init__(self, filename: str = "") -> None:
+        self._filename = filename
+        self._code: CodeType | None = None
+        self._lines: dict[int, int] = {}
+        self._lines_of: dict[int, tuple[CodeType, dict[int, int]]] = {}
+
+    def line(self) -> int:
+        """Return the line of the innermost frame of the cell above the caller's; 0 if there is none."""
+        filename = self._filename
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename == filename:
+                if code is not self._code:
+                    # by identity: two functions may be equal, and to find that out is slow
+                    self._code, self._lines = self._lines_of.setdefault(id(code), (code, {}))
+                place = frame.f_lasti
+                line = self._lines.get(place)
+                if line is None:
+                    line = self._lines[place] = frame.f_lineno
+                return line
+            frame = frame.f_back
+        return 0
