@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from nbparallel_magics.completion import RankCompleter
@@ -44,14 +45,21 @@ class _Loaded:
 
 
 def load(shell: Any) -> None:
-    """Put the magics into an IPython shell; a second time does nothing."""
-    if getattr(shell, _ATTRIBUTE, None) is None:
+    """Put the magics into an IPython shell; a second time does nothing, and neither does it on a rank."""
+    if _on_a_rank():
+        print("nbparallel is loaded in the notebook; on a rank there is nothing to load")  # noqa: T201
+    elif getattr(shell, _ATTRIBUTE, None) is None:
         loaded = _Loaded(shell)
         loaded.install()
         setattr(shell, _ATTRIBUTE, loaded)
         removed = sweep_at_load()
         if removed:
             print(removed)  # noqa: T201  (it belongs under the cell that loads us)
+
+
+def _on_a_rank() -> bool:
+    sharing = sys.modules.get("nbparallel.sharing")  # a rank has it; here it would bring numpy
+    return sharing is not None and sharing.current_store().client != 0
 
 
 def unload(shell: Any) -> None:

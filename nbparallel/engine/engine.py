@@ -15,6 +15,7 @@ from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import defaults, namespace, tasks
 from nbparallel.engine.asking import Asking
 from nbparallel.engine.complete import complete
+from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.look import look
 from nbparallel.engine.output import RankOutput, mark_threads
@@ -56,6 +57,8 @@ class Engine:
         mark_threads(self.output)
         self.asking = Asking(channel, self.output)
         self.asking.install()
+        self.breakpoints = Breakpoints(self.asking.input)
+        self.breakpoints.install()
         os.register_at_fork(before=self.output.flush)  # else a child would write the same text again
         defaults.set_environment(configure)
         defaults.limit_blas(configure.blas_threads)

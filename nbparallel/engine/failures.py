@@ -12,7 +12,7 @@ import cloudpickle
 import IPython
 
 import nbparallel
-from nbparallel.engine import namespace
+from nbparallel.engine import debugger, namespace
 from nbparallel.errors import PeerFailedError, RankExitError
 from nbparallel.wire.failures import Cause, FrameLine, RankFailure
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine
     from nbparallel.engine.shell import RankShell
 
-_OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (nbparallel, IPython))
+_OURS = (
+    *(os.path.dirname(str(module.__file__)) + os.sep for module in (nbparallel, IPython)),
+    *debugger.INSIDE,
+)
 _DEEPEST = 200
 """Frames kept of a runaway recursion."""
 

@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Integer, Type
 
-from nbparallel.engine import cell_sources
+from nbparallel.engine import cell_sources, refusals
 from nbparallel.engine.output import RankOutput
 
 
@@ -162,5 +162,6 @@ class RankShell(InteractiveShell):
 def make() -> RankShell:
     """Make the one shell of this process and warm what a first cell would import."""
     shell = RankShell.instance()
+    refusals.install(shell)
     shell.user_ns.pop("In", None)
     return shell

@@ -66,6 +66,7 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
                 communicator.finish_cell()
         finally:
             engine.interrupts.disarm()
+            engine.breakpoints.end_task()
     except BaseException as error:  # noqa: BLE001  a rank survives everything and reports it
         failure = error
     if os.getpid() != engine.pid:

@@ -1,0 +1,98 @@
+"""``breakpoint()`` in a real kernel: a debugger for one rank, a refusal for several, never a hang."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from nbparallel.testing.kernel import CellOutcome, Kernel
+
+pytestmark = pytest.mark.time_limit(90)
+
+
+def text(outcome: CellOutcome) -> str:
+    """Return what the cell printed."""
+    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
+
+
+def with_ranks(kernel: Kernel) -> Kernel:
+    """Start two ranks that have a variable."""
+    outcome = kernel.run("%load_ext nbparallel\n%parallel -n 2 kept = rank + 7")
+    assert outcome.status == "ok", outcome.traceback
+    return kernel
+
+
+def debug(kernel: Kernel, code: str, commands: Sequence[str]) -> CellOutcome:
+    """Run a cell that asks for just these commands."""
+    cell = kernel.begin(code, allow_stdin=True)
+    for command in commands:
+        assert kernel.question() == ("[rank 0] (Pdb) ", False)
+        kernel.answer(command)
+    return cell.wait()
+
+
+def test_it_stops_where_it_is_called(any_kernel: Kernel) -> None:
+    """Behind a cell's last statement too; an assignment is the rank's, and nothing is left in its names."""
+    kernel = with_ranks(any_kernel)
+    outcome = debug(kernel, "%%parallel -r 0\nval = 41\nbreakpoint()", ["p val + 1", "kept = 70", "c"])
+    assert outcome.status == "ok", outcome.traceback
+    assert "(3)<module>()\n-> breakpoint()\n42\n" in text(outcome)
+    assert text(kernel.run("%parallel -r 0 kept, '__return__' in globals()")) == "Out[rank 0]: (70, False)\n"
+
+
+def test_stepping_stays_in_the_cell(any_kernel: Kernel) -> None:
+    """From statement to statement, into functions and out; the next cell is nobody's to stop in."""
+    kernel = with_ranks(any_kernel)
+    cell = (
+        "%%parallel -r 0\nimport numpy as np\ndef f(x):\n    y = barrier\n    return x * 10\n"
+        "breakpoint()\nz = f(4)\nprint(z + len(np.ones(3)))"
+    )
+    outcome = debug(kernel, cell, ["n", "s", "s", "n", "p x", "n", "n", "n"])
+    assert outcome.status == "ok", outcome.traceback
+    shown = text(outcome)
+    stops = re.findall(r"-> (.+)|^(\d+)$|--(Return|Call)--", shown, re.MULTILINE)
+    assert ["".join(stop) for stop in stops] == [
+        "breakpoint()",
+        "z = f(4)",
+        "Call",
+        "def f(x):",
+        "y = barrier",
+        "return x * 10",
+        "4",
+        "Return",
+        "return x * 10",
+        "print(z + len(np.ones(3)))",
+        "43",
+    ]
+    assert "interactiveshell" not in shown
+    assert "nbparallel" not in shown
+    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+
+
+def test_leaving_it_ends_the_cell(any_kernel: Kernel) -> None:
+    """With ``q`` as an error on the line where it was; an interrupt at its prompt is the cell's."""
+    kernel = with_ranks(any_kernel)
+    for commands, line in ((["q"], 2), (["n", "q"], 3)):
+        outcome = debug(kernel, "%%parallel -r 0\nbreakpoint()\nkept = 0", commands)
+        assert f"BdbQuit on rank 0, line {line}" in outcome.evalue
+        assert "bdb.py" not in outcome.traceback
+    cell = kernel.begin("%%parallel\nrank == 0 and breakpoint()\nbarrier()", allow_stdin=True)
+    kernel.question()
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+
+
+def test_it_is_refused_where_nobody_can_answer(any_kernel: Kernel) -> None:
+    """On several ranks, and as in nbclient: an error on the cell's line that says what to write."""
+    kernel = with_ranks(any_kernel)
+    several = kernel.begin("%%parallel\n1\nbreakpoint()", allow_stdin=True).wait()
+    assert "InputRefusedError on ranks 0-1, line 3: breakpoint() asks with input(): " in several.evalue
+    assert "`if rank == 0:`" in several.evalue
+    nobody = kernel.run("%%parallel -r 1\nbreakpoint()")
+    assert "InputRefusedError on rank 1, line 2: breakpoint() asks with input(): nobody" in nobody.evalue
+    off = kernel.run("%%parallel\nimport os\nos.environ['PYTHONBREAKPOINT'] = '0'\nbreakpoint()")
+    assert off.status == "ok", off.traceback
+    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
