@@ -48,6 +48,8 @@ class MagicParser(argparse.ArgumentParser):
     def _without_rest(self, options: argparse.Namespace, rest: str) -> argparse.Namespace:
         if rest.isdecimal() and "-n" in self._option_string_actions:
             self.error(f"unexpected {rest!r}; did you mean -n {rest}?")
+        if "-r" in self._option_string_actions and _are_ranks(rest):
+            self.error(f"unexpected {rest!r}; did you mean -r {rest}?")
         if rest and not rest.startswith("#"):  # a comment after the flags
             self.error(f"unexpected {rest!r}: flags begin with a minus, ranks are separated by commas only")
         return options
@@ -98,6 +100,14 @@ class MagicParser(argparse.ArgumentParser):
             near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)
             self.error(f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else ""))
         return self._option_string_actions[flag]
+
+
+def _are_ranks(text: str) -> bool:
+    try:
+        RankSpec.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _joined(token: str) -> str:

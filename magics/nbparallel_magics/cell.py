@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from nbparallel.session import Session
 
 
+_WELCOME = (
+    "each rank has: rank, world_size, rng, the operations send, recv, broadcast, all_reduce, gather, "
+    "scatter, barrier …, dist (all of them), nbp",
+    "ranks keep their variables and see the notebook's; %%parallel? shows more, %parallel_stop ends all",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class CellRequest:
     """What a user wants to run, and how."""
@@ -98,6 +105,10 @@ def _run_on_ranks(
     quiet = options.quiet or live.configuration.quiet
     order = getattr(options, "output", None) or live.configuration.output
     sink = None if quiet else CellOutput(publisher_for(shell, live.notebook), order=order)
+    if sink is not None and live.configuration.welcome and not live.welcomed:
+        live.welcomed = True
+        for line in _WELCOME:
+            sink.note(line)
     wanted: dict[str, Any] = {
         "ranks": ranks,
         "namespace": shell.user_ns,

@@ -45,6 +45,8 @@ class Live:
         """What the ranks of the last cell that failed said, the root cause first."""
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
+        self.welcomed = False
+        """Whether the user was told what ranks find predefined."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""

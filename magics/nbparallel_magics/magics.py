@@ -173,7 +173,9 @@ class ParallelMagics(Magics):
         options = flags.TRACEBACK.parse_line(line)
         if not self.live.failures:
             flags.TRACEBACK.error("no cell has failed on ranks yet")
-        print(full_tracebacks(self.live.failures, options.ranks))  # noqa: T201
+        session = self.live.running_session()
+        size = 0 if session is None else session.world_size
+        print(full_tracebacks(self.live.failures, options.ranks, size))  # noqa: T201
 
     def _session_to(self, parser: MagicParser) -> Session:
         session = self.live.running_session()

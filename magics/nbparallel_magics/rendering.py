@@ -101,13 +101,13 @@ class ErrorRendering:
         return list(text)
 
 
-def full_tracebacks(failures: Mapping[int, RankFailure], spec: RankSpec | None) -> str:
+def full_tracebacks(failures: Mapping[int, RankFailure], spec: RankSpec | None, world_size: int) -> str:
     """Return the whole traceback of every rank that raised, or of those that `spec` names."""
     from nbparallel.session.failures import full_text
 
     if spec is not None:
         try:
-            chosen = spec.resolve(max(failures) + 1)
+            chosen = spec.resolve(max(world_size, max(failures) + 1))  # some may have been taken away since
         except ValueError as error:
             raise UsageError(str(error)) from None
         if missing := [rank for rank in chosen if rank not in failures]:

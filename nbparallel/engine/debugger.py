@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bdb
 import cmd
+import io
 import os
 import pdb
 import sys
@@ -117,11 +118,12 @@ class RankDebugger(pdb.Pdb):
         self.cmdloop()  # the base class would keep an interrupt from ending the cell
 
 
-class _Questions:
+class _Questions(io.StringIO):
     """A file of commands, each of which the user is asked for."""
 
     def __init__(self, ask: Callable[[str], str]) -> None:
+        super().__init__()
         self._ask = ask
 
-    def readline(self) -> str:
+    def readline(self, _size: int | None = -1, /) -> str:  # type: ignore[override]  # as StringIO has it
         return self._ask("(Pdb) ") + "\n"

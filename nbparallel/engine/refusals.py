@@ -21,9 +21,9 @@ LINE_MAGICS = (
 def install(shell: RankShell) -> None:
     """Register a refusal for every magic of the notebook."""
     for name in LINE_MAGICS:
-        shell.register_magic_function(_refusal(f"%{name}"), "line", name)
+        shell.magics_manager.register_function(_refusal(f"%{name}"), "line", name)
     for name in CELL_MAGICS:
-        shell.register_magic_function(_refusal(f"%%{name}"), "cell", name)
+        shell.magics_manager.register_function(_refusal(f"%%{name}"), "cell", name)
 
 
 def _refusal(magic: str) -> Callable[..., NoReturn]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteValue:
@@ -61,6 +63,35 @@ class RankValues:
         """Iterate over (rank, value)."""
         return iter(self._values.items())
 
+    def gather(self) -> Any:
+        """Return the parts as one: arrays joined along their first axis, lists one after the other.
+
+        Numbers and 0-d arrays become an array with one element a rank.  The result is a new array (or
+        list): later changes of it do not touch the parts, nor the ranks.
+
+        Raises
+        ------
+        TypeError
+            A part is neither an array, a number nor a list, or they are of different kinds.
+        ValueError
+            The arrays do not fit together, or no rank has a value.
+        """
+        parts = list(self)
+        if not parts:
+            raise ValueError("there is nothing to gather: no rank has a value")
+        if all(isinstance(part, list) for part in parts):
+            return [element for part in parts for element in part]
+        if all(isinstance(part, (np.generic, int, float, complex)) or _ndim(part) == 0 for part in parts):
+            return np.array(parts)
+        if all(_ndim(part) for part in parts):
+            try:
+                return np.concatenate(parts)
+            except ValueError as error:
+                shapes = ", ".join(f"rank {rank}: {np.shape(part)}" for rank, part in self.items())
+                raise ValueError(f"these parts do not fit together ({shapes}): {error}") from None
+        kinds = ", ".join(f"rank {rank}: {type(part).__name__}" for rank, part in self.items())
+        raise TypeError(f"arrays, numbers or lists can be gathered, all of one kind, not {kinds}")
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, RankValues):
             return self._values == other._values
@@ -72,3 +103,7 @@ class RankValues:
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+
+def _ndim(value: Any) -> int | None:
+    return value.ndim if isinstance(value, np.ndarray) else None

@@ -109,5 +109,6 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr("nbparallel.session.ignition.Ignition", lambda start_method: None)
     shell.reset(new_session=True)
     nbparallel_magics.load(shell)
+    nbparallel_magics.live_in(shell).configuration.welcome = False  # type: ignore[union-attr]  # just loaded
     yield Notebook(shell, sessions)
     nbparallel_magics.unload(shell)

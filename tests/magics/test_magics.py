@@ -239,7 +239,12 @@ def test_errors_name_the_root_cause(notebook: Any) -> None:
     assert "Cell In[1], line 4\n    1 / 0\nZeroDivisionError: division by zero" in shown
     assert "run_cell_magic" not in shown + out.stderr
     assert "Cell In[1], line 4" in notebook.run("%parallel_tb").stdout
-    assert "raised nothing; rank 2 did" in notebook.run("%parallel_tb -r 0").stderr
+    for rank in (0, 3):
+        out = notebook.run(f"%parallel_tb -r {rank}")
+        assert out.stderr == f"UsageError: rank {rank} raised nothing; rank 2 did\n"
+    assert "there is no rank 4: ranks are 0-3" in notebook.run("%parallel_tb -r 4").stderr
+    assert "did you mean -r 2?" in notebook.run("%parallel_tb 2").stderr
+    assert "did you mean -r 0,2?" in notebook.run("%parallel_restart 0,2").stderr
 
 
 def test_session_errors_are_shown_without_our_frames(notebook: Any) -> None:
@@ -287,9 +292,31 @@ def test_restart_and_stop(notebook: Any) -> None:
     assert notebook.session is not first
 
 
+def test_the_first_cell_says_what_ranks_find(notebook: Any) -> None:
+    """Two lines above its output, once; not for --quiet, and not if `%config` says so (as these tests do)."""
+    notebook.play(hello)
+    assert notebook.run("%%parallel -n 2\nx").stdout.startswith("[rank 0]")
+    notebook.run("%config NbParallel.welcome = True")
+    assert notebook.run("%%parallel --quiet\nx").stdout == ""
+    first, second, output, *_ = notebook.run("%%parallel\nx").stdout.splitlines()
+    for name in ("rank", "world_size", "rng", "send", "all_reduce", "dist", "nbp"):
+        assert re.search(rf"\b{name}\b", first)
+    assert "%%parallel?" in second
+    assert "%parallel_stop" in second
+    assert output == "[rank 0] hello from 0"
+    assert notebook.run("%parallel x").stdout.startswith("[rank 0]")
+
+
 def test_configuration(notebook: Any) -> None:
-    """`%config NbParallel` sets the defaults; a flag wins."""
+    """`%config NbParallel` shows and sets the defaults; a flag wins, and what cannot be is one line."""
     assert "NbParallel" in notebook.run("%config").stdout
+    shown = notebook.run("%config NbParallel").stdout
+    for name in ("n", "output", "quiet", "start_method", "timeout", "welcome"):
+        assert f"NbParallel.{name}=<" in shown
+    assert shown.count("Current: ") == 6
+    wrong = notebook.run("%config NbParallel.output = 'tabs'")
+    assert wrong.stderr.count("\n") <= 1
+    assert notebook.shell.run_line_magic("config", "NbParallel.output") == "rank"
     notebook.run("%config NbParallel.n = 3\n%config NbParallel.timeout = 9.0")
     notebook.run("%%parallel\nx")
     assert (notebook.session.world_size, notebook.session.calls[-1].timeout) == (3, 9.0)

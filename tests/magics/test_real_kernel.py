@@ -43,7 +43,7 @@ def text(outcome: CellOutcome) -> str:
 
 def loaded(kernel: Kernel) -> Kernel:
     """Load the extension."""
-    outcome = kernel.run("%load_ext nbparallel")
+    outcome = kernel.run("%load_ext nbparallel\n%config NbParallel.welcome = False")
     assert outcome.status == "ok", outcome.traceback
     return kernel
 

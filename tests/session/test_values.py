@@ -1,0 +1,55 @@
+"""`RankValues`: what `-o` and `pull` give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.session import RankValues
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ([np.arange(2), np.arange(3)], np.array([0, 1, 0, 1, 2])),
+        ([np.zeros((1, 2)), np.ones((2, 2))], np.array([[0, 0], [1, 1], [1, 1]])),
+        ([1, 2.5, np.float32(4)], np.array([1, 2.5, 4])),
+        ([np.array(3), 4], np.array([3, 4])),
+        ([True, False], np.array([True, False])),
+        ([["a"], [], ["b", "c"]], ["a", "b", "c"]),
+    ],
+)
+def test_gather_makes_one_of_the_parts(parts: list[Any], whole: Any) -> None:
+    """In rank order, whatever order they came in; arrays stay arrays, lists lists."""
+    values = RankValues(dict(reversed(list(enumerate(parts)))))
+    gathered = values.gather()
+    assert type(gathered) is type(whole)
+    np.testing.assert_array_equal(gathered, whole)
+
+
+def test_what_was_gathered_is_new() -> None:
+    """Of one rank too: who writes to it does not write to the part."""
+    part = np.zeros(3)
+    RankValues({0: part}).gather()[:] = 1
+    assert part.sum() == 0
+    items = [1]
+    RankValues({0: items}).gather().append(2)
+    assert items == [1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "words"),
+    [
+        ({}, ValueError, "no rank has a value"),
+        ({0: np.zeros((2, 2)), 3: np.zeros((2, 3))}, ValueError, r"rank 0: \(2, 2\), rank 3: \(2, 3\)"),
+        ({0: np.zeros(2), 1: 3}, TypeError, "rank 0: ndarray, rank 1: int"),
+        ({0: "text", 1: "more"}, TypeError, "rank 0: str"),
+        ({0: [1], 1: None}, TypeError, "rank 1: NoneType"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_rank(parts: Any, kind: type[Exception], words: str) -> None:
+    """No silent array of objects."""
+    with pytest.raises(kind, match=words):
+        RankValues(parts).gather()
