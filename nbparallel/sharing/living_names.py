@@ -87,6 +87,8 @@ def remember(path: str) -> None:
         if not _lies_at(record):
             owners.write(record, _this_owner())
     except FileExistsError:
+        if _lies_at(record):
+            return  # a child that was forked just before has written it for us
         names.discard(path)  # and leave the record alone: it is not ours
         renew()
         raise

@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 
-from nbparallel.errors import InvalidHandleError, NbParallelError
+from nbparallel.errors import ForkedRankError, InvalidHandleError, NbParallelError
 from nbparallel.sharing import living_names
 from nbparallel.sharing.headroom import Headroom
 from nbparallel.sharing.place import Place
@@ -64,7 +64,7 @@ def create_named(
 
 
 def _create(directory: str, size: int, intend: Intend, strategy: str) -> SegmentSource:
-    path = ""
+    path, pid = "", os.getpid()
     for _ in range(_TRIES):
         path = os.path.join(directory, living_names.fresh())
         intend(path)
@@ -72,6 +72,11 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
             living_names.remember(path)
         except FileExistsError:
             continue  # another's record: names are drawn anew
+        if os.getpid() != pid:
+            # A signal handler forked here and returned in the child as well: the name is the parent's.
+            raise ForkedRankError(
+                f"this process ({os.getpid()}) was forked from {pid}, which alone may share arrays"
+            )
         # Owned before it exists: whatever falls in between, closing removes the name.
         source = SegmentSource(-1, size, strategy, path)
         try:

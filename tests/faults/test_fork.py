@@ -130,6 +130,8 @@ def forking(function):
             children.append(os.fork())
             if not children[0]:
                 {end}
+            else:
+                {wait}
         return function(*args, **options)
     return wrapper
 
@@ -148,7 +150,7 @@ for child in children: os.waitpid(child, 0)
 """
 
 
-@pytest.mark.parametrize("end", [*ENDS, "return"])
+@pytest.mark.parametrize("end", [*ENDS, "return", "return first"])
 @pytest.mark.parametrize("target", ["os.posix_fallocate", "os.symlink", "living_names.remember", "os.unlink"])
 def test_f64_a_fork_while_a_segment_is_made_or_freed(target: str, end: str) -> None:
     """What a child was born into the middle of, it leaves alone, however it ends."""
@@ -156,9 +158,11 @@ def test_f64_a_fork_while_a_segment_is_made_or_freed(target: str, end: str) -> N
     with Session(2) as session:
         pids = session.run("import os; kept.sum(); os.getpid()", namespace=before).values
         last = "pass" if end == "return" else "os._exit(0)"
+        wait = "os.waitid(os.P_PID, children[0], os.WNOWAIT | os.WEXITED)" if end == "return first" else "pass"
         source = IN_SHARING.format(
             target=target,
             end=ENDS.get(end, "pass"),
+            wait=wait,
             pid=list(pids),
             last=last,
         )
