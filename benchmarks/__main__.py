@@ -18,10 +18,10 @@ MODULES = (
     "hand_over",
     "share_and_read",
     "many_small",
-    "all_reduce",
+    "collectives",
     "idle",
 )
-"""Each has ``run(*, quick: bool) -> Section``."""
+"""Each has ``run(*, quick: bool) -> Section``, or a list of them."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
@@ -41,7 +41,8 @@ def main() -> int:
         if importlib.util.find_spec(f"benchmarks.{name}") is None:
             print(f"benchmarks/{name}.py is not there: its figures are missing", file=sys.stderr)
             continue
-        sections.append(importlib.import_module(f"benchmarks.{name}").run(quick=options.quick))
+        found = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
+        sections += found if isinstance(found, list) else [found]
     page = markdown(sections, "make bench" + (" ARGS=--quick" if options.quick else ""))
     print(page)
     complete = tuple(options.only) == MODULES and not options.quick

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PEERS = ("ipyparallel", "torch", "joblib", "ray", "mpi4py")
+PEERS = ("ipyparallel", "torch", "joblib", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Section:
     """Rows of its table."""
     notes: str = ""
     """How it was measured, in a sentence or two."""
+    table: str = ""
+    """Markdown to show instead of the figures' table, where there are many peers."""
 
 
 def median_seconds(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -131,7 +133,7 @@ def markdown(sections: Sequence[Section], command: str) -> str:
                 for f in section.figures
             ),
         ]
-        parts.append("\n".join(rows))
+        parts.append(section.table or "\n".join(rows))
         if section.notes:
             parts.append(section.notes)
     return "\n\n".join(parts) + "\n"
