@@ -158,7 +158,9 @@ def test_f64_a_fork_while_a_segment_is_made_or_freed(target: str, end: str) -> N
     with Session(2) as session:
         pids = session.run("import os; kept.sum(); os.getpid()", namespace=before).values
         last = "pass" if end == "return" else "os._exit(0)"
-        wait = "os.waitid(os.P_PID, children[0], os.WNOWAIT | os.WEXITED)" if end == "return first" else "pass"
+        wait = (
+            "os.waitid(os.P_PID, children[0], os.WNOWAIT | os.WEXITED)" if end == "return first" else "pass"
+        )
         source = IN_SHARING.format(
             target=target,
             end=ENDS.get(end, "pass"),
