@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.sharing.headroom import full_error
@@ -66,6 +67,16 @@ def file_system_of(path: str) -> str:
     >>> file_system_of("/proc/self")
     'proc'
     """
+    try:
+        device = os.stat(path).st_dev
+    except OSError:
+        device = 0
+    return _file_system_on(path, device)
+
+
+@lru_cache(maxsize=64)
+def _file_system_on(path: str, device: int) -> str:
+    """Return the kind for a path that lies on this device: another one, if something is mounted over it."""
     path = os.path.realpath(path)
     best, kind = "", ""
     try:

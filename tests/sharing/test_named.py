@@ -17,6 +17,7 @@ from nbparallel.sharing import Store
 from nbparallel.sharing.file_system import FileSystemStrategy
 from nbparallel.sharing.memory_map import MemoryMapStrategy
 from nbparallel.testing.names import names_of
+from nbparallel.testing.small_places import missing_reason, on_small_tmpfs, run_script
 
 SHM = Path("/dev/shm")
 NAMED = ("file_system", "mmap")
@@ -242,3 +243,29 @@ def test_no_name_that_nobody_knows_of(exchange, monkeypatch, client, made):
             store.share(np.arange(100_000), strategy="file_system")
     store.drain()
     assert names() <= before
+
+
+MOUNTED_OVER = """
+import subprocess, sys, tempfile
+from nbparallel.sharing.place import file_system_of
+with tempfile.TemporaryDirectory() as folder:
+    before = file_system_of(folder)
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
+    assert file_system_of(folder) == before and not opened, opened
+    subprocess.run(["mount", "-t", "ramfs", "nbp", folder], check=True)
+    print(before, file_system_of(folder))
+    subprocess.run(["umount", folder], check=True)
+    assert file_system_of(folder) == before
+"""
+
+
+def test_the_mount_table_is_read_once_and_again_when_something_is_mounted(tmp_path):
+    """Every allocation on a disk asks for the kind of file system; reading the table costs as much as it."""
+    reason = missing_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    done = run_script(MOUNTED_OVER, on_small_tmpfs(tmp_path, "64k"))
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split()
+    assert before != after == "ramfs"
