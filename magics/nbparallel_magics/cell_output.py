@@ -18,6 +18,7 @@ from nbparallel_magics.layout import (
     Text,
     arrange,
     as_seen,
+    beginning,
     in_arrival_order,
     redraws_a_line,
 )
@@ -139,12 +140,13 @@ class CellOutput:
                 return
             if rank in self._clear_before_next:
                 self._drop(rank)
-            self._arrivals.append((rank, item))
             self._printed += size
-            self._size += size
-            if self._size > self._limit:
-                self._log = OverflowLog(self._arrivals)
+            if self._size + size > self._limit:
+                self._log = OverflowLog([*self._arrivals, (rank, item)])
                 self._notes.append((self._log.notice(self._limit), True))
+                item, size = beginning(item, self._limit - self._size), self._limit - self._size
+            self._arrivals.append((rank, item))
+            self._size += size
             self._wake()
 
     def _update(self, rank: int, new: Rich) -> None:
@@ -271,4 +273,4 @@ def _note(text: str) -> Piece:
 
 
 def _size(data: dict[str, Any]) -> int:
-    return sum(len(part) for part in data.values() if isinstance(part, str))
+    return sum(len(part) for part in data.values() if isinstance(part, (str, bytes)))

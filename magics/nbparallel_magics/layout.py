@@ -112,6 +112,15 @@ def as_seen(piece: Piece) -> Piece:
     return Piece(piece.ranks, Text(piece.item.name, "".join(f"{line}\n" for line in lines)))
 
 
+def beginning(item: Item, characters: int) -> Item:
+    """Return what is shown of an item that is too long: the start of its text."""
+    if isinstance(item, Text):
+        return Text(item.name, item.text[:characters] + "\n")
+    text = str(item.data.get("text/plain", ""))
+    data = {"text/plain": text if len(text) <= characters else f"{text[:characters]} …"}
+    return Rich(data, {}, item.transient, is_value=item.is_value)
+
+
 def _is_value(item: Item) -> bool:
     return isinstance(item, Rich) and item.is_value
 

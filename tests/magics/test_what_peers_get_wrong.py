@@ -1,0 +1,188 @@
+"""What other tools for parallel cells lose, hang on or break after (NOTEBOOK's tables), in a real kernel.
+
+Every test ends with a look whether the next cell works, with the same ranks and their variables.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from nbparallel.testing.kernel import CellOutcome, Kernel
+
+pytestmark = pytest.mark.time_limit(120)
+
+WITHOUT_END = {
+    "sleep": "import time\nprint('begun', flush=True)\ntime.sleep(600)",
+    "a loop": "print('begun', flush=True)\nwhile True: pass",
+    "calls of C code": "import numpy as np\nprint('begun', flush=True)\n"
+    "a = np.random.rand(100_000)\nwhile True: np.sort(a)",
+    "a collective": "import time\nprint('begun', flush=True)\n"
+    "if rank: all_reduce(rank)\nelse: time.sleep(600)",
+    "a receive": "import time\nprint('begun', flush=True)\nif rank: recv(src=0)\nelse: time.sleep(600)",
+    "await": "import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(600)",
+    "a child": "import subprocess\nprint('begun', flush=True)\nsubprocess.run(['sleep', '600'])",
+}
+
+
+def text(outcome: CellOutcome) -> str:
+    """Return the text that is left on the page."""
+    shown = ""
+    for message in outcome.messages:
+        if message.kind == "clear_output":
+            shown = ""
+        elif message.kind == "stream":
+            shown += message.content["text"]
+    return shown
+
+
+def with_ranks(kernel: Kernel, count: int = 2) -> Kernel:
+    """Start ranks that have a variable and know their process."""
+    outcome = kernel.run(
+        f"%load_ext nbparallel\n%config NbParallel.welcome = False\n%parallel -n {count} kept = rank + 7"
+    )
+    assert outcome.status == "ok", outcome.traceback
+    return kernel
+
+
+def pids(kernel: Kernel, count: int = 2) -> list[str]:
+    """Return every rank's process, after a look at its variable and a collective of all."""
+    outcome = kernel.run("%parallel __import__('os').getpid(), kept - rank, all_reduce(1)")
+    assert outcome.status == "ok", outcome.traceback
+    found = re.findall(rf"\((\d+), 7, {count}\)", text(outcome))
+    assert len(found) == count, text(outcome)
+    return found
+
+
+def test_await_at_top_level(any_kernel: Kernel) -> None:
+    """It ends, with the value of the last expression; tasks and operations between ranks go on with it."""
+    kernel = with_ranks(any_kernel)
+    before = pids(kernel)
+    slept = kernel.run("%%parallel\nimport asyncio\nawait asyncio.sleep(0.05)\nprint('slept')\nrank * 2")
+    assert text(slept) == "[ranks 0-1] slept\nOut[rank 0]: 0\nOut[rank 1]: 2\n"
+    many = kernel.run(
+        "%%parallel\nasync def one(n):\n    await asyncio.sleep(0.01)\n    return n + rank\n"
+        "sum(await asyncio.gather(*map(one, range(3)))) + all_reduce(1)"
+    )
+    assert text(many) == "Out[rank 0]: 5\nOut[rank 1]: 8\n"
+    failed = kernel.run("%%parallel\nasync def bad():\n    1 / 0\nawait bad()")
+    assert "ZeroDivisionError on ranks 0-1, line 4" in failed.evalue
+    assert kernel.run("import asyncio; await asyncio.sleep(0, 'here')").result == "'here'"
+    assert pids(kernel) == before
+
+
+@pytest.mark.fault("F20", "F21")
+def test_one_interrupt_frees_every_rank(any_kernel: Kernel) -> None:
+    """Whatever they do: the cell is a KeyboardInterrupt, the processes and their variables stay."""
+    kernel = with_ranks(any_kernel)
+    before = pids(kernel)
+    for doing, code in WITHOUT_END.items():
+        cell = kernel.begin(f"%%parallel\n{code}")
+        cell.wait_for("begun")
+        kernel.interrupt()
+        outcome = cell.wait()
+        assert (outcome.status, outcome.ename) == ("error", "KeyboardInterrupt"), doing
+        assert pids(kernel) == before, doing
+
+
+@pytest.mark.fault("F22", "F24")
+def test_only_who_does_not_answer_is_ended(any_kernel: Kernel) -> None:
+    """The second press names it, the third ends it; it comes back, and the other one has lost nothing."""
+    kernel = with_ranks(any_kernel)
+    before = pids(kernel)
+    cell = kernel.begin(
+        "%%parallel\nimport time\nprint('begun', flush=True)\n"
+        "if rank:\n    sum(range(10**13))  # looks at no signal\nelse:\n    time.sleep(600)"
+    )
+    cell.wait_for("begun")
+    for word in ("", "rank 1 not stopped yet", "rank 1 did not answer the interrupt and was ended"):
+        kernel.interrupt()
+        cell.wait_for(word)
+        time.sleep(0.3)  # signals of one kind that come at once are one signal
+    assert cell.wait().ename == "KeyboardInterrupt"
+    again = kernel.run("%%parallel\n'kept' in globals()")
+    assert "rank 1 was killed by SIGKILL" in text(again)
+    assert "its variables are gone" in text(again)
+    assert text(again).endswith("Out[rank 0]: True\nOut[rank 1]: False\n")
+    kernel.run("%rank 1 kept = rank + 7")
+    after = pids(kernel)
+    assert (after[0], after[1] != before[1]) == (before[0], True)
+
+
+@pytest.mark.fault("F1", "F2")
+def test_a_killed_rank_comes_back_under_its_number(any_kernel: Kernel) -> None:
+    """Killed in a cell or between two: the next cell works, on the same numbers, and says what is gone."""
+    kernel = with_ranks(any_kernel, 3)
+    before = pids(kernel, 3)
+    cell = kernel.begin(
+        "%%parallel\nimport os, signal\nprint('said before', flush=True)\n"
+        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nall_reduce(rank)"
+    )
+    outcome = cell.wait()
+    assert re.search(
+        r"RankDiedError: rank 1 .* line 4, was killed by SIGKILL.*ranks 0, 2 were freed", outcome.evalue
+    )
+    assert "said before" in text(outcome)
+    again = kernel.run("%%parallel\nrank, all_reduce(rank), globals().get('kept')")
+    assert text(again).count("its variables are gone") == 1
+    assert text(again).endswith("Out[rank 0]: (0, 3, 7)\nOut[rank 1]: (1, 3, None)\nOut[rank 2]: (2, 3, 9)\n")
+    kernel.run("%rank 1 kept = rank + 7")
+    kernel.run(f"import os, signal, time; os.kill({before[2]}, signal.SIGKILL); time.sleep(0.5)")
+    idle = kernel.run("%%parallel\nrank, all_reduce(rank), globals().get('kept')")
+    assert "rank 2 was killed by SIGKILL" in text(idle)
+    assert text(idle).endswith("Out[rank 0]: (0, 3, 7)\nOut[rank 1]: (1, 3, 8)\nOut[rank 2]: (2, 3, None)\n")
+    assert kernel.run("%rank 2 kept = rank + 7").status == "ok"
+    assert pids(kernel, 3)[0] == before[0]
+
+
+def test_an_error_does_not_leave_others_waiting(any_kernel: Kernel) -> None:
+    """One rank raises while others wait for it or compute: the cell ends, with what was printed before."""
+    kernel = with_ranks(any_kernel)
+    before = pids(kernel)
+    for waiting in ("barrier()", "import time; time.sleep(600)", "while True: pass"):
+        outcome = kernel.run(f"%%parallel\nprint('before', rank)\nif rank == 1:\n    1 / 0\n{waiting}")
+        assert outcome.evalue == "ZeroDivisionError on rank 1, line 4: division by zero (rank 0 was freed)"
+        assert text(outcome) == "[rank 0] before 0\n[rank 1] before 1\n"
+        assert pids(kernel) == before
+
+
+def test_uneven_outputs_are_each_ranks_own(any_kernel: Kernel) -> None:
+    """As many prints, displays and values as a rank has, in rank order; who has none has no label."""
+    kernel = with_ranks(any_kernel, 3)
+    outcome = kernel.run(
+        "%%parallel\nfrom IPython.display import HTML, display\nimport sys\n"
+        "for step in range(rank):\n    print(f'line {rank}.{step}')\n"
+        "    display(HTML(f'<b>{rank}.{step}</b>'))\n"
+        "if rank == 2:\n    print('aside', file=sys.stderr)\nrank if rank == 1 else None"
+    )
+    assert [d["text/html"] for d in outcome.displays][-3:] == ["<b>1.0</b>", "<b>2.0</b>", "<b>2.1</b>"]
+    shown = text(outcome)
+    assert "rank 0" not in shown
+    places = [shown.index(part) for part in ("[rank 1] line 1.0", "[rank 2] line 2.0", "line 2.1", "aside")]
+    assert places == sorted(places)
+    assert shown.endswith("Out[rank 1]: 1\n")
+    assert len(pids(kernel, 3)) == 3
+
+
+def test_ranks_come_go_and_restart(any_kernel: Kernel) -> None:
+    """`-n` adds ranks and takes idle ones away; a restart of one leaves the others as they are."""
+    kernel = with_ranks(any_kernel)
+    before = pids(kernel)
+    grown = kernel.run("%%parallel -n 4\nall_reduce(1), globals().get('kept')")
+    assert text(grown) == "Out[rank 0]: (4, 7)\nOut[rank 1]: (4, 8)\nOut[ranks 2-3]: (4, None)\n"
+    kernel.run("%rank 3 mine = 1")
+    refused = kernel.run("%%parallel -n 2\n1")
+    assert refused.ename == "UsageError"
+    assert "rank 3 would have to go but hold" in refused.evalue
+    assert "mine" in refused.evalue
+    assert "-r" in refused.evalue
+    kernel.run("%rank 3 del mine")
+    assert text(kernel.run("%%parallel -n 2\nworld_size, all_reduce(1)")) == "Out[ranks 0-1]: (2, 2)\n"
+    assert pids(kernel) == before
+    assert text(kernel.run("%parallel_restart -r 1")) == "rank 1 restarted, without variables\n"
+    assert text(kernel.run("%parallel 'kept' in globals()")) == "Out[rank 0]: True\nOut[rank 1]: False\n"
+    kernel.run("%rank 1 kept = rank + 7")
+    after = pids(kernel)
+    assert (after[0], after[1] != before[1]) == (before[0], True)
