@@ -32,6 +32,7 @@ class Scratch:
         self._packed = b""
         self._attached: dict[bytes, AnyArray] = {}
         self._position = 0
+        self._sum: AnyArray | None = None
 
     def _mine(self) -> AnyArray:
         if self._own is None:
@@ -111,16 +112,22 @@ class Scratch:
         self, parts: list[AnyArray], start: int, stop: int, operator: Operator, *, averaged: bool
     ) -> None:
         """Combine one slice in rank order into this rank's own chunk, which nobody else reads there."""
-        mine = parts[self._meeting.index][start:stop]
-        ufunc = operator.ufunc
+        index, ufunc = self._meeting.index, operator.ufunc
         slices = [part[start:stop] for part in parts]
-        # Read all before writing: this rank's own input may come late in the order.
-        result = ufunc(slices[0], slices[1])
-        for other in slices[2:]:
-            ufunc(result, other, out=result)
+        mine = slices[index]
+        total = slices[0]
+        for i, other in enumerate(slices[1:], 1):
+            # This rank's own values are read when their turn comes; from then on their place takes the sum.
+            out = mine if i >= index else self._partial(mine)
+            total = ufunc(total, other, out=out)
         if averaged:
-            np.true_divide(result, len(parts), result)
-        mine[...] = result
+            np.true_divide(mine, len(parts), mine)
+
+    def _partial(self, like: AnyArray) -> AnyArray:
+        """Return memory for a sum that cannot lie in the chunk yet."""
+        if self._sum is None:
+            self._sum = np.empty(CHUNK, np.uint8)
+        return np.ndarray(like.shape, like.dtype, self._sum)
 
     def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
         """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
@@ -143,5 +150,5 @@ class Scratch:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._own = None
+        self._own = self._sum = None
         self._attached.clear()
