@@ -34,8 +34,9 @@ bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
 
 sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed and failed; fault tests REPEAT times
 	@PYTHONPATH=. $(BIN)/python -m tests.faults.syscall_sweep
-	@$(PYTEST) -m "fault or stress" --repeat $(REPEAT) $(ARGS)
-	@$(PYTEST) -m "fault or stress" --repeat $(REPEAT) --busy-core $(ARGS)
+	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep_record -m "fault or stress" --repeat $(REPEAT) $(ARGS)
+	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep_record -m "fault or stress" --repeat $(REPEAT) --busy-core $(ARGS)
+	@PYTHONPATH=. $(BIN)/python -m tests.faults.sweep_record $(REPEAT)
 
 docs: $(VENV)/ready  ## run every example of the documentation
 	@$(PYTEST) tests/docs $(ARGS)
