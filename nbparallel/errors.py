@@ -113,6 +113,20 @@ class CollectiveMismatchError(NbParallelError, RuntimeError):
     """Ranks called different operations, or the same with different arguments."""
 
 
+class DifferentDataError(NbParallelError, AssertionError):
+    """`assert_same` found that ranks hold different data; the message says who differs, and where.
+
+    Attributes
+    ----------
+    groups : tuple of tuple of int
+        The ranks that hold the same, those with which the others were compared first.
+    """
+
+    def __init__(self, message: str, *, groups: tuple[tuple[int, ...], ...] = ()) -> None:
+        super().__init__(message)
+        self.groups = groups
+
+
 class DeadlockError(NbParallelError, RuntimeError):
     """Ranks wait for each other, or for one that will never answer."""
 

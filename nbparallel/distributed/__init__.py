@@ -29,8 +29,11 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
+    "assert_same",
+    "average_gradients",
     "barrier",
     "batch_isend_irecv",
+    "batches",
     "broadcast",
     "broadcast_object_list",
     "call_with_rank",
@@ -47,6 +50,7 @@ __all__ = [
     "irecv",
     "is_initialized",
     "isend",
+    "local_slice",
     "monitored_barrier",
     "new_group",
     "recv",
@@ -60,6 +64,7 @@ __all__ = [
     "send",
     "send_object_list",
     "set_current",
+    "shard",
     "split",
     "strict_sync",
 ]
@@ -179,6 +184,12 @@ broadcast_object_list = _operation("broadcast_object_list")
 scatter_object_list = _operation("scatter_object_list")
 send_object_list = _operation("send_object_list")
 recv_object_list = _operation("recv_object_list")
+
+assert_same = _operation("assert_same")
+average_gradients = _operation("average_gradients")
+local_slice = _operation("local_slice")
+shard = _operation("shard")
+batches = _operation("batches")
 
 new_group = _operation("new_group")
 split = _operation("split")

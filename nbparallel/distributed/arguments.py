@@ -93,7 +93,7 @@ def check_outputs(outputs: Any, size: int, operation: str, name: str) -> list[An
     if len(outputs) != size:
         raise ValueError(f"{name} needs one array for each of the {size} ranks, and has {len(outputs)}")
     arrays = [check_output(x, operation) for x in outputs]
-    pair = _overlapping(arrays)
+    pair = overlapping_pair(arrays)
     if pair is not None:
         raise ValueError(
             f"{name}[{pair[0]}] and {name}[{pair[1]}] share memory, and {operation} fills both: each needs "
@@ -112,7 +112,7 @@ def _bounds(x: AnyArray) -> tuple[int, int]:
     return start, stop + x.itemsize
 
 
-def _overlapping(arrays: Sequence[AnyArray]) -> tuple[int, int] | None:
+def overlapping_pair(arrays: Sequence[AnyArray]) -> tuple[int, int] | None:
     """Return two arrays that share memory, None if all are apart."""
     spans = sorted((*_bounds(x), i) for i, x in enumerate(arrays) if x.size)
     active: list[tuple[int, int, int]] = []

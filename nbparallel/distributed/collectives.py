@@ -42,7 +42,7 @@ class Collectives:
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
         self._exchange = Exchange(member, self._meeting)
         gathering = Gathering(self._exchange, area.ranks, area.index)
-        self.all_gather, self.gather = gathering.all_gather, gathering.gather
+        self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
         self.later = Deferring(area.ranks, area.index)
         self.begun = Begun(self._meeting, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)

@@ -7,7 +7,8 @@ import weakref
 
 from nbparallel.distributed.area import world_area
 from nbparallel.distributed.collectives import Collectives
-from nbparallel.distributed.combining import Combining
+from nbparallel.distributed.comparing import Comparing
+from nbparallel.distributed.data_parallel import DataParallel
 from nbparallel.distributed.diagnosis import look_for_deadlock
 from nbparallel.distributed.group import Teams
 from nbparallel.distributed.grouping import Grouping
@@ -20,7 +21,7 @@ from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
 
 
-class Communicator(Messaging, Combining, ObjectLists, Grouping):
+class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
     """One rank's operations with the others, for one epoch.
 
     Parameters

@@ -14,10 +14,11 @@ class Gathering:
     """One rank's side of `all_gather` and `gather` in a group."""
 
     def __init__(self, exchange: Exchange, ranks: Sequence[int], index: int) -> None:
-        self._exchange, self._index = exchange, index
+        self._exchange, self._index, self._ranks = exchange, index, ranks
         self._everybody = range(len(ranks))
         self._all_labels = Labels(Operation.all_gather, ranks)
         self._labels = Labels(Operation.gather, ranks)
+        self._labels_of: dict[Operation, Labels] = {}
 
     def all_gather(
         self, x: Any, outputs: Sequence[AnyArray], deadline_ns: int | None, *, view: bool
@@ -28,6 +29,14 @@ class Gathering:
             Operation.all_gather, label, (x,), self._everybody, dict(enumerate(outputs)), view=view
         )
         return self._exchange(movement, deadline_ns)
+
+    def tell(self, operation: Operation, shown: Any, value: Any, deadline_ns: int | None) -> list[Any]:
+        """Return everybody's value, as one step of an `operation` that the user called with `shown`."""
+        labels = self._labels_of.get(operation)
+        if labels is None:
+            labels = self._labels_of[operation] = Labels(operation, self._ranks)
+        label = labels((shown,), (), None, view=False)
+        return self._exchange(Movement(operation, label, (value,), self._everybody, {}), deadline_ns)
 
     def gather(
         self, x: Any, root: int, outputs: Sequence[AnyArray], deadline_ns: int | None, *, view: bool

@@ -44,6 +44,9 @@ class Operation(enum.IntEnum):
     all_to_all = 11
     new_group = 12
     """The first operation of a group, in which its members learn where they meet."""
+    assert_same = 13
+    average_gradients = 14
+    batches = 15
 
 
 class FailureKind(enum.IntEnum):
