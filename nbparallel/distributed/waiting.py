@@ -41,6 +41,8 @@ SLICE_NS = 50_000_000
 """Longest sleep without looking whether it still makes sense."""
 YIELD_NS = 100_000
 """Longest time of giving the processor away before sleeping; a wake-up costs 5 to 40 µs."""
+UNTIMED_YIELDS = 3
+"""The first yields, after which nobody looks at the clock: with more ranks than cores one or two do."""
 SPINS = 1500
 """Looks at a word before the first yield: about 40 µs, what a sleep and its wake would cost."""
 MIN_SPINS = 16
@@ -161,8 +163,13 @@ class Waiter:
         for _ in range(self.spins):
             if words[word] >= target:
                 return True
-        begin = now = time.monotonic_ns()
-        yields = 0
+        begin = time.monotonic_ns()
+        for yields in range(1, UNTIMED_YIELDS + 1):
+            os.sched_yield()
+            if words[word] >= target:
+                self._adapt(begin, yields)
+                return True
+        yields, now = UNTIMED_YIELDS, time.monotonic_ns()
         while now < begin + YIELD_NS:
             os.sched_yield()
             yields += 1
@@ -198,6 +205,8 @@ class Waiter:
         """
         spent = time.monotonic_ns() - begin
         self.wait_ns += spent
+        if self._max_spins == 1:
+            return
         if spent > yields * SWITCH_NS:
             self.spins = max(self.spins // 2, min(MIN_SPINS, self._max_spins))
         elif self.spins < self._max_spins:
