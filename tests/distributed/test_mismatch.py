@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator
+from nbparallel.distributed import Communicator, meeting
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
 
 Call = Callable[[Communicator, np.ndarray[Any, Any]], Any]
@@ -169,8 +169,11 @@ def test_one_operation_for_another(outcomes: Any) -> None:
             assert "different operations" in outcome.value, outcome
 
 
-def test_the_table(outcomes: Any) -> None:
+def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table has a line for every rank: operation, dtype, shape, root, operator, line of the cell."""
+    # Otherwise those who have come are told after a tenth of a second, in which a busy machine may let the
+    # third one wait: `test_those_who_are_here_are_told_soon` is about that.
+    monkeypatch.setattr(meeting, "EARLY_NS", 10_000_000_000)
 
     def work(c: Communicator) -> None:
         x = np.zeros((3, 4), "f4")
@@ -188,6 +191,26 @@ def test_the_table(outcomes: Any) -> None:
             f"  1     broadcast   float32  (3, 4)  1     -         {first + 3}\n"
             f"  2     all_reduce  float32  (3, 4)  -     sum       {first + 5}"
         )
+
+
+@pytest.mark.fault("F32")
+def test_those_who_are_here_are_told_soon(outcomes: Any) -> None:
+    """Ranks that differ do not wait for one who takes long; the table says that it has not come."""
+
+    def work(c: Communicator) -> int:
+        x = np.zeros(3)
+        if c.rank == 2:
+            time.sleep(3.0)
+            came = time.monotonic_ns()
+            with pytest.raises(CollectiveMismatchError):
+                c.all_reduce(x)
+            return came
+        return c.broadcast(x, src=1) if c.rank else c.all_reduce(x)
+
+    early, other, late = outcomes(3, work)
+    for outcome in (early, other):
+        assert outcome.error_ns < late.value
+        assert str(outcome.error).endswith("\n  2     has not called it yet")
 
 
 def test_broadcast_contents(outcomes: Any) -> None:
