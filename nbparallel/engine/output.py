@@ -30,6 +30,7 @@ DRAIN_SECONDS = 5.0
 """A kernel that reads nothing for so long is stopped: order is given up, nothing else."""
 FLUSH_BYTES = 8192
 """A line longer than this is written in pieces."""
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _libc = ctypes.CDLL(None)
 
 
@@ -185,6 +186,9 @@ class RankOutput:
             if text:
                 self.stdout.write(f"{text}\n")
             return
+        if _WIDGET in data and len(data) > 1:
+            # its model lives in this process: a front end would say "model not found" instead of the text
+            data = {kind: content for kind, content in data.items() if kind != _WIDGET}
         task = self.foreign_task()
         self.settle()
         message = Display(self.task if task is None else task, kind, data, metadata or {}, transient or {})

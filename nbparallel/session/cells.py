@@ -10,13 +10,16 @@ from nbparallel.errors import ChannelClosedError, SupervisorDiedError
 from nbparallel.session import source
 from nbparallel.session.crew import Crew
 from nbparallel.session.interrupt import Presses
-from nbparallel.session.names import Names
+from nbparallel.session.names import Names, Preparation
 from nbparallel.session.sink import OutputSink
 from nbparallel.session.tasks import Launched, Tasks
 from nbparallel.wire.messages import CellTask, Task
 from nbparallel.wire.names import NameUpdate
+from nbparallel.wire.units import size_text
 
 ON_ERROR = ("stop", "continue")
+NOTED_NBYTES = 1 << 20
+"""Copying more than this is worth a line under the cell."""
 DEATH_MILLISECONDS = 1000
 """A process that is killed closes its sockets a moment before its end can be seen."""
 
@@ -76,7 +79,7 @@ def launch(
                 "new ranks"
             ) from error
         updates = prepared.updates
-        notes += prepared.notes
+        notes += [*prepared.notes, *_accounted(prepared)]
     number = tasks.next_number()
     count = number if options.execution_count is None else options.execution_count
 
@@ -92,3 +95,14 @@ def launch(
         copied=prepared.copied_nbytes if prepared is not None else None,
         shared=prepared.shared_nbytes if prepared is not None else None,
     )  # fmt: skip
+
+
+def _accounted(prepared: Preparation) -> list[str]:
+    """Return the line that says what was copied for this cell, if it was much."""
+    copied, shared = prepared.copied_nbytes, sum(prepared.shared_nbytes.values())
+    total = sum(copied.values())
+    if total <= NOTED_NBYTES:
+        return []
+    most = sorted(copied, key=lambda name: -copied[name])
+    names = ", ".join(f"{name} {size_text(copied[name])}" for name in most[:5]) + " …" * (len(most) > 5)
+    return [f"copied {size_text(total)} for the ranks ({names}); shared without a copy: {size_text(shared)}"]

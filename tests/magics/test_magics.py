@@ -325,20 +325,15 @@ def test_configuration(notebook: Any) -> None:
 
 
 def test_help(notebook: Any) -> None:
-    """Every magic's help has a description and an example."""
-    names = [
-        "parallel",
-        "rank",
-        "share",
-        "sharing_strategy",
-        "parallel_status",
-        "parallel_who",
-        "parallel_segments",
-        "parallel_doctor",
-        "parallel_restart",
-        "parallel_stop",
-    ]
-    for name in [*names, "parallel_tb"]:
+    """Every magic's help has a description, an example, and a line for each flag."""
+    from nbparallel_magics.completion import parsers
+    from nbparallel_magics.magics import ParallelMagics
+
+    assert len(ParallelMagics.magics["line"]) >= 12
+    for parser in parsers().values():
+        for action in parser._actions:
+            assert action.help, (parser.prog, action)
+    for name in ParallelMagics.magics["line"]:
         text = notebook.shell.find_line_magic(name).__doc__
         assert "Example:" in text
         assert f"%{name}" in text.partition("Example:")[2]

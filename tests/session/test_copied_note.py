@@ -1,0 +1,30 @@
+"""What was copied for a cell is said once, in one line, if it was much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbparallel.session import Session
+
+
+def test_much_copying_is_one_line_with_the_names() -> None:
+    """The first time an array moves, and whenever an object's change travels; not when nothing is copied."""
+    namespace: dict[str, Any] = {"x": np.ones(1 << 18), "y": np.ones(10), "words": list(range(1 << 20))}
+    with Session(2) as session:
+        first = session.run("float(x.sum() + y.sum() + len(words))", namespace=namespace)
+        assert first.values == [(1 << 18) + 10 + (1 << 20)] * 2
+        (note,) = first.notes
+        assert note.startswith("copied ")
+        assert "x 2.0 MiB" in note
+        assert "words " in note
+        assert "; shared without a copy: 2.0 MiB" in note
+        assert sum(first.copied_nbytes.values()) > (3 << 20)
+        assert session.run("x.sum(), len(words)", namespace=namespace).notes == ()
+        namespace["words"].append(0)
+        (note,) = session.run("x.sum(), len(words)", namespace=namespace).notes
+        assert "words" in note
+        assert "x " not in note
+        namespace["y"] = np.zeros(1000)
+        assert session.run("y.sum()", namespace=namespace).notes == ()
