@@ -64,7 +64,7 @@ class RankCompleter:
             "completions": [SimpleCompletion(text=text, type=kind) for text, kind in found],
             "matched_fragment": context.token,
             # where a flag belongs nothing of Python's does
-            "suppress": any(kind in ("flag", "value", "strategy") for _, kind in found),
+            "suppress": any(kind in ("flag", "value", "strategy", "rank") for _, kind in found),
         }
 
     def _found(self, text: str, row: int, column: int, token: str) -> Found:
@@ -79,11 +79,20 @@ class RankCompleter:
         if own is None or own[1] not in self._parsers or own.end() > column:
             return ()
         words = line[own.end() :]
-        offered = list(_flags(self._parsers[own[1]], words.split(), token))
+        parser = self._parsers[own[1]]
+        if _ranks_are_due(parser, words.split(), token):
+            return self._ranks(token)
+        offered = list(_flags(parser, words.split(), token))
         if not offered and own[1] in _TAKES_CODE:
             code = re.sub(r"^(?:\s*-{1,2}[a-z]\S*\s+\S+)*\s*", "", words) if "-" in words else words
             return self._on_ranks("", code, token)
         return offered
+
+    def _ranks(self, token: str) -> Found:
+        session = self._live.running_session()
+        for rank in range(0 if session is None else session.world_size):
+            if str(rank).startswith(token):
+                yield str(rank), "rank"
 
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
         """Ask rank 0, whose completions may begin before or behind the token that IPython replaces."""
@@ -99,8 +108,21 @@ class RankCompleter:
                 yield found.text[begin - found.start :], found.kind
 
 
+def _ranks_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
+    """Whether ranks come next: behind ``-r``, or as the first word of ``%rank``."""
+    before = _complete_words(words, token)
+    if parser in (flags.RANK_CELL, flags.RANK_LINE):
+        return not before and not token.startswith("-")
+    last = parser._option_string_actions.get(before[-1]) if before else None
+    return last is not None and last.dest == "ranks"
+
+
+def _complete_words(words: list[str], token: str) -> list[str]:
+    return words[:-1] if token and words and words[-1].endswith(token) else words
+
+
 def _flags(parser: MagicParser, words: list[str], token: str) -> Found:
-    before = words[:-1] if token and words and words[-1].endswith(token) else words
+    before = _complete_words(words, token)
     last = parser._option_string_actions.get(before[-1]) if before else None
     if last is not None and last.nargs != 0:
         for choice in last.choices or ():

@@ -51,6 +51,10 @@ def test_names_of_ranks_in_cells_for_ranks(any_kernel: Kernel) -> None:
     assert offered(any_kernel, "%%parallel\nonly_h") == ["only_here"]
     assert offered(any_kernel, "%%rank 1\nx = 1\nif a_thing.attr")[0].endswith("attribute_x")
     assert "only_here" in offered(any_kernel, "%parallel only_")
+    assert offered(any_kernel, "%%parallel -r ") == ["0", "1"]
+    assert offered(any_kernel, "%%parallel --quiet --ranks 1") == ["1"]
+    assert offered(any_kernel, "%%rank ") == offered(any_kernel, "%parallel_tb -r ") == ["0", "1"]
+    assert "only_here" in offered(any_kernel, "%rank 0 only_")
     assert "only_here" in offered(any_kernel, "%parallel -r 0 only_")
     assert "all_reduce" in offered(any_kernel, "%%parallel\nall_r")
     assert "only_here" not in offered(any_kernel, "only_h")

@@ -114,6 +114,10 @@ def test_displays_are_updated_and_cleared(any_kernel: Kernel) -> None:
             final[identity] = message.content["data"]["text/html"]
     assert sorted(final.values()) == ["<b>0</b>", "<b>1</b>"]
     assert "gone" not in text(outcome)
+    pytest.importorskip("ipywidgets", reason="ipywidgets is not installed")
+    widget = kernel.run("%%parallel -r 0\nimport ipywidgets\nipywidgets.IntSlider(3)", timeout=60)
+    assert text(widget) == "Out[rank 0]: IntSlider(value=3)\n"
+    assert widget.displays == ()  # a view without its model would be an error on the page
     plotted = kernel.run(
         "%%parallel\nimport matplotlib.pyplot as plt\nplt.plot([1, rank]);\nplt.show()", timeout=60
     )
