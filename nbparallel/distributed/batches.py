@@ -47,10 +47,12 @@ class Plan:
         a contiguous part.  What is left for the last step is split evenly, the first parts longer by one.
         """
         together, order = self.batch_size * parts, self.order()
-        found = []
-        for step in range(self.steps(parts)):
-            these = order[step * together : (step + 1) * together]
-            found.append(these[part_of(these.size, part, parts)].copy())
+        full = self.n // together
+        steps = order[: full * together].reshape(full, parts, self.batch_size)
+        found = list(steps[:, part].copy())  # only this rank's part stays in memory
+        if self.steps(parts) > full:
+            left = order[full * together :]
+            found.append(left[part_of(left.size, part, parts)].copy())
         return found
 
 

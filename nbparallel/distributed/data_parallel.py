@@ -123,7 +123,8 @@ class DataParallel(Combining):
         -------
         Batches
             Iterates over the rows of each batch (a tuple if there are several arrays); copies.  It has the
-            same length on every rank, so collectives inside the loop always meet.
+            same length on every rank, so collectives inside the loop always meet.  While it is made, each
+            rank holds the whole order, 8 bytes a sample.
 
         Raises
         ------

@@ -116,7 +116,7 @@ def _checked(name: str, x: Any) -> AnyArray:
 def _checked_weight(weight: Any) -> float | None:
     if weight is None:
         return None
-    if not isinstance(weight, numbers.Real | np.number | np.bool_):
+    if not isinstance(weight, numbers.Real | np.bool_):
         raise TypeError(f"weight must be a number, such as len(batch), not {type(weight).__name__}")
     value = float(weight)
     if not (math.isfinite(value) and value >= 0):

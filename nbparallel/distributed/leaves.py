@@ -26,6 +26,7 @@ _MANY = 16
 """A list of as many numbers of one kind is compared as an array."""
 _SHORT = 50
 """A longer text is compared as an array of letters."""
+_NONE = type(None)
 _NUMBERS: dict[type, Any] = {float: np.float64, int: np.int64, bool: np.bool_}
 
 
@@ -177,21 +178,38 @@ class _Walk:
             yield Leaf(path, None, f"{name} {reduced}")
             return
         maker, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        attributes = sorted(map(str, state)) if type(state) is dict else []
-        listed = f" with {', '.join(attributes[:8])}" if attributes else ""
-        yield Leaf(path, None, name + listed, repr(attributes).encode("utf-8", "backslashreplace"))
+        attributes = _attributes(state)
+        names = sorted(map(str, attributes))
+        listed = f" with {', '.join(names[:8])}" if names else ""
+        yield Leaf(path, None, name + listed, repr(names).encode("utf-8", "backslashreplace"))
         yield from self.of(maker, path)
-        yield from self.of(tuple(arguments), path)
-        if type(state) is dict:
-            for key in sorted(state, key=str):
-                yield from self.of(state[key], f"{path}.{key}")
+        if isinstance(x, tuple):
+            yield from self.of(tuple(x), path)
         else:
-            yield from self.of(state, path)
+            yield from self.of(tuple(arguments), f"{path}(arguments)")
+        for key in sorted(attributes, key=str):
+            yield from self.of(attributes[key], f"{path}.{key}")
+        if not attributes:
+            yield from self.of(state, f"{path}(state)")
         yield from self.of(None if items is None else list(items), path)
         if pairs is not None:
             for key, value in pairs:  # in order: that of an OrderedDict counts
                 yield from self.of(key, path)
                 yield from self.of(value, f"{path}[{_key(key)}]")
+
+
+def _attributes(state: Any) -> dict[Any, Any]:
+    """Return the attributes in an object's state, as pickle knows it: its own, and those in slots."""
+    if type(state) is dict:
+        return state
+    if (
+        type(state) is tuple
+        and len(state) == 2
+        and type(state[1]) is dict
+        and type(state[0]) in (dict, _NONE)
+    ):
+        return {**(state[0] or {}), **state[1]}
+    return {}
 
 
 def _plain(x: Any) -> bytes | None:
@@ -247,4 +265,5 @@ def _as_array(x: Any) -> AnyArray | None:
 
 
 def _key(key: Any) -> str:
-    return repr(key) if type(key) in (str, int, float, bool, bytes, type(None)) else f"<{type(key).__name__}>"
+    text = _brief(key) if type(key) in (str, int, float, bool, bytes, _NONE) else f"<{type(key).__name__}>"
+    return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.comparing import Comparing
+from nbparallel.distributed.difference import find_difference
 from nbparallel.distributed.elements import CHUNK, Differences, checksums, chunk_of, comparable
 from nbparallel.distributed.leaves import digest_of, take_apart
 from nbparallel.errors import (
@@ -33,6 +35,22 @@ class Model:
 
     def __init__(self, weights: Any) -> None:
         self.weights, self.name = weights, "model"
+
+
+class Point(NamedTuple):
+    """A tuple with names."""
+
+    x: Any
+    y: Any
+
+
+class Slots:
+    """Something with slots."""
+
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
 
 
 def message(c: Comparing, x: Any, **options: Any) -> str:
@@ -120,6 +138,10 @@ def test_who_differs_and_where(ranks: Any) -> None:
             message(c, [print, Model, lambda: 1][: 1 + pair]),
             message(c, {1, 2, pair + 3}),
             message(c, np.array(["aa", "bb"][pair:] * 2)[:2]),
+            message(c, [Point(1, pair), Slots(1, x)]),
+            message(c, [Point(1, 2), Slots(pair, x)]),
+            message(c, {"k" * 99: [np.random.default_rng(0).bit_generator.state, pair]}),
+            message(c, np.ma.array([1, 2], mask=[0, pair])),
         ]
 
     said = on_all(ranks(4, work, seconds=50))
@@ -148,6 +170,10 @@ def test_who_differs_and_where(ranks: Any) -> None:
         "ranks 0-1 agree; ranks 2-3 differ: list of 2 instead of list of 1",
         "ranks 0-1 agree; ranks 2-3 differ: set of 3 instead of set of 3",
         "ranks 0-1 agree; ranks 2-3 differ at [0]: 'bb' instead of 'aa' (1 of 2 elements)",
+        "ranks 0-1 agree; ranks 2-3 differ at [0][1]: int 1 instead of int 0",
+        "ranks 0-1 agree; ranks 2-3 differ at [1].first: int 1 instead of int 0",
+        f"ranks 0-1 agree; ranks 2-3 differ at ['{'k' * 48}…][1]: int 1 instead of int 0",
+        r"ranks 0-1 agree; ranks 2-3 differ at (state)[5]: bytes b'\x00\x01' instead of bytes b'\x00\x00'",
     ]
 
 
@@ -272,6 +298,35 @@ def test_a_rank_dies_while_it_looks(outcomes: Any, step: int) -> None:
             assert outcome.error.rank == 1
 
 
+def test_everybody_gets_the_error(outcomes: Any) -> None:
+    """Who sees late that all have told everything raises it too, not that somebody has failed."""
+
+    def work(c: Communicator) -> None:
+        run, step = c._run, iter(range(100))
+
+        def last_step_late(*args: Any) -> Any:
+            if next(step) == 2:
+                if c.rank == 0:
+                    time.sleep(0.1)  # the other one sleeps by then
+                else:
+                    check, view = c._member.check, c._member.view
+
+                    def late(wait: Any) -> None:
+                        while not view.words[view.word_failed(0)]:
+                            time.sleep(0.001)
+                        check(wait)
+
+                    c._member.check = late  # type: ignore[method-assign]
+            return run(*args)
+
+        c._run = last_step_late  # type: ignore[method-assign]
+        c.assert_same(c.rank)
+
+    for outcome in outcomes(2, work):
+        assert isinstance(outcome.error, DifferentDataError), outcome
+        assert "rank 1 differs from rank 0: int 1 instead of int 0" in str(outcome.error)
+
+
 def test_somebody_writes_meanwhile(ranks: Any) -> None:
     """Data that change while they are compared give an error or silence, never a wait or a crash."""
 
@@ -367,6 +422,33 @@ def test_copies_are_the_same(x: Any, random: Any) -> None:
         digest = digest_of(take_apart(x, exact=exact))
         assert digest == digest_of(take_apart(copy(x), exact=exact))
         assert digest != digest_of(take_apart([x], exact=exact))
+
+
+def test_many_groups() -> None:
+    """Of more than eight groups the last are only named."""
+    ranks = range(11)
+    barrier, board = threading.Barrier(11), [None] * 11
+    said: list[str] = []
+
+    def member(index: int) -> None:
+        def tell(value: Any) -> list[Any]:
+            board[index] = value
+            barrier.wait(10)
+            found = list(board)
+            barrier.wait(10)
+            return found
+
+        error = find_difference(np.full(3, max(1, index)), ranks, index, tell)
+        said.append(str(error))
+
+    threads = [threading.Thread(target=member, args=(i,)) for i in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(set(said)) == 1
+    assert "ranks 0-1 agree; rank 2 differs at [0]: 2 instead of 1 (3 of 3 elements); rank 3" in said[0]
+    assert said[0].endswith("rank 9 differs at [0]: 9 instead of 1 (3 of 3 elements); so does rank 10")
 
 
 def test_the_error_is_one_of_ours() -> None:
