@@ -193,7 +193,9 @@ class _Walk:
             yield from self.of(state, f"{path}(state)")
         yield from self.of(None if items is None else list(items), path)
         if pairs is not None:
-            for key, value in pairs:  # in order: that of an OrderedDict counts
+            entries = list(pairs)
+            yield Leaf(path, None, f"{name} of {len(entries)}")
+            for key, value in entries:  # in order: that of an OrderedDict counts
                 yield from self.of(key, path)
                 yield from self.of(value, f"{path}[{_key(key)}]")
 

@@ -138,8 +138,8 @@ def test_who_differs_and_where(ranks: Any) -> None:
             message(c, [print, Model, lambda: 1][: 1 + pair]),
             message(c, {1, 2, pair + 3}),
             message(c, np.array(["aa", "bb"][pair:] * 2)[:2]),
-            message(c, [Point(1, pair), Slots(1, x)]),
-            message(c, [Point(1, 2), Slots(pair, x)]),
+            message(c, [Point(1, pair), Slots(1, np.ones(3))]),
+            message(c, [Point(1, 2), Slots(pair, np.ones(3))]),
             message(c, {"k" * 99: [np.random.default_rng(0).bit_generator.state, pair]}),
             message(c, np.ma.array([1, 2], mask=[0, pair])),
         ]
