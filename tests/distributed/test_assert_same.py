@@ -27,6 +27,7 @@ from nbparallel.errors import (
     PeerFailedError,
     UnpicklableError,
 )
+from nbparallel.wire.control import State
 from tests.distributed.test_moving import DTYPES, example
 
 
@@ -307,7 +308,8 @@ def test_everybody_gets_the_error(outcomes: Any) -> None:
         def last_step_late(*args: Any) -> Any:
             if next(step) == 2:
                 if c.rank == 0:
-                    time.sleep(0.1)  # the other one sleeps by then
+                    while c._member.view.read_slot(1).state is not State.WAITING:
+                        time.sleep(0.001)
                 else:
                     check, view = c._member.check, c._member.view
 
