@@ -37,6 +37,10 @@ class StartError(NbParallelError, RuntimeError):
     """Ranks could not be started; the message holds the end of what they printed."""
 
 
+class RendezvousError(NbParallelError, RuntimeError):
+    """Processes that called `init_process_group` did not become one world; the message says who or what."""
+
+
 class ProtocolError(NbParallelError, RuntimeError):
     """A frame on a socket was damaged or unknown."""
 

@@ -5,16 +5,22 @@ The functions here use the communicator of the running session; the engine sets 
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.messaging import P2POp
 from nbparallel.distributed.reduce import ReduceOp
 from nbparallel.distributed.work import Work
+
+if TYPE_CHECKING:
+    from nbparallel.distributed.process_group import ProcessGroup
 
 __all__ = [
     "Communicator",
@@ -70,6 +76,8 @@ __all__ = [
 ]
 
 _current: Communicator | None = None
+_group: ProcessGroup | None = None
+"""The world that this process has joined by itself; on a rank of a session None."""
 
 
 def set_current(communicator: Communicator | None) -> None:
@@ -89,7 +97,7 @@ def current() -> Communicator:
     if _current is None:
         raise RuntimeError(
             "this process is no rank of a session: operations between ranks work in a %%parallel cell, in "
-            "Session.run, and in a script that `python -m nbparallel run` started"
+            "Session.run, in a script that `python -m nbparallel run` started, and after init_process_group()"
         )
     return _current
 
@@ -99,13 +107,94 @@ def is_initialized() -> bool:
     return _current is not None
 
 
-def init_process_group(*_: Any, **__: Any) -> None:
-    """Do nothing: a rank of a session is connected already.  Here so that scripts for torch run."""
-    current()
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: float | datetime.timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: None = None,
+    group_name: str = "",
+    pg_options: object = None,
+    device_id: object = None,
+) -> None:
+    """Make processes of one machine that somebody else started ranks of one world.
+
+    All of them must call it, each with its own rank.  It returns when all have.  On a rank of a session, and
+    in a script that ``python -m nbparallel run`` started, it does nothing: they are connected already.
+
+    Parameters
+    ----------
+    backend : str, optional
+        There is one; torch's names are taken for it.
+    init_method : str, optional
+        Where they meet.  ``"env://"``, the default: the environment variable MASTER_PORT says so, a number
+        that no other world of this user uses while it is being put together.  ``"file:///path"``: at a path
+        that does not exist yet.
+    timeout : float or timedelta, optional
+        Seconds to wait for the others, by default 300.  Operations have their own ``timeout=``.
+    world_size, rank : int, optional
+        By default the environment variables WORLD_SIZE and RANK.
+    store : None
+        There is none to be passed; this and what follows is here so that scripts for torch run.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Something is missing or makes no sense, MASTER_ADDR is another machine, or this process has joined a
+        world already.
+    RendezvousError
+        The processes do not fit together (a rank came twice, world sizes or versions differ), one of them
+        ended before all had come, or they cannot meet there.
+    CollectiveTimeoutError
+        The time-out ran out; the message names the ranks that did not come.
+    StartError
+        The system lacks what is needed.
+
+    Notes
+    -----
+    Names and defaults are those of ``torch.distributed``.  The processes end when they like: nobody is
+    killed.  If one dies, the others' operations raise `PeerFailedError`.  Share arrays after this call: one
+    that was shared before counts as private in the world.
+
+    Examples
+    --------
+    >>> import nbparallel.distributed as dist  # doctest: +SKIP
+    >>> dist.init_process_group()  # RANK=0 WORLD_SIZE=2 MASTER_PORT=29500 python script.py
+    >>> dist.all_reduce(dist.get_rank())
+    1
+    """
+    global _group
+    if _current is not None and _group is None:
+        return
+    if _group is not None and _group.is_ours:  # else that of the process from which this one was forked
+        raise ValueError(
+            "this process is a rank of a world already: call destroy_process_group() before it joins another"
+        )
+    from nbparallel.distributed import appointment, process_group
+
+    if store is not None:
+        raise ValueError("store cannot be passed: init_method says where the ranks meet")
+    appointment.check_backend(backend)
+    seconds = appointment.seconds_of(timeout)
+    who = appointment.appointment(init_method, rank, world_size, os.environ)
+    _group = process_group.join(who, seconds, sys._getframe(1))
+    set_current(_group.communicator)
 
 
 def destroy_process_group(group: object = None) -> None:
-    """Do nothing: the session ends with its ranks."""
+    """Leave the world that `init_process_group` joined; does nothing if there is none, and for a `group`.
+
+    What this rank has sent can still be received.  An operation for which another rank waits for this one
+    raises there, so call it when all work is done; at the exit of the process it is called by itself.
+    A session's rank stays in its session.
+    """
+    global _group
+    if group is not None or _group is None or not _group.is_ours:
+        return
+    leaving, _group = _group, None
+    set_current(None)
+    leaving.leave()
 
 
 def call_with_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -15,6 +15,7 @@ from nbparallel.distributed.grouping import Grouping
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.messaging import Messaging
 from nbparallel.distributed.object_lists import ObjectLists
+from nbparallel.distributed.oversight import Overseer
 from nbparallel.distributed.point_to_point import PointToPoint
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
@@ -32,6 +33,8 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         This process's shared arrays.
     usable_cpus : int
         Processors that this session may use; with fewer than ranks nobody spins.
+    overseer : Overseer, optional
+        Asked in every slice of a wait; needed if ranks do not end with their supervisor.
 
     Notes
     -----
@@ -49,10 +52,12 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         *,
         epoch: int,
         usable_cpus: int,
+        overseer: Overseer | None = None,
     ) -> None:
         self._view = control if isinstance(control, ControlView) else ControlView(control)
         self._owns_view = not isinstance(control, ControlView)
         self._member = Member(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
+        self._member.overseer = overseer
         self._member.diagnose = lambda wait: look_for_deadlock(self._member, wait)
         self._world = Collectives(self._member, world_area(self._view, rank))
         self._messages = PointToPoint(self._member)

@@ -13,6 +13,7 @@ from nbparallel.distributed.area import Area
 from nbparallel.distributed.calling_line import CallingLine
 from nbparallel.distributed.failure import describe, first_failure
 from nbparallel.distributed.memory import AnyArray, Memory
+from nbparallel.distributed.oversight import Overseer
 from nbparallel.distributed.waiting import Waiter
 from nbparallel.errors import (
     CollectiveTimeoutError,
@@ -119,6 +120,7 @@ class Member:
         self.areas: dict[bytes, Area] = {}  # of groups, by handle: this rank's own, and those it looked at
         self.nbytes = self.operations = 0
         self._go_on = False
+        self.overseer: Overseer | None = None
         self.calling = CallingLine()
         self._began_ns = self._past_ns = 0
         self._forked = False
@@ -257,6 +259,9 @@ class Member:
                 raise
             self.open = opened  # what is waited for came first: who brought it may fail on its own then
             return
+        lost = None if self.overseer is None else self.overseer.lost()
+        if lost is not None:
+            raise self.doom(lost)
         left = [r for r in self.others if self.gone(r)]
         if left:
             # Their last words were written before they left, so look again at what is missing now.
@@ -391,4 +396,5 @@ class Member:
             words[view.word_writing(peer)]
             and not words[view.word_death(peer)]
             and words[view.word_left(peer)] < self.cell
+            and not (self.overseer is not None and self.overseer.vanished(peer))
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-from pathlib import Path
 
+from nbparallel.wire.processors import cgroup_quota
 from nbparallel.wire.units import size_text
 
 RANK_BYTES = 24 << 20
@@ -21,21 +21,6 @@ def usable_cpus() -> int:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()
     return max(1, cpus if quota is None else min(cpus, int(quota)))
-
-
-def cgroup_quota() -> float | None:
-    """Return how many CPUs' worth of time the container may use, at least 1; None: no limit."""
-    try:  # version 2
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else max(1.0, int(quota) / int(period))
-    except (OSError, ValueError):
-        pass
-    try:  # version 1
-        base = Path("/sys/fs/cgroup/cpu")
-        limit = int((base / "cpu.cfs_quota_us").read_text())
-        return None if limit <= 0 else max(1.0, limit / int((base / "cpu.cfs_period_us").read_text()))
-    except (OSError, ValueError):
-        return None
 
 
 def check_world_size(world_size: int, running: int = 0) -> None:

@@ -85,7 +85,7 @@ class Machine:
 
 def look() -> Machine:
     """Look at this machine; makes one page of shared memory with each strategy, and gives it back."""
-    from nbparallel.session.limits import cgroup_quota
+    from nbparallel.wire.processors import cgroup_quota
 
     return Machine(
         proc=os.path.isdir("/proc/self/fd"),

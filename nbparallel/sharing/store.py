@@ -364,9 +364,9 @@ class Store:
         """What is kept for reuse."""
         return self._holdings.pool
 
-    def connected(self, broker: SegmentBroker) -> bool:
-        """Return whether this process takes part in a session."""
-        return broker in self._holdings.brokers
+    def connected(self, broker: SegmentBroker | None = None) -> bool:
+        """Return whether this process takes part in a session: this one, or any."""
+        return bool(self._holdings.brokers) if broker is None else broker in self._holdings.brokers
 
     @locked
     def trim(self) -> int:

@@ -25,6 +25,11 @@ class Watch:
         self._handlers[fd] = handler
         self._poll.register(fd, select.POLLIN)
 
+    def drop(self, fd: int) -> None:
+        """Stop watching a descriptor, which stays open; again is fine."""
+        if self._handlers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
     def add_socket(self, sock: socket.socket, handler: Callable[[], None]) -> Outbox:
         """Watch a socket, which does not block from now on; return where to put what it shall get."""
         sock.setblocking(False)
@@ -37,8 +42,7 @@ class Watch:
         fd = sock.fileno()
         if fd < 0:
             return
-        if self._handlers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
+        self.drop(fd)
         box = self._outboxes.pop(fd, None)
         if box is not None:
             box.close()

@@ -97,6 +97,12 @@ class Kind(enum.IntEnum):
     CLEAR = 85
     NOTE = 86
     SEEN = 87
+    # a process of a script <-> the supervisor of its world
+    JOIN = 90
+    JOINED = 91
+    REFUSED = 92
+    GIVE_UP = 93
+    DEPART = 94
 
 
 @dataclass(slots=True)

@@ -1,0 +1,95 @@
+"""Door: the listening socket through which processes that we did not start come to their world's supervisor.
+
+It is open while they meet, no longer: once all have come nothing of it has a name any more.
+
+Some facts about named Unix sockets (unix(7), socket(7), flock(2)):
+
+* whoever may not enter the directory or write to the socket cannot connect; its mode comes from the umask;
+* ``SO_PEERCRED`` is the kernel's word for who is at the other end;
+* renaming a socket does not change what it leads to: a name that appears after `listen` never refuses;
+* a lock by `flock` belongs to the open file and goes with the last process that has it open, however that
+  ends: who finds the directory unlocked knows that nobody is behind it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+SOCKET, DRAFT = "socket", "socket.new"
+"""Names in the directory where processes meet."""
+BACKLOG = 1024
+_PASSING = frozenset({errno.EAGAIN, errno.ECONNABORTED, errno.EINTR, errno.ENOMEM, errno.ENOBUFS})
+_CREDENTIALS = struct.Struct("3i")
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return (pid, user id) of the process at the other end, by the kernel's word."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return pid, user
+
+
+class Door:
+    """The socket, its directory, and the lock of that; owns all three.
+
+    Parameters
+    ----------
+    place : int
+        Descriptor of the directory, which is locked and holds no socket.
+    path : str
+        Where it is, to be removed with the door.
+    """
+
+    def __init__(self, place: int, path: str) -> None:
+        self._place, self._path = place, path
+        os.umask(0o077)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        os.fchdir(place)  # a socket's path has 107 bytes at most, the directory's may have more
+        self._socket.bind(DRAFT)
+        self._socket.listen(BACKLOG)
+        os.rename(DRAFT, SOCKET)
+        os.chdir("/")
+
+    def fileno(self) -> int:
+        """Return the descriptor, for poll."""
+        return self._socket.fileno()
+
+    def admit(self) -> Iterator[socket.socket]:
+        """Yield a socket for every process of this user that has knocked; others are sent away unheard.
+
+        Raises
+        ------
+        OSError
+            There is no descriptor left for another one.
+        """
+        while self._socket.fileno() >= 0:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError as error:
+                if error.errno in _PASSING:
+                    return
+                raise
+            if peer_of(sock)[1] == os.geteuid():
+                yield sock
+            else:
+                sock.close()
+
+    def close(self) -> None:
+        """Remove the names, then give up the lock; again is fine."""
+        if self._place < 0:
+            return
+        self._socket.close()
+        try:
+            os.unlink(SOCKET, dir_fd=self._place)
+            here, there = os.fstat(self._place), os.lstat(self._path)
+            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                os.rmdir(self._path)
+        except OSError:
+            pass  # somebody has removed it, or put something of his own there
+        os.close(self._place)
+        self._place = -1

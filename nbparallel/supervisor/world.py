@@ -1,0 +1,294 @@
+"""The supervisor of a world whose processes somebody else started.
+
+The first of them starts it as ``python -I -S -E``: standard library only, one thread, a session of its own,
+nobody's child for long (it forks and the first half exits).  It calls the roll; when all have come it hands
+out the control segment, and from then on keeps the ledger of segments and writes who has died, as a
+session's supervisor does.  It kills nobody: these processes are their launcher's.  It ends with the last.
+
+::
+
+    first ──socketpair──┐               JOIN GIVE_UP DEPART -> <- JOINED REFUSED
+    others ──door───────world           REGISTER FETCH RELEASE … as client rank + 1
+
+A member's death is seen by its pidfd, which it brings along; the end of its connection alone, while it
+lives, counts as death too, because nothing would come from it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+
+from nbparallel.errors import ProtocolError
+from nbparallel.supervisor.desk import Outgoing, SegmentDesk
+from nbparallel.supervisor.door import Door, peer_of
+from nbparallel.supervisor.exit_status import exit_status
+from nbparallel.supervisor.outbox import Outbox
+from nbparallel.supervisor.parentage import reset_signals
+from nbparallel.supervisor.processes import raise_file_limit
+from nbparallel.supervisor.roll import Roll
+from nbparallel.supervisor.watch import Watch, readable, take
+from nbparallel.wire import control
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.identity import Process, process_of
+from nbparallel.wire.polling import ready
+from nbparallel.wire.processors import cgroup_quota
+from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
+
+MOST_FRAMES = 1000
+"""Taken from one member between two looks at the others."""
+
+DYING_MILLISECONDS = 500.0
+"""Between the end of a connection and that of its process, if the process ends; a generous bound."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A process that is connected."""
+
+    socket: socket.socket
+    outbox: Outbox
+    rank: int = -1
+    """-1: it has not said."""
+    process: Process = field(default_factory=lambda: Process(0, 0))
+    pidfd: int = -1
+    """Owned."""
+
+
+class World:
+    """Owns the door, the connections, the ledger and the control segment.
+
+    Parameters
+    ----------
+    door : Door
+        Open, and locked.
+    first : socket
+        Connection of the process that started this one.
+    """
+
+    def __init__(self, door: Door, first: socket.socket) -> None:
+        self._watch = Watch()
+        self._door = door
+        self._roll = Roll()
+        self._members: list[Member] = []
+        self._by_client: dict[int, Member] = {}
+        self._desk = SegmentDesk()
+        self._view: ControlView | None = None
+        self._refused = False
+        self._watch.add(door.fileno(), self._on_knock)
+        self._welcome(first)
+
+    def run(self) -> None:
+        """Serve until nobody is connected any more."""
+        try:
+            while self._members:
+                self._watch.wait()
+                self._answer_unknown()
+        finally:
+            self._door.close()
+            self._desk.close()
+
+    # coming -----------------------------------------------------------------------------------------
+
+    def _on_knock(self) -> None:
+        try:
+            for sock in self._door.admit():
+                self._welcome(sock)
+        except OSError as error:
+            self._refuse(Reason.WRONG, f"the supervisor of the world cannot take in anybody: {error}")
+
+    def _welcome(self, sock: socket.socket) -> None:
+        member = Member(sock, self._watch.add_socket(sock, lambda: self._on_frame(member)))
+        self._members.append(member)
+
+    def _join(self, member: Member, frame: Frame) -> None:
+        join = Join.unpack(frame.payload)
+        if member.rank >= 0 or len(frame.fds) != 1:
+            raise ProtocolError("a JOIN frame that nobody of ours sends")
+        pidfd = member.pidfd = frame.fds.pop()
+        member.rank, member.process = join.rank, process_of(peer_of(member.socket)[0])
+        self._watch.add(pidfd, lambda: self._on_death(member))
+        problem = self._roll.enter(join, member.process)
+        if problem:
+            self._refuse(Reason.WRONG, problem)
+        elif self._roll.complete:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let the world come to life; its names go first, so that the next one can meet there."""
+        roll = self._roll
+        try:
+            fd = control.create(roll.world_size, 1, label="world")
+        except OSError as error:
+            self._refuse(Reason.WRONG, f"there is no memory for a world of {roll.world_size}: {error}")
+            return
+        mine = -1
+        try:
+            mine = os.pidfd_open(os.getpid())
+            self._close_door()
+            self._view = ControlView(fd)
+            quota = cgroup_quota()
+            cpus = max(1, roll.cpus if quota is None else min(roll.cpus, int(quota)))
+            payload = Joined(cpus, roll.members).pack()
+            for member in [member for member in self._members if member.rank < 0]:
+                self._forget(member)  # one too many: it will find nobody, and begin anew
+            for member in self._members:
+                self._by_client[client_of(member.rank)] = member
+                self._desk.client_joined(client_of(member.rank))
+            for member in list(self._members):
+                member.outbox.send(Kind.JOINED, payload, [fd, mine])
+        finally:
+            os.close(fd)
+            if mine >= 0:
+                os.close(mine)
+
+    def _refuse(self, reason: Reason, text: str) -> None:
+        """Tell everybody who is here why there will be no world, and take in nobody else."""
+        if self._refused or self._view is not None:
+            return
+        self._refused = True
+        try:
+            for sock in self._door.admit():  # whoever has come already learns of it too
+                self._welcome(sock)
+        except OSError:
+            pass  # those find nobody, and begin anew
+        self._close_door()
+        for member in list(self._members):
+            member.outbox.send(Kind.REFUSED, Refused(reason, text).pack())
+
+    def _close_door(self) -> None:
+        if self._door.fileno() >= 0:
+            self._watch.drop(self._door.fileno())
+            self._door.close()
+
+    # while they are here ------------------------------------------------------------------------------
+
+    def _on_frame(self, member: Member) -> None:
+        if member.socket.fileno() < 0:
+            return
+        try:
+            frame = take(member.socket)
+            if frame is False:
+                return
+            if frame is None:
+                self._on_end(member)
+                return
+            assert isinstance(frame, Frame)
+            self._heed(member, frame)
+        except ProtocolError as error:
+            self._mistrust(member, error)
+
+    def _heed(self, member: Member, frame: Frame) -> None:
+        try:
+            self._handle(member, frame)
+        except (ProtocolError, ValueError, KeyError, TypeError) as error:
+            self._mistrust(member, error)
+        finally:
+            frame.close()
+
+    def _mistrust(self, member: Member, error: Exception) -> None:
+        # It may be anybody's program, and is not ours to end; but nobody hears it any more.
+        sys.stderr.write(f"rank {member.rank} broke the protocol: {error}\n")
+        self._lose(member, None, None)
+
+    def _handle(self, member: Member, frame: Frame) -> None:
+        if self._refused:
+            return
+        if frame.kind is Kind.DEPART and self._view is not None:
+            # What it has sent may be under way still: its segments stay until the world ends.
+            self._forget(member)
+        elif self._view is not None:
+            self._deliver(self._desk.receive(client_of(member.rank), frame))
+        elif frame.kind is Kind.JOIN:
+            self._join(member, frame)
+        elif frame.kind is Kind.GIVE_UP and member.rank >= 0:
+            text = f"rank {member.rank} has waited {float(frame.payload):g} s for {self._roll.missing}"
+            self._refuse(Reason.LATE, f"{text}, which did not come")
+        else:
+            raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
+
+    def _deliver(self, outgoing: list[Outgoing]) -> None:
+        for item in outgoing:
+            member = self._by_client.get(item.client)
+            try:
+                if member is not None:
+                    member.outbox.send(item.kind, item.payload, item.fds, sequence=item.sequence)
+            finally:
+                item.close()
+
+    def _answer_unknown(self) -> None:
+        """Answer for segments that nobody registered, after everybody had a chance to be heard."""
+        if not self._desk.unknown:
+            return
+        for member in list(self._members):
+            self._hear(member)
+        self._deliver(self._desk.flush_unknown())
+
+    def _hear(self, member: Member) -> None:
+        for _ in range(MOST_FRAMES):
+            if member.socket.fileno() < 0 or not readable(member.socket):
+                return
+            self._on_frame(member)
+
+    # going ------------------------------------------------------------------------------------------
+
+    def _on_end(self, member: Member) -> None:
+        """End of a connection; as a rule the process has, which its pidfd says a moment later."""
+        if self._view is not None and _ended(member.pidfd, DYING_MILLISECONDS):
+            self._on_death(member)
+        self._lose(member, None, None)
+
+    def _on_death(self, member: Member) -> None:
+        if not _ended(member.pidfd):
+            return  # another one's pidfd had this number a moment ago
+        code, number = exit_status(member.pidfd, member.process)
+        try:
+            while member.socket.fileno() >= 0 and isinstance(frame := take(member.socket), Frame):
+                self._heed(member, frame)  # what it said before it ended counts: that it departs, for one
+        except ProtocolError:
+            pass  # it is dead whatever it said
+        self._lose(member, code, number)
+
+    def _lose(self, member: Member, code: int | None, number: int | None) -> None:
+        if member not in self._members:
+            return
+        self._forget(member)
+        if self._view is not None:
+            self._view.write_death(member.rank, exit_code=code, signal=number)
+            self._deliver(self._desk.client_gone(client_of(member.rank)))
+        elif member.rank >= 0:
+            who = f"rank {member.rank} (process {member.process.pid})"
+            self._refuse(Reason.WRONG, f"{who} left or ended before {self._roll.missing} had come")
+
+    def _forget(self, member: Member) -> None:
+        self._members.remove(member)
+        self._by_client.pop(client_of(member.rank), None)
+        self._watch.forget(member.socket)
+        if member.pidfd >= 0:
+            self._watch.drop(member.pidfd)
+            os.close(member.pidfd)
+            member.pidfd = -1
+
+
+def _ended(pidfd: int, milliseconds: float = 0) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(ready(poll, milliseconds))
+
+
+def main(place: int, first: int, path: str) -> None:
+    """Run a world's supervisor over inherited descriptors; the process that calls this exits at once."""
+    if os.fork():
+        os._exit(0)
+    reset_signals()
+    raise_file_limit()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    for fd in (place, first):
+        os.set_inheritable(fd, False)
+    World(Door(place, path), socket.socket(fileno=first)).run()

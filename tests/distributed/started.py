@@ -1,0 +1,118 @@
+"""Processes that a test starts as a launcher would: plain ones, with nothing but their environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nbparallel.testing import processes
+from nbparallel.testing.processes import ProcessRecord
+
+SECONDS = 60.0
+"""A generous bound for scripts that end within a second."""
+PREAMBLE = """\
+import json, os, signal, sys, time
+import numpy as np
+import nbparallel as nbp
+import nbparallel.distributed as dist
+from nbparallel import errors
+
+def say(**values):
+    os.write(1, (json.dumps(values) + "\\n").encode())
+
+"""
+
+
+class Script:
+    """One process, running a script; its output is read when it has ended."""
+
+    def __init__(self, folder: Path, number: int, code: str, environment: Mapping[str, str]) -> None:
+        self.path = folder / f"script{number}.py"
+        self.path.write_text(PREAMBLE + code)
+        self._out, self._err = folder / f"out{number}", folder / f"err{number}"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, str(self.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **environment},
+            )
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """What it has said so far."""
+        return [json.loads(line) for line in self._out.read_text().splitlines()]
+
+    @property
+    def stderr(self) -> str:
+        """What it has complained about so far."""
+        return self._err.read_text()
+
+    def wait(self, code: int = 0) -> dict[str, Any]:
+        """Wait for its end; return all that it has said."""
+        assert self.process.wait(SECONDS) == code, self.stderr
+        return {key: value for line in self.said for key, value in line.items()}
+
+    def until_it_says(self, key: str) -> Any:
+        """Wait until it has said something of this name."""
+        found: list[Any] = []
+
+        def look() -> bool:
+            found.extend(line[key] for line in self.said if key in line)
+            assert found or self.process.poll() is None, self.stderr
+            return bool(found)
+
+        until(look)
+        return found[0]
+
+
+class Launcher:
+    """Starts scripts in a folder; their places to meet lie in another one, `meeting`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.meeting = folder / "scripts", folder / "meeting"
+        self.folder.mkdir()
+        self.meeting.mkdir()
+        self.scripts: list[Script] = []
+
+    def start(self, code: str, **environment: object) -> Script:
+        """Start one process."""
+        values = {"TMPDIR": str(self.meeting), "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
+        values |= {name: str(value) for name, value in environment.items()}
+        self.scripts.append(Script(self.folder, len(self.scripts), code, values))
+        return self.scripts[-1]
+
+    def world(self, size: int, code: str, **environment: object) -> list[Script]:
+        """Start the processes of one world."""
+        return [self.start(code, RANK=rank, WORLD_SIZE=size, **environment) for rank in range(size)]
+
+    def supervisors(self) -> list[ProcessRecord]:
+        """Return the supervisors of worlds of this test run."""
+        mark = os.environ[processes.MARK]
+        return [r for r in processes.family(os.getpid(), mark) if "supervisor.world" in r.command]
+
+    def places(self) -> list[str]:
+        """Return what lies where worlds meet."""
+        return sorted(str(path.relative_to(self.meeting)) for path in self.meeting.rglob("*"))
+
+    def close(self) -> None:
+        """End what still runs."""
+        for script in self.scripts:
+            if script.process.poll() is None:
+                script.process.kill()
+            script.process.wait(SECONDS)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    limit = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < limit, "it never came to be"
+        time.sleep(0.005)
