@@ -25,8 +25,8 @@ LAUNCHERS = (
 )
 """Variables of launchers that do not set RANK and WORLD_SIZE."""
 EXAMPLE = (
-    "RANK=0 (1, 2, …: one for each process), WORLD_SIZE=4, MASTER_PORT=29500, as torchrun and "
-    "`python -m nbparallel run` do"
+    "RANK=0 (1, 2, …: one for each process), WORLD_SIZE=4 and MASTER_PORT=29500, as torchrun does, or use "
+    "`python -m nbparallel run` (in a notebook %%parallel), which needs none of them"
 )
 
 

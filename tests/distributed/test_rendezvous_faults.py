@@ -198,37 +198,42 @@ def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
         stranger.close()
 
 
-def test_another_user_cannot_come(launcher: Launcher) -> None:
-    """Whoever is not this user cannot enter the place, and would not be heard if he could."""
+@pytest.mark.parametrize("opened", [False, True])
+def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
+    """Whoever is not this user cannot enter the place, or is sent away unheard if he can."""
     if os.geteuid() != 0:
         pytest.skip("only root can act as another user")
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
     until(lambda: listening(launcher))
-    (socket_path,) = (launcher.meeting / p for p in launcher.places() if p.endswith(f"/{SOCKET}"))
-    assert socket_path.parent.stat().st_mode & 0o777 == 0o700
-    assert socket_path.stat().st_mode & 0o077 == 0
+    (door,) = (launcher.meeting / place for place in launcher.places() if place.endswith(f"/{SOCKET}"))
+    assert [path.stat().st_mode & 0o077 for path in (door, door.parent)] == [0, 0]
+    if opened:
+        door.chmod(0o777)
+        door.parent.chmod(0o755)
     child = os.fork()
     if not child:
-        # The descriptor of the directory gets past its mode, so that the supervisor's own check is tried too.
-        code = 1
-        try:
-            os.chdir(socket_path.parent)
-            os.chmod(SOCKET, 0o777)
-            os.setresuid(65534, 65534, 65534)
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-                try:
-                    sock.connect(str(socket_path))
-                    code = 2
-                except PermissionError:
-                    code = 3
-                os.fchdir(os.open(".", os.O_PATH))
-        except PermissionError:
-            code = code if code == 3 else 4
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (3, 4)
+        os._exit(_knock_as_another(door.parent))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (SENT_AWAY if opened else FORBIDDEN)
+    door.parent.chmod(0o700)
     second = launcher.start(JOIN, RANK=1, WORLD_SIZE=2)
     assert [first.wait()["sum"], second.wait()["sum"]] == [2, 2]
+
+
+FORBIDDEN, SENT_AWAY, HEARD = 3, 4, 5
+
+
+def _knock_as_another(place: Path) -> int:
+    try:
+        os.chdir(place)  # as root, past all directories above it
+        os.setresuid(65534, 65534, 65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(30)
+            sock.connect(SOCKET)
+            return HEARD if sock.recv(100) else SENT_AWAY
+    except PermissionError:
+        return FORBIDDEN
+    except OSError:
+        return 1
 
 
 # -- when they are a world -----------------------------------------------------------------------------
