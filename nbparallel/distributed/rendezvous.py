@@ -196,16 +196,18 @@ def _connect(directory: int, place: str) -> Channel | None:
     # A socket's path has 107 bytes at most, the directory's may have more.
     short = f"/proc/self/fd/{directory}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)  # it connects at once or not at all, even if nobody accepts
     try:
         sock.connect(os.path.join(short if os.path.isdir(short) else place, SOCKET))
-        if peer_of(sock)[1] == os.geteuid():
-            return Channel(sock)
-        raise RendezvousError(
-            f"in {place} a process of another user listens: take another MASTER_PORT or path"
-        )
+        if peer_of(sock)[1] != os.geteuid():
+            raise PermissionError(errno.EPERM, "a process of another user listens there")
+        return Channel(sock)
     except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
         sock.close()
         return None
+    except OSError as error:
+        sock.close()
+        raise RendezvousError(f"the ranks cannot meet in {place}: {error.strerror or error}") from None
     except BaseException:
         sock.close()
         raise
