@@ -154,8 +154,8 @@ def init_process_group(
     Notes
     -----
     Names and defaults are those of ``torch.distributed``.  The processes end when they like: nobody is
-    killed.  If one dies, the others' operations raise `PeerFailedError`.  Share arrays after this call: one
-    that was shared before counts as private in the world.
+    killed.  If one dies, the others' operations raise `PeerFailedError`.  Arrays that were shared before are
+    shared in the world as well, and stay what they are after it.
 
     Examples
     --------

@@ -22,6 +22,7 @@ from nbparallel.distributed.oversight import Oversight
 from nbparallel.distributed.rendezvous import Admission, meet
 from nbparallel.errors import ChannelClosedError, ForkedRankError
 from nbparallel.sharing import Store
+from nbparallel.sharing.renumbering import renumber
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.rendezvous import Join, client_of
 
@@ -32,7 +33,8 @@ CELL = 1
 class ProcessGroup:
     """The membership of this process; made by `join`.
 
-    Owns its store, its connection and its communicator.  In a forked child all of it is inert.
+    Owns its connection and its communicator; the store, which belongs to the process, is client rank + 1 of
+    the world meanwhile.  In a forked child all of it is inert.
     """
 
     def __init__(self, admission: Admission, rank: int, filename: str) -> None:
@@ -42,10 +44,9 @@ class ProcessGroup:
         self._broker = SegmentClient(admission.channel, client=client)
         self._channel = admission.channel
         self._oversight = Oversight(admission.supervisor, joined.members)
-        self._before = _store_so_far()
-        self._store = Store(client)
+        self._store = _store()
+        renumber(self._store, client)
         self._store.connect(self._broker)
-        sharing.set_current_store(self._store)
         try:
             self.communicator = Communicator(
                 admission.control,
@@ -104,8 +105,7 @@ class ProcessGroup:
         # those who have not received it yet.
         self._store.disconnect(self._broker)
         self.communicator.close()
-        if self._before is not None:
-            sharing.set_current_store(self._before)
+        renumber(self._store, 0)
         try:
             self._channel.send(Kind.DEPART, abandon=lambda: self._oversight.lost() is not None)
         except ChannelClosedError:
@@ -127,8 +127,7 @@ class ProcessGroup:
 
 def join(who: Appointment, seconds: float, caller: FrameType | None) -> ProcessGroup:
     """Meet the others, and return the membership; parameters and errors as `meet`."""
-    store = _store_so_far()
-    if store is not None and store.connected():
+    if _store().connected():
         raise RuntimeError(
             "this process has a session of its own, whose ranks are connected already: stop it before "
             "init_process_group(), which is for scripts"
@@ -138,12 +137,14 @@ def join(who: Appointment, seconds: float, caller: FrameType | None) -> ProcessG
     return ProcessGroup(meet(who.place, join, seconds), who.rank, _script(caller))
 
 
-def _store_so_far() -> Store | None:
-    """Return this process's store; None if it was forked from one that has a store: that is inert here."""
+def _store() -> Store:
+    """Return the store of this process; a new one if it was forked: its parent's is inert here."""
     try:
         return sharing.current_store()
     except ForkedRankError:
-        return None
+        store = Store()
+        sharing.set_current_store(store)
+        return store
 
 
 def _versions() -> str:

@@ -52,8 +52,10 @@ class Regions:
         """Put arrays into `segment` from now on."""
         self._open.setdefault((segment.strategy, segment.writable), []).append(segment)
 
-    def close(self, segment: Segment) -> None:
-        """Put nothing more into `segment`; again is fine."""
+    def close(self, segment: Segment) -> bool:
+        """Put nothing more into `segment`; return whether it took any, again is fine."""
         taking = self._open.get((segment.strategy, segment.writable), [])
-        if segment in taking:
-            taking.remove(segment)
+        if segment not in taking:
+            return False
+        taking.remove(segment)
+        return True

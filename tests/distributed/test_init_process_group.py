@@ -127,18 +127,27 @@ else:
 def test_arrays_outlive_the_world(launcher: Launcher) -> None:
     """What was shared, sent or received stays readable and writable after everybody has left."""
     code = """\
-before = nbp.ones(100_000)
+before, small = nbp.ones(100_000), [nbp.ones(10) for _ in range(20)]
 dist.init_process_group()
 x = nbp.zeros(100_000)
 x += dist.get_rank()
 theirs = dist.all_gather(x, view=True)[1 - dist.get_rank()]
 got = dist.broadcast(np.arange(100_000) if dist.get_rank() == 0 else None)
 dist.all_reduce(before)
+dist.all_reduce(small[3])
+views = dist.all_gather(small[4], view=True)
+say(shared=all(nbp.is_shared(y) for y in (before, *small)), views=[float(view.sum()) for view in views])
+del views
+small.append(nbp.ones(5))
 dist.destroy_process_group()
 time.sleep(0.2)
 x += 1; got += 1
-say(x=x[0], theirs=float(theirs[5]), got=int(got[-1]), before=before[0])
-del x, theirs, got
+say(x=x[0], theirs=float(theirs[5]), got=int(got[-1]), before=before[0], small=small[3][0])
+say(still=all(nbp.is_shared(y) for y in (x, before, *small)))
+del x, theirs, got, before, small[:]
+import gc; gc.collect()
+nbp.zeros(1)
+say(left=len([s for s in nbp.segments() if s.nbytes >= 800_000 and s.phase == "live"]))
 dist.init_process_group()
 say(again=dist.all_reduce(1))
 """
@@ -146,7 +155,10 @@ say(again=dist.all_reduce(1))
     for rank, script in enumerate(scripts):
         said = script.wait()
         assert said.pop("theirs") in (1 - rank, 2 - rank)  # it may have been added to meanwhile
-        assert said == {"x": rank + 1.0, "got": 100_000, "before": 2.0, "again": 2}
+        assert said == {
+            "shared": True, "views": [10.0, 10.0], "x": rank + 1.0, "got": 100_000, "before": 2.0,
+            "small": 2.0, "still": True, "left": 0, "again": 2,
+        }  # fmt: skip
 
 
 def test_joining_twice_and_before_joining(launcher: Launcher) -> None:

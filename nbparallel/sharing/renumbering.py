@@ -1,0 +1,43 @@
+"""Renumbering: a process that joins a world, or has left one, becomes another client.
+
+Segments bear the number of their maker, so they get new ids; nobody knows the old ones.
+"""
+
+from __future__ import annotations
+
+from nbparallel.sharing.locking import locked
+from nbparallel.sharing.mapping import Access
+from nbparallel.sharing.store import Store
+from nbparallel.wire.segments import segment_id
+
+
+@locked
+def renumber(store: Store, client: int) -> None:
+    """Give a store that is in no session another client number; its arrays stay what they are.
+
+    With a number other than 0 others may write to them from then on, as to all that a rank makes: only a
+    notebook's arrays are protected from its ranks.
+
+    Raises
+    ------
+    ValueError
+        The store is in a session, where its segments are known by their ids.
+    """
+    holdings = store._holdings
+    if holdings.brokers:
+        raise ValueError(
+            f"this process is client {store.client} of a session, and cannot be {client} as well"
+        )
+    store.client = holdings.client = client
+    store.rights_changes += 1
+    segments = list(holdings._own.values())
+    holdings._own.clear()
+    for segment in segments:
+        segment.id = segment_id(client, next(holdings._serial))
+        holdings._own[segment.id] = segment
+        block = segment.block
+        if client and not segment.writable and block is not None and block.mapping.access is Access.WRITE:
+            taking = segment.region is not None and holdings.regions.close(segment)
+            segment.writable = True
+            if taking:
+                holdings.regions.open(segment)
