@@ -1,4 +1,4 @@
-"""A process that joins a world becomes another client: its arrays stay, their segments are called otherwise."""
+"""A process that joins a world becomes another client: its arrays stay, its segments get new ids."""
 
 from __future__ import annotations
 
