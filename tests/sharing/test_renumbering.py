@@ -63,7 +63,7 @@ def test_a_client_of_a_session_keeps_its_number(tmp_path: Path) -> None:
     store = Store()
     broker = FolderBroker(str(tmp_path), 0)
     store.connect(broker)
-    with pytest.raises(ValueError, match="client 0 of a session already, and cannot be 2"):
+    with pytest.raises(ValueError, match="client 0 of a session, and cannot be 2 as well"):
         renumber(store, 2)
     store.disconnect(broker)
     renumber(store, 2)
