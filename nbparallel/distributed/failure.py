@@ -77,7 +77,8 @@ def error_of_failure(record: FailureRecord) -> NbParallelError:
 
 def error_of_death(record: DeathRecord) -> PeerFailedError:
     """Return what a rank raises that waits while another one's process has ended."""
-    how = f"was killed by {signal_name(record.signal)}" if record.signal is not None else f"ended ({record})"
+    how = f"was killed by {signal_name(record.signal)}" if record.signal is not None else "ended"
+    how += f" ({record})" if record.exit_code is not None else ""
     return PeerFailedError(f"rank {record.rank} died: its process {how}", rank=record.rank)
 
 

@@ -10,8 +10,9 @@ session's supervisor does.  It kills nobody: these processes are their launcher'
     first ──socketpair──┐               JOIN GIVE_UP DEPART -> <- JOINED REFUSED
     others ──door───────world           REGISTER FETCH RELEASE … as client rank + 1
 
-A member's death is seen by its pidfd, which it brings along; the end of its connection alone, while it
-lives, counts as death too, because nothing would come from it any more.
+A member's death is seen by its pidfd, which it brings along.  The end of its connection alone says nothing,
+once there is a world: a dying process closes its files some time before it has ended, and how it ended can be
+known only then.
 """
 
 from __future__ import annotations
@@ -42,9 +43,6 @@ from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
 
 MOST_FRAMES = 1000
 """Taken from one member between two looks at the others."""
-
-DYING_MILLISECONDS = 500.0
-"""Between the end of a connection and that of its process, if the process ends; a generous bound."""
 
 
 @dataclass(slots=True, eq=False)
@@ -238,10 +236,10 @@ class World:
     # going ------------------------------------------------------------------------------------------
 
     def _on_end(self, member: Member) -> None:
-        """End of a connection; as a rule the process has, which its pidfd says a moment later."""
-        if self._view is not None and _ended(member.pidfd, DYING_MILLISECONDS):
-            self._on_death(member)
-        self._lose(member, None, None)
+        if self._view is None:
+            self._lose(member, None, None)
+        else:
+            self._watch.forget(member.socket)  # its pidfd says the rest, as a rule in a moment
 
     def _on_death(self, member: Member) -> None:
         if not _ended(member.pidfd):
@@ -275,10 +273,10 @@ class World:
             member.pidfd = -1
 
 
-def _ended(pidfd: int, milliseconds: float = 0) -> bool:
+def _ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(ready(poll, milliseconds))
+    return bool(ready(poll, 0))
 
 
 def main(place: int, first: int, path: str) -> None:
