@@ -19,6 +19,7 @@ from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
     Fetch,
     Fetched,
+    Hold,
     Lost,
     LostReason,
     Notice,
@@ -26,7 +27,9 @@ from nbparallel.wire.segments import (
     Register,
     pack_path,
     pack_segment,
+    pack_use,
     unpack_segment,
+    unpack_use,
 )
 
 PATIENCE_SECONDS = 10.0
@@ -66,9 +69,11 @@ class SegmentClient:
 
     # docstrings as in `nbparallel.sharing.SegmentBroker`
 
-    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "") -> None:
+    def register(
+        self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "", memory: int = 0
+    ) -> None:
         """Announce an own segment and hold it; the caller keeps `fd`."""
-        self._send(Kind.REGISTER, Register(segment, nbytes, writable, path).pack(), fd=fd)
+        self._send(Kind.REGISTER, Register(segment, nbytes, writable, path, memory).pack(), fd=fd)
 
     def intend(self, path: str) -> None:
         """Announce a name before it exists."""
@@ -78,9 +83,17 @@ class SegmentClient:
         """Say that an announced name is gone, or never came to be."""
         self._send(Kind.REMOVED, pack_path(path))
 
-    def release(self, segment: int) -> None:
-        """End this process's hold; harmless if there is none."""
-        self._send(Kind.RELEASE, pack_segment(segment))
+    def release(self, segment: int, memory: int = 0) -> None:
+        """End this process's hold; harmless if there is none.  What `memory` names stays mapped here."""
+        self._send(Kind.RELEASE, pack_use(segment, memory))
+
+    def hold(self, segment: int, memory: int, *, writable: bool) -> None:
+        """Hold a use of a memory that is still mapped here; does not wait for an answer."""
+        self._send(Kind.HOLD, Hold(segment, memory, writable).pack())
+
+    def freed(self, memory: int) -> None:
+        """Say that an own memory has gone back to the system."""
+        self._send(Kind.FREED, pack_segment(memory))
 
     def allow_write(self, segment: int) -> None:
         """Let others write to an own segment from now on."""
@@ -90,7 +103,7 @@ class SegmentClient:
         """End the hold of an own segment and never be told ``IDLE`` about it."""
         self._send(Kind.FORGET, pack_segment(segment))
 
-    def fetch(self, segment: int, *, writable: bool) -> int:
+    def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
 
         Raises
@@ -109,7 +122,7 @@ class SegmentClient:
             self._sequence += 1
             sequence = self._sequence
             deadline = time.monotonic() + self._patience
-            self._send(Kind.FETCH, Fetch(segment, writable).pack(), sequence=sequence)
+            self._send(Kind.FETCH, Fetch(segment, writable, memory).pack(), sequence=sequence)
             while time.monotonic() < deadline:
                 frame = self._receive(segment)
                 if frame is None:
@@ -186,7 +199,7 @@ class SegmentClient:
             if fetched.segment != segment or len(frame.fds) != 1:
                 raise ProtocolError(f"the answer to FETCH {segment:#x} is damaged")
             # Records keep their order: what was said about this segment before the hold was granted is void.
-            self._notices = [notice for notice in self._notices if notice.segment != segment]
+            self._notices = [n for n in self._notices if n.memory or n.segment != segment]
             return frame.fds.pop()
         finally:
             frame.close()
@@ -197,6 +210,11 @@ class SegmentClient:
                 self._notices.append(Notice(NoticeKind.IDLE, unpack_segment(frame.payload, frame.kind)))
             elif frame.kind is Kind.DROP:
                 self._notices.append(Notice(NoticeKind.DROP, unpack_segment(frame.payload, frame.kind)))
+            elif frame.kind is Kind.ENDED:
+                self._notices.append(Notice(NoticeKind.ENDED, *unpack_use(frame.payload, frame.kind)))
+            elif frame.kind is Kind.UNMAP:
+                memory = unpack_segment(frame.payload, frame.kind)
+                self._notices.append(Notice(NoticeKind.UNMAP, 0, memory))
             elif frame.kind is Kind.FETCHED:
                 # Somebody gave up waiting for this.
                 self._notices.append(Notice(NoticeKind.STRAY, Fetched.unpack(frame.payload).segment))

@@ -24,10 +24,13 @@ class SegmentBroker(Protocol):
         """Client number of this process in the session."""
         ...
 
-    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "") -> None:
+    def register(
+        self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "", memory: int = 0
+    ) -> None:
         """Announce an own segment and hold it; the caller keeps `fd`.  Does not wait for an answer.
 
-        `path` is its name in the file system, if it has one that somebody has to remove.
+        `path` is its name in the file system, if it has one that somebody has to remove; `memory` says which
+        block of memory it is a use of, if there may be others.
         """
         ...
 
@@ -39,8 +42,10 @@ class SegmentBroker(Protocol):
         """Say that an announced name is gone, or never came to be; harmless if it was not announced."""
         ...
 
-    def fetch(self, segment: int, *, writable: bool) -> int:
+    def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
+
+        `memory` says which block of memory it is to be a use of; 0: it does not matter.
 
         Raises
         ------
@@ -53,8 +58,22 @@ class SegmentBroker(Protocol):
         """
         ...
 
-    def release(self, segment: int) -> None:
-        """End this process's hold; harmless if there is none."""
+    def release(self, segment: int, memory: int = 0) -> None:
+        """End this process's hold; harmless if there is none.
+
+        `memory` says that it stays mapped here: this process may `hold` its next use, and is told ``UNMAP``.
+        """
+        ...
+
+    def hold(self, segment: int, memory: int, *, writable: bool) -> None:
+        """Hold a use of a memory that is still mapped here, as a `release` said.  Waits for no answer.
+
+        To be called before whoever told of the segment learns that it has arrived.
+        """
+        ...
+
+    def freed(self, memory: int) -> None:
+        """Say that an own memory has gone back to the system: who keeps it mapped is told ``UNMAP``."""
         ...
 
     def allow_write(self, segment: int) -> None:

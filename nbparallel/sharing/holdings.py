@@ -8,6 +8,11 @@ IDLE as soon as nobody else holds it either, and is told FORGET; then the memory
 comes out of the pool gets a new id, so an old handle never finds new content.  If the handle comes back
 before that (a rank sends the array to its maker), the hold is taken again by FETCH.
 
+Note [life of a fetched segment]
+--------------------------------
+It is fetched when its first array arrives, and released when the last one has died.  Its mapping may be kept
+for later uses of the same memory (`kept`), which then cost a HOLD instead of a FETCH: no answer, no mapping.
+
 Note [interrupts]
 -----------------
 A KeyboardInterrupt may fall anywhere.  So a dead root or a notice is taken off its queue only after
@@ -17,24 +22,24 @@ everything has been done about it, all of that may be done twice, and whoever le
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import deque
 
 from nbparallel.errors import ChannelClosedError, InvalidHandleError
 from nbparallel.sharing import registry
+from nbparallel.sharing.announcing import Announcing
 from nbparallel.sharing.atlas import Atlas, Place
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.descriptors import check_descriptor
+from nbparallel.sharing.fetching import Fetching, Wanted
+from nbparallel.sharing.kept import Kept
 from nbparallel.sharing.mapping import Access, Lease, Mapping, Root
-from nbparallel.sharing.mappings import check_mappings
 from nbparallel.sharing.packing import Region
 from nbparallel.sharing.pool import Pool
 from nbparallel.sharing.regions import Regions
 from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics, lost
 from nbparallel.sharing.sessions import Sessions
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.segments import Notice, NoticeKind, creator_of, segment_id
+from nbparallel.wire.segments import Notice, NoticeKind, creator_of
 
 
 class Holdings:
@@ -45,9 +50,11 @@ class Holdings:
         self.pool = pool
         self.sessions = Sessions(self.disconnect)
         self.brokers = self.sessions.brokers
-        self._serial = itertools.count(1)
+        pool.close_block = self.give_back
+        self.kept = Kept(pool.max_nbytes, pool.on_first)
         self._own: dict[int, Segment] = {}
         """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
+        self.announcing = Announcing(client, self.sessions, self._own)
         self._fetched: dict[tuple[SegmentBroker, int], Segment] = {}
         self._orphans: set[Segment] = set()
         """Fetched ones whose session is over, while arrays look at them."""
@@ -56,6 +63,7 @@ class Holdings:
         self.regions = Regions()
         self._dead: deque[Lease] = deque()
         self._notices: deque[tuple[SegmentBroker, Notice]] = deque()
+        self._fetching = Fetching(self.kept, lambda: self.mapped, self.collect)
         self._asked: set[tuple[SegmentBroker, int]] = set()
         """Segments that are being fetched; left over after an interrupt."""
         self.doubtful = False
@@ -86,10 +94,12 @@ class Holdings:
         self.regions.open(segment)
 
     def _identify(self, block: Block, *, writable: bool, poolable: bool) -> Segment:
-        identifier = segment_id(self.client, next(self._serial))
-        segment = Segment(
-            identifier, block.nbytes, block.source.strategy, writable, block=block, poolable=poolable
-        )
+        identifier = self.announcing.new_id()
+        if block.for_all and not writable:
+            # Who keeps it mapped for writing must not reach what may only be read.
+            self.announcing.freed(block)
+        segment = Segment(identifier, block.nbytes, block.source.strategy, writable)
+        segment.receive(block, poolable=poolable)
         self._own[identifier] = segment
         return segment
 
@@ -103,53 +113,16 @@ class Holdings:
     def show(self, place: Place, broker: SegmentBroker | None) -> int:
         """Return the id under which a session knows the segment of an array whose handle goes out."""
         place.segment.show(place.offset)
-        return self._register(place.segment, broker)
-
-    def _register(self, segment: Segment, broker: SegmentBroker | None) -> int:
-        if broker is None or segment.broker is broker:
-            return segment.id
-        known_as = segment.registered.get(broker)
-        if known_as is not None:
-            return known_as
-        if segment.block is not None:
-            self._announce(segment, broker, segment.id, segment.block.source.fd, segment.block.source.path)
-            return segment.id
-        # From one session into another: the same memory under an id of ours.
-        known_as = segment_id(self.client, next(self._serial))
-        source, source_id = segment.reach()
-        fd = source.fetch(source_id, writable=segment.writable)
-        try:
-            self._announce(segment, broker, known_as, fd)
-        finally:
-            os.close(fd)
-        return known_as
-
-    def _announce(
-        self, segment: Segment, broker: SegmentBroker, known_as: int, fd: int, path: str = ""
-    ) -> None:
-        try:
-            broker.register(known_as, segment.nbytes, fd, writable=segment.writable, path=path)
-            self._own[known_as] = segment
-            segment.registered[broker] = known_as
-        except BaseException:
-            # Whether an interrupted message went out is not known: take it back, which harms in no case.
-            segment.registered.pop(broker, None)
-            self.sessions.tell(broker, known_as, forget=True)
-            raise
-
-    def allow_write(self, segment: Segment) -> None:
-        """Let every process write to an own segment from now on."""
-        if not segment.writable:
-            for broker, known_as in list(segment.registered.items()):
-                self.sessions.allow_write(broker, known_as)
-            segment.writable = True
+        return self.announcing.register(place.segment, broker)
 
     def renew(self, segment: Segment, block: Block, *, poolable: bool) -> None:
         """Give an own segment other memory and another id, which no session knows; again is fine."""
         for broker, known_as in list(segment.registered.items()):
-            self.sessions.tell(broker, known_as, forget=True)
+            self.sessions.forget(broker, known_as)
+        if segment.block is not None and segment.block is not block:
+            self.announcing.freed(segment.block)
         self._own.pop(segment.id, None)
-        segment.renew(segment_id(self.client, next(self._serial)), block, poolable=poolable)
+        segment.renew(self.announcing.new_id(), block, poolable=poolable)
         self._own[segment.id] = segment
 
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
@@ -211,19 +184,20 @@ class Holdings:
         broker: SegmentBroker,
         wanted: int,
     ) -> Root:
-        strategy = registry.strategy_of(handle.strategy if segment is None else segment.strategy)
-        check_mappings(self.mapped, handle.segment_nbytes)
+        known = segment is None or (wanted == handle.segment and segment.memory == handle.memory)
+        mapping = self._fetching.still_mapped(handle, access, broker) if known else None
         self._asked.add((broker, wanted))
         writable = access is Access.WRITE
-        # In one expression: no interrupt may fall between a descriptor's arrival and its being owned.
-        source = strategy.adopt(broker.fetch(wanted, writable=writable), handle.segment_nbytes)
-        try:
-            check_descriptor(source.fd)
-            mapping = strategy.map(source, access)
-        finally:
-            source.close()  # not left to a traceback that somebody keeps
+        if mapping is None:
+            source = handle if segment is None else segment
+            memory = source.memory if segment is None or segment.broker is broker else 0
+            asked = Wanted(wanted, handle.segment_nbytes, source.strategy, memory)
+            mapping = self._fetching.map(asked, access, broker)
+        elif segment is None:
+            broker.hold(wanted, handle.memory, writable=writable)
         if segment is None:
-            segment = Segment(wanted, mapping.nbytes, strategy.name, writable=False, broker=broker)
+            segment = Segment(wanted, mapping.nbytes, handle.strategy, writable=False, broker=broker)
+            segment.memory = handle.memory
             self._fetched[broker, wanted] = segment
         self._asked.discard((broker, wanted))
         if access is Access.PRIVATE:
@@ -259,25 +233,31 @@ class Holdings:
 
     def _end(self, segment: Segment, mapping: Mapping) -> None:
         self._atlas.remove(mapping)
-        if segment.block is None or mapping is not segment.block.mapping:
-            mapping.unmap()
+        own, broker = segment.block is not None and mapping is segment.block.mapping, segment.broker
+        if own:
+            segment.phase = Phase.RELEASED
+            self.regions.close(segment)
+        else:
             segment.private.discard(mapping)
             if segment.mappings.get(mapping.access) is mapping:
                 del segment.mappings[mapping.access]
-        else:
-            segment.phase = Phase.RELEASED
-            self.regions.close(segment)
         self._settle(segment)
         # The pool may have given the memory out again: to a user's __del__, run by the collector.
         if self._by_mapping.get(mapping) is segment:
             del self._by_mapping[mapping]
+        if own:
+            return
+        if segment.memory and mapping.access is not Access.PRIVATE and broker in self.brokers:
+            self.kept.put(broker, segment, mapping)
+        else:
+            mapping.unmap()
 
     def _settle(self, segment: Segment) -> None:
         """Tell everybody if no array here looks at a segment any more."""
         if segment.used:
             return
         for broker, known_as in list(segment.registered.items()):
-            self.sessions.tell(broker, known_as)
+            self.sessions.release(broker, known_as)
         if segment.own:
             self._retire(segment)
         else:
@@ -286,7 +266,7 @@ class Holdings:
     @property
     def mapped(self) -> int:
         """How many segments are mapped."""
-        return len(self._by_mapping) + len(self.pool)
+        return len(self._by_mapping) + len(self.pool) + len(self.kept)
 
     @property
     def released(self) -> int:
@@ -306,14 +286,16 @@ class Holdings:
             self._settle(segment)
         for broker, wanted in list(self._asked):
             if (broker, wanted) not in self._fetched:
-                self.sessions.tell(broker, wanted)
+                self.sessions.release(broker, wanted)
         self._asked.clear()
+        used = [segment.block for segment in self._own.values() if segment.block is not None]
+        self.announcing.repair([*used, *self.pool.blocks])
         self.doubtful = False
 
     def _leave(self, segment: Segment) -> None:
         """Give up a fetched segment."""
         if segment.broker is not None:
-            self.sessions.tell(segment.broker, segment.id)
+            self.sessions.release(segment.broker, segment.id, segment.memory)
             self._fetched.pop((segment.broker, segment.id), None)
         self._orphans.discard(segment)
         for known_as in segment.registered.values():
@@ -330,9 +312,24 @@ class Holdings:
             self.pool.put(block)
             return
         path = block.source.path
-        block.close()
+        self.give_back(block)
         if path:
             self.sessions.removed(path)
+
+    def give_back(self, block: Block) -> None:
+        """Give a block back to the system, here and wherever it is kept mapped."""
+        block.close()
+        self.announcing.freed(block)
+
+    def trim(self, keep_seconds: float | None = None) -> int:
+        """Give back what has been kept for so long (`pool.KEEP_SECONDS`); return the bytes."""
+        self.kept.trim(keep_seconds)
+        return self.pool.trim(keep_seconds)
+
+    def seconds_left(self) -> float | None:
+        """Return when there is something to `trim`; None if nothing is kept."""
+        due = [seconds for what in (self.pool, self.kept) if (seconds := what.seconds_left()) is not None]
+        return min(due, default=None)
 
     # Sessions
 
@@ -340,6 +337,8 @@ class Holdings:
         """Leave a session; again is fine."""
         if broker in self.brokers:
             self.brokers.remove(broker)
+        self.kept.drop(broker)
+        self.announcing.disconnect(broker)
         if not self.brokers and not self.pool.lasting:
             self.pool.trim(0.0)
         self._asked = {asked for asked in self._asked if asked[0] is not broker}
@@ -371,21 +370,24 @@ class Holdings:
         while self._notices:
             broker, notice = self._notices[0]
             if broker in self.brokers:
-                self._heed(broker, notice.kind, notice.segment)
+                self._heed(broker, notice)
             self._notices.popleft()
 
-    def _heed(self, broker: SegmentBroker, kind: NoticeKind, known_as: int) -> None:
+    def _heed(self, broker: SegmentBroker, notice: Notice) -> None:
+        kind, known_as = notice.kind, notice.segment
+        if self.kept.heed(broker, notice):
+            return
         segment = self._own.get(known_as) or self._fetched.get((broker, known_as))
         if kind is NoticeKind.STRAY:
             if segment is None or not segment.used:
-                self.sessions.tell(broker, known_as)
+                self.sessions.release(broker, known_as)
         elif segment is None:
-            self.sessions.tell(broker, known_as, forget=True)
+            self.sessions.forget(broker, known_as)
         elif segment.own and not segment.used and segment.registered.pop(broker, None) is not None:
             if kind is NoticeKind.DROP:
                 segment.poolable = False
             else:
-                self.sessions.tell(broker, known_as, forget=True)
+                self.sessions.forget(broker, known_as)
             self._retire(segment)
 
     def statistics(self, broker: SegmentBroker | None = None) -> tuple[SegmentStatistics, ...]:

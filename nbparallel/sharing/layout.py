@@ -13,7 +13,7 @@ from numpy.lib import format as npy_format
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.segments import is_segment_id
+from nbparallel.wire.segments import is_segment_id, is_use
 
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 MAX_DIMENSIONS = 64
@@ -226,11 +226,13 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
     """
     if type(handle) is not ArrayHandle:
         raise InvalidHandleError(f"not a handle of a shared array: {type(handle).__name__}")
-    numbers = (handle.segment, handle.segment_nbytes, handle.offset)
+    numbers = (handle.segment, handle.segment_nbytes, handle.offset, handle.memory)
     if not all(type(number) is int and 0 <= number < _WORD for number in numbers):
-        raise InvalidHandleError(f"a handle's segment, size or offset is damaged: {_cut(numbers)}")
+        raise InvalidHandleError(f"a handle's segment, size, offset or memory is damaged: {_cut(numbers)}")
     if not is_segment_id(handle.segment):
         raise InvalidHandleError(f"no segment has the id {handle.segment:#x}")
+    if handle.memory and not is_use(handle.segment, handle.memory):
+        raise InvalidHandleError(f"segment {handle.segment:#x} is no use of memory {handle.memory:#x}")
     if type(handle.strategy) is not str or not handle.strategy.isidentifier():
         raise InvalidHandleError(f"a handle's strategy is damaged: {_cut(handle.strategy)}")
     shape, strides = handle.shape, handle.strides

@@ -12,7 +12,7 @@ PATIENCE_SECONDS = 0.2
 
 def make_room(holdings: Holdings) -> bool:
     """Give back what is pooled or comes back in this moment; return whether there was anything."""
-    given = holdings.pool.trim(0.0) > 0
+    given = holdings.kept.trim(0.0) + holdings.pool.trim(0.0) > 0
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left := holdings.released:
         holdings.collect()

@@ -36,9 +36,16 @@ class Pool:
         self._blocks: list[tuple[int, int, Block]] = []
         self.on_first: list[Callable[[], None]] = []
         """Called when the pool is about to keep something again: somebody has to `trim` it in time."""
+        self.close_block: Callable[[Block], None] = Block.close
+        """Called with what is not kept any longer; gives it back to the system."""
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """What is kept, the smallest first."""
+        return [block for _, _, block in self._blocks]
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +69,8 @@ class Pool:
                 hear()
         insort(self._blocks, (block.nbytes, id(block), block))
         while self.nbytes > self.max_nbytes or len(self._blocks) > min(MAX_BLOCKS, spare()):
-            self._remove(min(range(len(self._blocks)), key=lambda i: self._blocks[i][2].freed)).close()
+            oldest = min(range(len(self._blocks)), key=lambda at: self._blocks[at][2].freed)
+            self.close_block(self._remove(oldest))
 
     def trim(self, keep_seconds: float | None = None) -> int:
         """Close every block that has not been needed for so long (`KEEP_SECONDS`); return the bytes."""
@@ -72,7 +80,7 @@ class Pool:
         old = [at for at, (_, _, block) in enumerate(self._blocks) if block.freed <= limit]
         before = self.nbytes
         for at in reversed(old):
-            self._remove(at).close()
+            self.close_block(self._remove(at))
         return before - self.nbytes
 
     def seconds_left(self) -> float | None:

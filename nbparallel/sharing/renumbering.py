@@ -8,7 +8,6 @@ from __future__ import annotations
 from nbparallel.sharing.locking import locked
 from nbparallel.sharing.mapping import Access
 from nbparallel.sharing.store import Store
-from nbparallel.wire.segments import segment_id
 
 
 @locked
@@ -29,11 +28,12 @@ def renumber(store: Store, client: int) -> None:
             f"this process is client {store.client} of a session, and cannot be {client} as well"
         )
     store.client = holdings.client = client
+    holdings.announcing.renumber(client, holdings.pool.blocks)
     store.rights_changes += 1
     segments = list(holdings._own.values())
     holdings._own.clear()
     for segment in segments:
-        segment.id = segment_id(client, next(holdings._serial))
+        segment.id = holdings.announcing.new_id()
         holdings._own[segment.id] = segment
         block = segment.block
         if client and not segment.writable and block is not None and block.mapping.access is Access.WRITE:
@@ -41,3 +41,6 @@ def renumber(store: Store, client: int) -> None:
             segment.writable = True
             if taking:
                 holdings.regions.open(segment)
+        if block is not None:
+            holdings.announcing.freed(block)
+            segment.receive(block, poolable=segment.poolable)

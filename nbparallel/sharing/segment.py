@@ -32,6 +32,10 @@ class Block:
     """The owner's mapping for writing; nobody looks at it while the block is in the pool."""
     freed: float = field(default=0.0)
     """When it came into the pool (monotonic clock, seconds)."""
+    memory: int = field(default=0)
+    """Id over all its uses, that of the first; 0: there was none yet, or there will be only one."""
+    for_all: bool = field(default=False)
+    """Whether other processes could ever write to it under this id."""
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +76,8 @@ class Segment:
     """Which arrays lie in it, if it is packed."""
     private: set[Mapping] = field(default_factory=set)
     """Copy-on-write mappings: each attach has its own."""
+    memory: int = 0
+    """Id of the memory of which it is a use, if there may be others; see `kept`."""
 
     @property
     def own(self) -> bool:
@@ -94,7 +100,14 @@ class Segment:
         """Become another segment, of the same arrays, that no session knows."""
         self.registered.clear()
         self.id, self.nbytes, self.strategy = identifier, block.nbytes, block.source.strategy
-        self.block, self.poolable = block, poolable
+        self.receive(block, poolable=poolable)
+
+    def receive(self, block: Block, *, poolable: bool) -> None:
+        """Become a use of a block of memory, of which there may be others later if it is poolable."""
+        if poolable and not block.memory:
+            block.memory = self.id
+        block.for_all |= self.writable
+        self.block, self.poolable, self.memory = block, poolable, block.memory
 
     def reach(self) -> tuple[SegmentBroker, int]:
         """Return a session that knows a fetched segment, and its id there."""

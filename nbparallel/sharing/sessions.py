@@ -43,9 +43,17 @@ class Sessions:
         for broker in list(self.brokers):
             self._say(broker, partial(broker.removed, path))
 
-    def tell(self, broker: SegmentBroker, known_as: int, *, forget: bool = False) -> None:
-        """Tell one that this process does not use a segment any more, or never will again."""
-        self._say(broker, partial(broker.forget if forget else broker.release, known_as))
+    def release(self, broker: SegmentBroker, known_as: int, memory: int = 0) -> None:
+        """Tell one that this process does not use a segment any more; `memory` stays mapped here."""
+        self._say(broker, partial(broker.release, known_as, memory))
+
+    def forget(self, broker: SegmentBroker, known_as: int) -> None:
+        """Tell one that this process does not use an own segment, and never will again."""
+        self._say(broker, partial(broker.forget, known_as))
+
+    def freed(self, broker: SegmentBroker, memory: int) -> None:
+        """Tell one that an own memory has gone back to the system."""
+        self._say(broker, partial(broker.freed, memory))
 
     def allow_write(self, broker: SegmentBroker, known_as: int) -> None:
         """Tell one that its other processes may write to a segment."""

@@ -272,7 +272,7 @@ class Store:
             )
         if place.segment.own:
             self.rights_changes += not place.segment.writable
-            self._holdings.allow_write(place.segment)
+            self._holdings.announcing.allow_write(place.segment)
         elif place.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
                 "this array belongs to the notebook and is read-only on ranks: let them write with "
@@ -296,9 +296,9 @@ class Store:
         form = describe(x.dtype)
         known_as = self._holdings.show(place, self._chosen(broker))
         segment = place.segment
-        return ArrayHandle(
-            known_as, segment.nbytes, place.offset, x.shape, x.strides, form, writable, segment.strategy
-        )
+        memory = segment.memory if known_as == segment.id else 0
+        where = known_as, segment.nbytes, place.offset, x.shape, x.strides
+        return ArrayHandle(*where, form, writable, segment.strategy, memory)
 
     @locked
     def attach(
@@ -347,7 +347,7 @@ class Store:
         """Act on arrays that died and on what the sessions said; never waits for an answer."""
         self._holdings.bury()
         self._holdings.collect()
-        self._holdings.pool.trim()
+        self._holdings.trim()
 
     def tend(self) -> float | None:
         """Do what `drain` does, never waiting; return when to come again, in seconds, if that is known."""
@@ -355,7 +355,7 @@ class Store:
             return BUSY_SECONDS
         try:
             self.drain()
-            return self._holdings.pool.seconds_left()
+            return self._holdings.seconds_left()
         finally:
             self._lock.release()
 
@@ -370,8 +370,8 @@ class Store:
 
     @locked
     def trim(self) -> int:
-        """Give all pooled memory back to the system; return the bytes."""
-        return self._holdings.pool.trim(0.0)
+        """Give all pooled memory back to the system, unmap what others' is kept mapped; return the bytes."""
+        return self._holdings.trim(0.0)
 
     @locked
     def segments(self, broker: SegmentBroker | None = None) -> tuple[SegmentStatistics, ...]:
@@ -388,7 +388,7 @@ class Store:
         self._holdings.bury()
         for broker in list(self._holdings.brokers):
             self._holdings.disconnect(broker)
-        self._holdings.pool.trim(0.0)
+        self._holdings.trim(0.0)
 
     def check_pid(self) -> None:
         """Raise `ForkedRankError` in any process but the one that made this store."""

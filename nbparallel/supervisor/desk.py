@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.errors import InternalError, ProtocolError
-from nbparallel.supervisor import ledger
+from nbparallel.supervisor import actions as act
+from nbparallel.supervisor import events
 from nbparallel.supervisor.ledger import Ledger
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
@@ -28,12 +29,15 @@ from nbparallel.wire.ledger_report import LedgerRow, pages
 from nbparallel.wire.segments import (
     Fetch,
     Fetched,
+    Hold,
     Lost,
     LostReason,
     Register,
     pack_segment,
+    pack_use,
     unpack_path,
     unpack_segment,
+    unpack_use,
 )
 
 MOST_SPARE = 64
@@ -83,12 +87,16 @@ class SegmentDesk:
         self._max_descriptors = max_descriptors
 
     @property
-    def unknown(self) -> bool:
-        """Whether somebody waits for a segment that nobody has registered yet.
+    def unsettled(self) -> bool:
+        """Whether somebody waits for a segment that nobody has registered, or one may have come to its end.
 
-        The caller then reads once what every other client has sent, and calls `flush_unknown`.
+        The caller then calls `mark`, reads all that every client has sent until then, and calls `settle`.
         """
-        return bool(self._ledger.waiting)
+        return self._ledger.unsettled
+
+    def mark(self) -> int:
+        """Return what `settle` wants to know."""
+        return self._ledger.mark()
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -113,15 +121,15 @@ class SegmentDesk:
 
     def client_joined(self, client: int) -> None:
         """Let a client take part."""
-        self._ledger.step(ledger.Joined(client))
+        self._ledger.step(events.Joined(client))
 
     def client_gone(self, client: int) -> list[Outgoing]:
         """End all holds of a client; what only it held is closed."""
-        return self._perform(self._ledger.step(ledger.Gone(client)))
+        return self._perform(self._ledger.step(events.Gone(client)))
 
-    def flush_unknown(self) -> list[Outgoing]:
-        """Refuse what is still unknown."""
-        return self._perform(self._ledger.step(ledger.Drained()))
+    def settle(self, turn: int) -> list[Outgoing]:
+        """Refuse what is still unknown, end what nobody holds: all sent before `mark` has been read."""
+        return self._perform(self._ledger.step(events.Drained(turn)))
 
     def receive(self, client: int, frame: Frame) -> list[Outgoing]:
         """Act on a client's frame, and close its descriptors.
@@ -136,7 +144,7 @@ class SegmentDesk:
             if len(frame.fds) != expected:
                 raise ProtocolError(f"{frame.kind.name} frame with {len(frame.fds)} descriptors")
             event = _event(client, frame)
-            if isinstance(event, ledger.Registered):
+            if isinstance(event, events.Registered):
                 _check_memory(frame.fds[0], event.nbytes)
             return self._perform(self._ledger.step(event), frame)
         finally:
@@ -157,30 +165,34 @@ class SegmentDesk:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def _perform(self, actions: Sequence[ledger.Action], frame: Frame | None = None) -> list[Outgoing]:
+    def _perform(self, actions: Sequence[act.Action], frame: Frame | None = None) -> list[Outgoing]:
         outgoing: list[Outgoing] = []
         for action in actions:
             match action:
-                case ledger.Keep(segment):
+                case act.Keep(segment):
                     self._keep(segment, frame)
-                case ledger.Close(segment):
+                case act.Close(segment):
                     self._inodes.pop(segment, None)
                     fd = self._fds.pop(segment, None)
                     if fd is not None:
                         os.close(fd)
-                case ledger.Unlink(path):
+                case act.Unlink(path):
                     _unlink(path)
-                case ledger.Unrecord(record):
+                case act.Unrecord(record):
                     owners.remove(record)
-                case ledger.Grant():
+                case act.Grant():
                     outgoing += self._grant(action)
-                case ledger.Refuse(client, segment, reason, sequence):
+                case act.Refuse(client, segment, reason, sequence):
                     outgoing.append(_lost(client, segment, reason, sequence))
-                case ledger.Idle(client, segment):
+                case act.Idle(client, segment):
                     outgoing.append(Outgoing(client, Kind.IDLE, pack_segment(segment)))
-                case ledger.Drop(client, segment):
+                case act.Drop(client, segment):
                     outgoing.append(Outgoing(client, Kind.DROP, pack_segment(segment)))
-                case ledger.Offend(_, text):
+                case act.Ended(client, segment, memory):
+                    outgoing.append(Outgoing(client, Kind.ENDED, pack_use(segment, memory)))
+                case act.Unmap(client, memory):
+                    outgoing.append(Outgoing(client, Kind.UNMAP, pack_segment(memory)))
+                case act.Offend(_, text):
                     raise ProtocolError(text)
         return outgoing
 
@@ -194,17 +206,17 @@ class SegmentDesk:
         status = os.fstat(frame.fds[-1])
         self._inodes[segment] = status.st_dev, status.st_ino
 
-    def _grant(self, grant: ledger.Grant) -> list[Outgoing]:
+    def _grant(self, grant: act.Grant) -> list[Outgoing]:
         fd = self._descriptor(grant)
         if not isinstance(fd, LostReason):
             answer = Fetched(grant.segment, grant.nbytes, grant.writable)
             return [Outgoing(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
         outgoing = [_lost(grant.client, grant.segment, fd, grant.sequence)]
         if grant.fresh:
-            outgoing += self._perform(self._ledger.step(ledger.Released(grant.client, grant.segment)))
+            outgoing += self._perform(self._ledger.step(events.Released(grant.client, grant.segment)))
         return outgoing
 
-    def _descriptor(self, grant: ledger.Grant) -> int | LostReason:
+    def _descriptor(self, grant: act.Grant) -> int | LostReason:
         """Return a descriptor to be sent, or why there is none."""
         kept = self._fds.get(grant.segment)
         try:
@@ -216,7 +228,7 @@ class SegmentDesk:
         except OSError as error:
             return LostReason.NO_PROC if error.errno == errno.ENOENT else LostReason.DESCRIPTORS
 
-    def _open_by_name(self, grant: ledger.Grant) -> int | LostReason:
+    def _open_by_name(self, grant: act.Grant) -> int | LostReason:
         path = self._ledger.entries[grant.segment].path
         if not path:
             return LostReason.DESCRIPTORS
@@ -243,24 +255,31 @@ class SegmentDesk:
         return soft <= 0 or fd < soft - min(MOST_SPARE, soft // 4)
 
 
-def _event(client: int, frame: Frame) -> ledger.Event:
+def _event(client: int, frame: Frame) -> events.Event:
     kind, payload = frame.kind, frame.payload
     if kind is Kind.REGISTER:
         register = Register.unpack(payload)
-        return ledger.Registered(client, register.segment, register.nbytes, register.writable, register.path)
+        return events.Registered(
+            client, register.segment, register.nbytes, register.writable, register.path, register.memory
+        )
     if kind is Kind.INTEND:
-        return ledger.Intended(client, unpack_path(payload, kind))
+        return events.Intended(client, unpack_path(payload, kind))
     if kind is Kind.REMOVED:
-        return ledger.Removed(client, unpack_path(payload, kind))
+        return events.Removed(client, unpack_path(payload, kind))
     if kind is Kind.FETCH:
         fetch = Fetch.unpack(payload)
-        return ledger.Asked(client, fetch.segment, fetch.writable, frame.sequence)
+        return events.Asked(client, fetch.segment, fetch.writable, frame.sequence, fetch.memory)
     if kind is Kind.RELEASE:
-        return ledger.Released(client, unpack_segment(payload, kind))
+        return events.Released(client, *unpack_use(payload, kind))
+    if kind is Kind.HOLD:
+        hold = Hold.unpack(payload)
+        return events.Held(client, hold.segment, hold.memory, hold.writable)
+    if kind is Kind.FREED:
+        return events.Freed(client, unpack_segment(payload, kind))
     if kind is Kind.ALLOW_WRITE:
-        return ledger.WriteAllowed(client, unpack_segment(payload, kind))
+        return events.WriteAllowed(client, unpack_segment(payload, kind))
     if kind is Kind.FORGET:
-        return ledger.Forgotten(client, unpack_segment(payload, kind))
+        return events.Forgotten(client, unpack_segment(payload, kind))
     raise ProtocolError(f"unexpected {kind.name} frame on a segment socket")
 
 

@@ -10,6 +10,17 @@ all of a client's holds end with it.  While anybody holds a segment its memory s
 more, its living creator gets it back (`Idle`), otherwise it is closed.  What only a *dead* client held goes
 back to the system, even if the creator lives (`Drop`): it is not reused.
 
+Note [kept mappings]
+--------------------
+A block of memory has an id over all its uses, and who has released a use may keep the block mapped
+(`Memories`).  Such a client holds the next use by `Held`, which waits for no answer: it then tells whoever
+gave it the array, and that one releases.  So the two messages lie in two sockets, in causal order, and are
+read in any.  Hence the end of a segment that may be held so is acted on only after everything has been read
+that was sent before it was noticed: `mark`, read all sockets, `Drained`.  For the same reason a hold or a
+question may come before the registration, and waits for it as long.
+Whatever a dead client held of such memory is not used again: it may have given it to somebody whose hold
+comes too late.
+
 Note [names]
 ------------
 A client says which name it will make before it makes it (`Intended`).  From then on the name is the
@@ -23,182 +34,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
+from nbparallel.supervisor.actions import (
+    Action,
+    Close,
+    Drop,
+    Grant,
+    Idle,
+    Keep,
+    Offend,
+    Refuse,
+    Unlink,
+    Unrecord,
+)
+from nbparallel.supervisor.events import (
+    Asked,
+    Drained,
+    Event,
+    Forgotten,
+    Freed,
+    Gone,
+    Held,
+    Intended,
+    Joined,
+    Registered,
+    Released,
+    Removed,
+    WriteAllowed,
+)
+from nbparallel.supervisor.memories import Memories
 from nbparallel.supervisor.names import Names
 from nbparallel.wire.segments import LostReason, creator_of
-
-# What happened
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A client is there."""
-
-    client: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A client's process has ended, or its socket sent damage."""
-
-    client: int
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A client made a segment, and holds it."""
-
-    client: int
-    segment: int
-    nbytes: int
-    writable: bool
-    """Whether others may write."""
-    path: str = ""
-    """Its name in the file system, or empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Intended:
-    """A client is about to make a name."""
-
-    client: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A client has removed a name of its own, or did not make it after all."""
-
-    client: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A client wants to hold a segment."""
-
-    client: int
-    segment: int
-    writable: bool
-    """Whether it wants to write."""
-    sequence: int
-    """The question's number, for the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """A client ends its hold."""
-
-    client: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteAllowed:
-    """A segment's creator lets others write."""
-
-    client: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """A segment's creator ends its hold and does not want the memory back."""
-
-    client: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """Everything that had been sent before some question about an unknown segment has been read."""
-
-
-Event: TypeAlias = (
-    Joined | Gone | Registered | Intended | Removed | Asked | Released | WriteAllowed | Forgotten | Drained
-)
-
-# What to do
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Keep the descriptor that came with the event."""
-
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close the descriptor of a segment."""
-
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unlink:
-    """Remove a name from the file system; it may never have come to be, or be gone already."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unrecord:
-    """Remove the owner record of a dead maker's names, none of which is left."""
-
-    record: str
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Send a descriptor."""
-
-    client: int
-    segment: int
-    nbytes: int
-    writable: bool
-    """False: one that is open for reading only."""
-    sequence: int
-    fresh: bool
-    """Whether the client did not hold it before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Answer that there is none."""
-
-    client: int
-    segment: int
-    reason: LostReason
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Tell a segment's creator that nobody holds it."""
-
-    client: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Tell a segment's creator to give its memory back to the system."""
-
-    client: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Offend:
-    """The client did what no client of ours does: end the connection."""
-
-    client: int
-    text: str
-
-
-Action: TypeAlias = Keep | Close | Unlink | Unrecord | Grant | Refuse | Idle | Drop | Offend
 
 
 @dataclass(slots=True)
@@ -215,6 +81,10 @@ class Entry:
     """Its creator does not want the memory back."""
     path: str = ""
     """Its name in the file system; empty: none, or no longer."""
+    memory: int = 0
+    """The memory that it is a use of; 0: one that nobody keeps mapped."""
+    died: bool = False
+    """Whether its memory must not be used again, because of a holder that died."""
 
 
 @dataclass(slots=True)
@@ -225,8 +95,12 @@ class Ledger:
     """Who is there."""
     entries: dict[int, Entry] = field(default_factory=dict)
     """Segment id -> entry."""
-    waiting: list[Asked] = field(default_factory=list)
-    """Questions about segments that nobody has registered yet: the message may be under way."""
+    waiting: list[tuple[int, Asked | Held]] = field(default_factory=list)
+    """Turn and question about segments that nobody has registered yet: the message may be under way."""
+    _ending: dict[int, int] = field(default_factory=dict)
+    """Segments that nobody holds, as far as has been read, and the turn when that was noticed."""
+    _turn: int = field(default=0, compare=False)
+    _memories: Memories = field(default_factory=Memories)
     _names: Names = field(default_factory=Names)
     _held: dict[int, set[int]] = field(default_factory=dict)
     """Client -> ids of the segments that it holds."""
@@ -243,6 +117,16 @@ class Ledger:
         """Every owner record that may exist."""
         return tuple(self._names.records)
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether something is decided only after everything that was sent has been read."""
+        return bool(self.waiting or self._ending)
+
+    def mark(self) -> int:
+        """Return the turn that `Drained` settles if everything that has been sent until now is read."""
+        self._turn += 1
+        return self._turn - 1
+
     def step(self, event: Event) -> Sequence[Action]:
         """Take note of an event and return what has to be done, in this order."""
         match event:
@@ -251,9 +135,8 @@ class Ledger:
                 return []
             case Gone(client):
                 return self._gone(client)
-            case Drained():
-                waiting, self.waiting = self.waiting, []
-                return [self._refusal(asked, LostReason.UNKNOWN) for asked in waiting]
+            case Drained(turn):
+                return self._drained(turn)
         if event.client not in self.clients:
             return [Offend(event.client, f"client {event.client} is not in this session")]
         match event:
@@ -269,10 +152,16 @@ class Ledger:
                 if self.names.get(path) == client:
                     self._names.drop(path)
                 return []
-            case Released(client, segment):
-                return self._release(client, segment)
+            case Held():
+                return self._held_on(event)
+            case Released():
+                return self._released(event)
             case WriteAllowed() | Forgotten():
                 return self._decided(event)
+            case Freed(client, memory):
+                if creator_of(memory) != client:
+                    return [Offend(client, f"client {client} gives back memory {memory:#x}, another's")]
+                return [*self._memories.freed(memory)]
 
     def _registered(self, event: Registered) -> list[Action]:
         client, segment = event.client, event.segment
@@ -289,26 +178,40 @@ class Ledger:
             return []
         if event.path and not self._names.add(event.path, client):
             return [Offend(client, f"client {client} registered {event.path}, which is another's")]
-        self.entries[segment] = entry = Entry(event.nbytes, event.writable, set(), path=event.path)
+        if event.memory and not self._is_of(client, event):
+            return [Offend(client, f"segment {segment:#x} can be no use of memory {event.memory:#x}")]
+        entry = Entry(event.nbytes, event.writable, set(), path=event.path, memory=event.memory)
+        self.entries[segment] = entry
         self._made.setdefault(client, set()).add(segment)
         self._hold(client, segment, entry)
         actions: list[Action] = [Keep(segment)]
-        asked = [question for question in self.waiting if question.segment == segment]
-        self.waiting = [question for question in self.waiting if question.segment != segment]
+        asked = [question for _, question in self.waiting if question.segment == segment]
+        self.waiting = [(turn, q) for turn, q in self.waiting if q.segment != segment]
         for question in asked:
-            actions += self._asked(question)
+            if isinstance(question, Asked):
+                actions += self._asked(question)
+            else:  # an offence is not the registering client's, and does no harm
+                self._held_on(question)
         return actions
+
+    def _is_of(self, client: int, event: Registered) -> bool:
+        return creator_of(event.memory) == client and self._memories.use(
+            event.memory, event.segment, event.nbytes
+        )
 
     def _asked(self, event: Asked) -> list[Action]:
         creator = creator_of(event.segment)
         entry = self.entries.get(event.segment)
         if entry is None:
             if creator in self.clients and creator != event.client:
-                self.waiting.append(event)
+                self.waiting.append((self._turn, event))
                 return []
             return [self._refusal(event, LostReason.UNKNOWN)]
-        if not entry.holders and event.client != creator:
+        if self._is_over(event.segment, entry) and event.client != creator:
             # Its creator may be using the memory again for something else.
+            return [self._refusal(event, LostReason.UNKNOWN)]
+        if event.memory not in (0, entry.memory):
+            # A damaged handle: what is kept mapped under that id would later be found for other arrays.
             return [self._refusal(event, LostReason.UNKNOWN)]
         if event.writable and not entry.writable and event.client != creator:
             return [self._refusal(event, LostReason.READ_ONLY)]
@@ -316,24 +219,80 @@ class Ledger:
         self._hold(event.client, event.segment, entry)
         return [Grant(event.client, event.segment, entry.nbytes, event.writable, event.sequence, fresh)]
 
+    def _held_on(self, event: Held) -> list[Action]:
+        client, segment = event.client, event.segment
+        entry = self.entries.get(segment)
+        if entry is None:
+            if creator_of(segment) in self.clients:
+                self.waiting.append((self._turn, event))
+            return []
+        if entry.memory != event.memory:
+            return []  # a damaged handle, which led to the array that lies in that memory
+        if not self._memories.hear(event.memory, client):
+            return [Offend(client, f"client {client} holds segment {segment:#x}, which it never mapped")]
+        if self._is_over(segment, entry):
+            return []  # whoever told of it did not keep it
+        if event.writable and not entry.writable:
+            return [Offend(client, f"client {client} may not write to segment {segment:#x}")]
+        self._hold(client, segment, entry)
+        return []
+
+    def _is_over(self, segment: int, entry: Entry) -> bool:
+        """Whether its creator may be using the memory again for something else."""
+        return not entry.holders and segment not in self._ending
+
+    def _released(self, event: Released) -> list[Action]:
+        client, segment, memory = event.client, event.segment, event.memory
+        actions: list[Action] = []
+        if memory:
+            entry = self.entries.get(segment)
+            if client == creator_of(segment):
+                return [Offend(client, f"client {client} keeps mapped what it owns, segment {segment:#x}")]
+            if entry is None or entry.memory == memory:
+                proven = entry is not None and client in entry.holders
+                actions += self._memories.keep(memory, client, proven=proven)
+        self.waiting = [
+            (turn, q)
+            for turn, q in self.waiting
+            if not (isinstance(q, Held) and (q.client, q.segment) == (client, segment))
+        ]
+        return actions + self._release(client, segment)
+
     def _release(self, client: int, segment: int, *, died: bool = False) -> list[Action]:
         entry = self.entries.get(segment)
         if entry is None or client not in entry.holders:
             # Said twice, after an interrupt: the answer may have been lost as well.
-            unheld = entry is None or not entry.holders
+            unheld = entry is None or self._is_over(segment, entry)
             return [Idle(client, segment)] if unheld and client == creator_of(segment) else []
         entry.holders.discard(client)
         self._held[client].discard(segment)
+        entry.died |= died and bool(entry.memory or not entry.holders)
         if entry.holders:
             return []
+        if entry.memory:
+            self._ending[segment] = self._turn
+            return []
+        return self._finish(segment, entry)
+
+    def _drained(self, turn: int) -> list[Action]:
+        asked = [q for since, q in self.waiting if since <= turn]
+        self.waiting = [(since, q) for since, q in self.waiting if since > turn]
+        actions: list[Action] = [self._refusal(q, LostReason.UNKNOWN) for q in asked if isinstance(q, Asked)]
+        for segment in [segment for segment, since in self._ending.items() if since <= turn]:
+            del self._ending[segment]
+            actions += self._finish(segment, self.entries[segment])
+        return actions
+
+    def _finish(self, segment: int, entry: Entry) -> list[Action]:
+        """Act on the end of a segment."""
         creator = creator_of(segment)
+        wanted = creator in self.clients and not entry.unwanted
         actions = self._unname(entry)
-        if creator in self.clients and not entry.unwanted and not died:
-            return [*actions, Idle(creator, segment)]
-        self._delete(segment)
-        if died and creator in self.clients and not entry.unwanted:
+        if wanted and not entry.died:
+            return [*actions, *self._memories.ended(entry.memory, segment), Idle(creator, segment)]
+        if wanted:
             actions.append(Drop(creator, segment))
-        return [*actions, Close(segment)]
+        return [*actions, *self._delete(segment)]
 
     def _unname(self, entry: Entry) -> list[Action]:
         path, entry.path = entry.path, ""
@@ -352,23 +311,20 @@ class Ledger:
             entry.writable = True
             return []
         entry.unwanted = True
-        if entry.holders:
-            return self._release(client, segment)
-        self._delete(segment)
-        return [Close(segment)]
+        return self._delete(segment) if self._is_over(segment, entry) else self._release(client, segment)
 
     def _gone(self, client: int) -> list[Action]:
         self.clients.discard(client)
-        self.waiting = [asked for asked in self.waiting if asked.client != client]
+        self.waiting = [(turn, q) for turn, q in self.waiting if q.client != client]
         actions: list[Action] = []
         for segment in sorted(self._held.get(client, ())):
             actions += self._release(client, segment, died=True)
         self._held.pop(client, None)
         for segment in sorted(self._made.pop(client, ())):
             entry = self.entries.get(segment)
-            if entry is not None and not entry.holders:
-                self._delete(segment)
-                actions.append(Close(segment))
+            if entry is not None and self._is_over(segment, entry):
+                actions += self._delete(segment)
+        actions += self._memories.gone(client)
         in_use = {entry.path for entry in self.entries.values()}
         for path in sorted(path for path, maker in self.names.items() if maker == client):
             if path not in in_use:
@@ -377,14 +333,17 @@ class Ledger:
         return [*actions, *map(Unrecord, self._names.bare(self._names.records_of(client), self.clients))]
 
     def _hold(self, client: int, segment: int, entry: Entry) -> None:
+        self._ending.pop(segment, None)
         entry.holders.add(client)
         self._held.setdefault(client, set()).add(segment)
 
-    def _delete(self, segment: int) -> None:
-        del self.entries[segment]
+    def _delete(self, segment: int) -> list[Action]:
+        entry = self.entries.pop(segment)
         made = self._made.get(creator_of(segment))
         if made is not None:
             made.discard(segment)
+        ended = self._memories.ended(entry.memory, segment)
+        return [Close(segment), *ended, *self._memories.forget(entry.memory, segment)]
 
     @staticmethod
     def _refusal(event: Asked, reason: LostReason) -> Refuse:

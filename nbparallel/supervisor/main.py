@@ -32,12 +32,14 @@ from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
 from nbparallel.supervisor.rank import Rank
 from nbparallel.supervisor.strays import Strays, mark_children
 from nbparallel.supervisor.sweeping import Sweeping
-from nbparallel.supervisor.watch import Watch, readable, take
+from nbparallel.supervisor.watch import Watch, readable, take, take_or_end
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 
 LEAVE_SECONDS = 0.5
 """How long ranks that were told to leave may take before they are killed."""
+FRAMES_QUEUED = 1000
+"""More than a socket's buffer holds (some 280 of the smallest)."""
 UNKNOWN_DEATHS = 1000
 """Exit statuses kept for pids that the template has not named yet."""
 
@@ -77,8 +79,8 @@ class Supervisor:
         """Serve until the kernel stops us or is gone; leave no child behind."""
         try:
             while self._grace is None:
-                self._watch.wait(block=not self._sweeping.pending)
-                self._answer_unknown()
+                self._watch.wait(block=not (self._sweeping.pending or self._desk.unsettled))
+                self._settle()
                 self._sweeping.step()
         finally:
             processes.end_all(self._grace or 0.0)
@@ -88,7 +90,7 @@ class Supervisor:
     def _hear_last_words(self) -> None:
         """Learn which names the dead had still announced: the desk removes what it knows."""
         for client, sock in self._segment_sockets.items():
-            while sock.fileno() >= 0 and isinstance(frame := _take_or_end(sock), Frame):
+            while sock.fileno() >= 0 and isinstance(frame := take_or_end(sock), Frame):
                 try:
                     for item in self._desk.receive(client, frame):
                         item.close()
@@ -213,17 +215,18 @@ class Supervisor:
         if death is not None:
             self._bury(rank, death)
 
-    def _on_segments(self, client: int) -> None:
+    def _on_segments(self, client: int) -> bool:
+        """Act on a client's next frame; return False if it could not be read now."""
         sock = self._segment_sockets.get(client)
         if sock is None or sock.fileno() < 0:
-            return
+            return True
         try:
             frame = take(sock)
             if frame is False:
-                return
+                return False
             if frame is None:
                 self._lost_socket(client)
-                return
+                return True
             assert isinstance(frame, Frame)
             try:
                 if frame.kind is Kind.ANNOUNCE:
@@ -238,6 +241,7 @@ class Supervisor:
             rank = self._ranks.get(client)
             if rank is not None and rank.pid and not rank.dead:
                 os.kill(rank.pid, signal.SIGKILL)
+        return True
 
     def _deliver(self, outgoing: list[Outgoing]) -> None:
         for item in outgoing:
@@ -248,21 +252,23 @@ class Supervisor:
             finally:
                 item.close()
 
-    def _answer_unknown(self) -> None:
-        """Answer for segments that nobody registered, after everybody had a chance to be heard.
+    def _settle(self) -> None:
+        """Decide what depends on who says what, after everybody has been heard.
 
-        Who learnt of a segment did so after its REGISTER was sent, so that one pass over all sockets
-        settles it.
+        Who learnt of a segment did so after its REGISTER was sent, and who let go of one after the HOLD of
+        whoever got it: one pass over all sockets settles it.  What comes up in the pass is the next one's.
         """
-        if not self._desk.unknown:
+        if not self._desk.unsettled:
             return
+        turn = self._desk.mark()
         for client in list(self._segment_sockets):
-            for _ in range(1000):
+            for _ in range(FRAMES_QUEUED):
                 sock = self._segment_sockets.get(client)
                 if sock is None or not readable(sock):
                     break
-                self._on_segments(client)
-        self._deliver(self._desk.flush_unknown())
+                if not self._on_segments(client):
+                    return  # the system has no memory for a message: another time
+        self._deliver(self._desk.settle(turn))
 
     def _on_announce(self, client: int, frame: Frame) -> None:
         rank = self._ranks[client]
@@ -368,13 +374,6 @@ class Supervisor:
             "signal": death.signal_number if death else None,
         }
         self._control_box.send(Kind.DIED, json.dumps(said).encode())
-
-
-def _take_or_end(sock: socket.socket) -> Frame | bool | None:
-    try:
-        return take(sock)
-    except ProtocolError:
-        return None
 
 
 def main(control: int, segments: int, kernel: int, log: int) -> None:

@@ -6,6 +6,7 @@ import select
 import socket
 from collections.abc import Callable
 
+from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame
@@ -17,10 +18,10 @@ class Watch:
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[int, Callable[[], object]] = {}
         self._outboxes: dict[int, Outbox] = {}
 
-    def add(self, fd: int, handler: Callable[[], None]) -> None:
+    def add(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` whenever `fd` is readable or at its end."""
         self._handlers[fd] = handler
         self._poll.register(fd, select.POLLIN)
@@ -30,7 +31,7 @@ class Watch:
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def add_socket(self, sock: socket.socket, handler: Callable[[], None]) -> Outbox:
+    def add_socket(self, sock: socket.socket, handler: Callable[[], object]) -> Outbox:
         """Watch a socket, which does not block from now on; return where to put what it shall get."""
         sock.setblocking(False)
         self.add(sock.fileno(), handler)
@@ -67,6 +68,14 @@ def take(sock: socket.socket) -> Frame | bool | None:
         return frames.receive(sock)
     except OSError as error:
         return False if isinstance(error, BlockingIOError) or error.errno in frames.PASSING else None
+
+
+def take_or_end(sock: socket.socket) -> Frame | bool | None:
+    """Do what `take` does, where damage is the end as well."""
+    try:
+        return take(sock)
+    except ProtocolError:
+        return None
 
 
 def readable(sock: socket.socket) -> bool:

@@ -85,8 +85,8 @@ class World:
         """Serve until nobody is connected any more."""
         try:
             while self._members:
-                self._watch.wait()
-                self._answer_unknown()
+                self._watch.wait(block=not self._desk.unsettled)
+                self._settle()
         finally:
             self._door.close()
             self._desk.close()
@@ -219,13 +219,14 @@ class World:
             finally:
                 item.close()
 
-    def _answer_unknown(self) -> None:
-        """Answer for segments that nobody registered, after everybody had a chance to be heard."""
-        if not self._desk.unknown:
+    def _settle(self) -> None:
+        """Decide what depends on who says what, after everybody has been heard; see `Supervisor`."""
+        if not self._desk.unsettled:
             return
+        turn = self._desk.mark()
         for member in list(self._members):
             self._hear(member)
-        self._deliver(self._desk.flush_unknown())
+        self._deliver(self._desk.settle(turn))
 
     def _hear(self, member: Member) -> None:
         for _ in range(MOST_FRAMES):

@@ -38,7 +38,9 @@ class FolderBroker:
         self._folder = Path(folder)
         self._fds: dict[int, int] = {}
 
-    def register(self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "") -> None:
+    def register(
+        self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "", memory: int = 0
+    ) -> None:
         """Keep a descriptor for others."""
         self._fds[segment] = os.dup(fd)
         draft = self._folder / f"{segment}.{os.getpid()}"
@@ -51,7 +53,7 @@ class FolderBroker:
     def removed(self, path: str) -> None:
         """As above."""
 
-    def fetch(self, segment: int, *, writable: bool) -> int:
+    def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Open another process's descriptor."""
         try:
             path = (self._folder / str(segment)).read_text()
@@ -59,8 +61,14 @@ class FolderBroker:
         except FileNotFoundError:
             raise SegmentLostError(f"segment {segment} is gone") from None
 
-    def release(self, segment: int) -> None:
+    def release(self, segment: int, memory: int = 0) -> None:
         """Nothing is counted here."""
+
+    def hold(self, segment: int, memory: int, *, writable: bool) -> None:
+        """Nothing, as above: no memory is used twice."""
+
+    def freed(self, memory: int) -> None:
+        """Nobody is told."""
 
     def allow_write(self, segment: int) -> None:
         """Everybody may."""

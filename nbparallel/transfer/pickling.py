@@ -223,7 +223,7 @@ def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, twins: bo
 
 def _flatten(handle: ArrayHandle) -> tuple[Any, ...]:
     fields = (handle.segment, handle.segment_nbytes, handle.offset, handle.shape, handle.strides)
-    return (*fields, handle.dtype, handle.writable, handle.strategy)
+    return (*fields, handle.dtype, handle.writable, handle.strategy, handle.memory)
 
 
 def serialise(

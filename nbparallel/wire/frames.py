@@ -77,6 +77,10 @@ class Kind(enum.IntEnum):
     DROP = 48
     INTEND = 49
     REMOVED = 50
+    HOLD = 51
+    FREED = 52
+    ENDED = 53
+    UNMAP = 54
     # kernel -> rank
     CONFIGURE = 60
     CELL = 61

@@ -26,6 +26,8 @@ class ArrayHandle:
     """Whether the receiver is meant to write (the supervisor decides whether it may)."""
     strategy: str = "file_descriptor"
     """Name of the sharing strategy that made the segment, and knows how to check and map it."""
+    memory: int = 0
+    """The memory's id, which stays when it is used again as another segment; 0: it is used once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A fifth of what a dataclass with slots takes by itself, and tens of thousands may travel at once.
@@ -38,4 +40,5 @@ class ArrayHandle:
             self.dtype,
             self.writable,
             self.strategy,
+            self.memory,
         )

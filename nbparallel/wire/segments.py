@@ -1,10 +1,13 @@
 """Payloads of the segment protocol, between the supervisor and everybody who maps shared memory.
 
-``REGISTER`` (with the descriptor), ``RELEASE``, ``ALLOW_WRITE``, ``FORGET``, ``INTEND`` and ``REMOVED`` go
-one way, to the supervisor.  ``FETCH`` is answered by ``FETCHED`` (with a descriptor) or by ``LOST``, which
-carry the question's sequence number.  ``IDLE`` and ``DROP`` come unasked.
+``REGISTER`` (with the descriptor), ``RELEASE``, ``HOLD``, ``ALLOW_WRITE``, ``FORGET``, ``FREED``, ``INTEND``
+and ``REMOVED`` go one way, to the supervisor.  ``FETCH`` is answered by ``FETCHED`` (with a descriptor) or by
+``LOST``, which carry the question's number.  ``IDLE``, ``DROP``, ``ENDED`` and ``UNMAP`` come unasked.
 
 What a client holds is a set: fetching a segment twice is one hold, and one ``RELEASE`` ends it.
+
+A *segment* is one use of a block of memory.  The *memory id* names the block over all its uses: who keeps the
+block mapped after a use (``RELEASE`` says so) may take part in a later one by ``HOLD``, without an answer.
 
 A segment may have a name in the file system.  ``INTEND`` announces it *before* it exists: whenever its
 maker is killed, the supervisor knows what to remove.
@@ -32,11 +35,13 @@ MAX_PATH = 4096
 MAX_NBYTES = 1 << 62
 """A size at or above this is damage, not data."""
 
-_REGISTER = struct.Struct("<QQB")
-_FETCH = struct.Struct("<QB")
+_REGISTER = struct.Struct("<QQQB")
+_FETCH = struct.Struct("<QQB")
 _FETCHED = struct.Struct("<QQB")
 _LOST = struct.Struct("<QB")
 _SEGMENT = struct.Struct("<Q")
+_USE = struct.Struct("<QQ")
+_HOLD = struct.Struct("<QQB")
 
 
 def segment_id(client: int, serial: int) -> int:
@@ -90,19 +95,23 @@ class Register:
     """Whether others may map it for writing."""
     path: str = ""
     """Its name in the file system, to be removed when nobody needs it; empty: it has none."""
+    memory: int = 0
+    """Id of the memory, of the same creator; 0: it is used once."""
 
     def pack(self) -> bytes:
         """Return the payload."""
         path = pack_path(self.path) if self.path else b""
-        return _REGISTER.pack(self.segment, self.nbytes, self.writable) + path
+        return _REGISTER.pack(self.segment, self.nbytes, self.memory, self.writable) + path
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Read a payload; `ProtocolError` if it is damaged."""
         fixed, rest = payload[: _REGISTER.size], payload[_REGISTER.size :]
-        segment, nbytes, writable = _unpack(_REGISTER, fixed, "REGISTER")
+        segment, nbytes, memory, writable = _unpack(_REGISTER, fixed, "REGISTER")
         path = unpack_path(rest, Kind.REGISTER) if rest else ""
-        return cls(_checked(segment), _checked_size(nbytes), _flag(writable), path)
+        if memory:
+            _checked_use(segment, memory)
+        return cls(_checked(segment), _checked_size(nbytes), _flag(writable), path, memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +122,42 @@ class Fetch:
     """Id."""
     writable: bool
     """Whether it wants to write; otherwise the descriptor that comes is open for reading only."""
+    memory: int = 0
+    """Which memory it takes the segment for a use of; 0: it does not matter."""
 
     def pack(self) -> bytes:
         """Return the payload."""
-        return _FETCH.pack(self.segment, self.writable)
+        return _FETCH.pack(self.segment, self.memory, self.writable)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Read a payload; `ProtocolError` if it is damaged."""
-        segment, writable = _unpack(_FETCH, payload, "FETCH")
-        return cls(_checked(segment), _flag(writable))
+        segment, memory, writable = _unpack(_FETCH, payload, "FETCH")
+        if memory:
+            _checked_use(segment, memory)
+        return cls(_checked(segment), _flag(writable), memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """``HOLD``: the sender still maps the memory, and holds this use of it from now on."""
+
+    segment: int
+    """Id."""
+    memory: int
+    """Id of the memory."""
+    writable: bool
+    """Whether it maps it for writing."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _HOLD.pack(self.segment, self.memory, self.writable)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        segment, memory, writable = _unpack(_HOLD, payload, "HOLD")
+        return cls(*_checked_use(segment, memory), _flag(writable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +206,36 @@ class Lost:
 
 
 def pack_segment(segment: int) -> bytes:
-    """Return the payload of ``RELEASE``, ``ALLOW_WRITE``, ``FORGET``, ``IDLE`` and ``DROP``."""
+    """Return the payload of ``ALLOW_WRITE``, ``FORGET``, ``IDLE``, ``DROP``; of ``FREED``, ``UNMAP``."""
     return _SEGMENT.pack(segment)
 
 
 def unpack_segment(payload: bytes, kind: Kind) -> int:
     """Read the payload of one of these; `ProtocolError` if it is damaged."""
     return _checked(_unpack(_SEGMENT, payload, kind.name)[0])
+
+
+def pack_use(segment: int, memory: int) -> bytes:
+    """Return the payload of ``RELEASE`` and ``ENDED``; without a memory the sender keeps nothing mapped."""
+    return _USE.pack(segment, memory) if memory else _SEGMENT.pack(segment)
+
+
+def unpack_use(payload: bytes, kind: Kind) -> tuple[int, int]:
+    """Read the payload of one of these, (segment, memory or 0); `ProtocolError` if it is damaged."""
+    if len(payload) == _SEGMENT.size:
+        return unpack_segment(payload, kind), 0
+    segment, memory = _unpack(_USE, payload, kind.name)
+    return _checked_use(segment, memory)
+
+
+def is_use(segment: int, memory: int) -> bool:
+    """Return whether a segment of this id could be a use of a memory: the same creator made both, in order.
+
+    >>> is_use(segment_id(2, 7), segment_id(2, 5)), is_use(segment_id(2, 7), segment_id(1, 5))
+    (True, False)
+    """
+    same = creator_of(segment) == creator_of(memory)
+    return is_segment_id(segment) and is_segment_id(memory) and same and memory <= segment
 
 
 def is_name(path: str) -> bool:
@@ -216,6 +274,10 @@ class NoticeKind(enum.Enum):
     """To its creator: nobody holds it any more, and its memory has to be given back, not used again."""
     STRAY = "stray"
     """A hold was granted after the asker had given up waiting (an interrupt); give it back if unwanted."""
+    ENDED = "ended"
+    """To who keeps its memory mapped: nobody holds it, and the memory may be used again under a later id."""
+    UNMAP = "unmap"
+    """To who keeps a memory mapped: its owner has given it back to the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +287,9 @@ class Notice:
     kind: NoticeKind
     """What happened."""
     segment: int
-    """To which segment."""
+    """To which segment; 0 for ``UNMAP``."""
+    memory: int = 0
+    """To which memory, for ``ENDED`` and ``UNMAP``."""
 
 
 def _unpack(layout: struct.Struct, payload: bytes, name: str) -> tuple[int, ...]:
@@ -238,6 +302,12 @@ def _checked(segment: int) -> int:
     if not is_segment_id(segment):
         raise ProtocolError(f"no segment has the id {segment:#x}")
     return segment
+
+
+def _checked_use(segment: int, memory: int) -> tuple[int, int]:
+    if not is_use(segment, memory):
+        raise ProtocolError(f"segment {segment:#x} is no use of memory {memory:#x}")
+    return segment, memory
 
 
 def _checked_size(nbytes: int) -> int:

@@ -19,7 +19,7 @@ class DirectBroker:
         self.client = client
         self.segments = segments
 
-    def register(self, segment, nbytes, fd, *, writable, path=""):
+    def register(self, segment, nbytes, fd, *, writable, path="", memory=0):
         """Keep a descriptor of the segment."""
         self.segments[segment] = [os.dup(fd), writable]
 
@@ -29,7 +29,7 @@ class DirectBroker:
     def removed(self, path):
         """As above."""
 
-    def fetch(self, segment, *, writable):
+    def fetch(self, segment, *, writable, memory=0):
         """Open the segment once more, with the right that was asked for."""
         fd, allowed = self.segments[segment]
         if writable and not allowed:
@@ -41,8 +41,14 @@ class DirectBroker:
         """Let others write."""
         self.segments[segment][1] = True
 
-    def release(self, segment):
+    def release(self, segment, memory=0):
         """Nothing: descriptors are kept to the end."""
+
+    def hold(self, segment, memory, *, writable):
+        """Nothing: nobody is told that it is idle."""
+
+    def freed(self, memory):
+        """Nothing, as above."""
 
     def forget(self, segment):
         """Nothing, as above."""

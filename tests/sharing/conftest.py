@@ -20,7 +20,19 @@ from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
 from nbparallel.supervisor.desk import SegmentDesk
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.segments import Fetch, Lost, Notice, NoticeKind, Register, pack_path, pack_segment
+from nbparallel.wire.segments import (
+    Fetch,
+    Hold,
+    Lost,
+    Notice,
+    NoticeKind,
+    Register,
+    pack_path,
+    pack_segment,
+    pack_use,
+    unpack_segment,
+    unpack_use,
+)
 
 WAIT = 10.0
 
@@ -32,6 +44,7 @@ class Exchange:
         self.desk = SegmentDesk()
         self.inboxes = defaultdict(deque)
         self.stores = {}
+        self.said = []
 
     def store(self, client, **keywords):
         """Return a connected store for a client."""
@@ -54,7 +67,14 @@ class Exchange:
         return broker
 
     def say(self, client, kind, payload, fds=(), sequence=0):
+        self.said.append((client, kind))
         self.deliver(self.desk.receive(client, Frame(kind, 0, sequence, payload, list(fds))))
+        self.settle()
+
+    def settle(self):
+        """Decide what waits: there is nothing under way here."""
+        while self.desk.unsettled:
+            self.deliver(self.desk.settle(self.desk.mark()))
 
     def deliver(self, outgoing):
         for frame in outgoing:
@@ -71,6 +91,7 @@ class Exchange:
         for frame in self.inboxes.pop(client, ()):
             frame.close()
         self.deliver(self.desk.client_gone(client))
+        self.settle()
         return store
 
     def close(self):
@@ -86,8 +107,8 @@ class Broker:
         self.exchange = exchange
         self.client = client
 
-    def register(self, segment, nbytes, fd, *, writable, path=""):
-        said = Register(segment, nbytes, writable, path)
+    def register(self, segment, nbytes, fd, *, writable, path="", memory=0):
+        said = Register(segment, nbytes, writable, path, memory)
         self.exchange.say(self.client, Kind.REGISTER, said.pack(), [os.dup(fd)])
 
     def intend(self, path):
@@ -96,21 +117,27 @@ class Broker:
     def removed(self, path):
         self.exchange.say(self.client, Kind.REMOVED, pack_path(path))
 
-    def fetch(self, segment, *, writable):
-        self.exchange.say(self.client, Kind.FETCH, Fetch(segment, writable).pack(), sequence=1)
-        if self.exchange.desk.unknown:
-            self.exchange.deliver(self.exchange.desk.flush_unknown())
+    def fetch(self, segment, *, writable, memory=0):
+        self.exchange.say(self.client, Kind.FETCH, Fetch(segment, writable, memory).pack(), sequence=1)
         inbox = self.exchange.inboxes[self.client]
         answer = next(frame for frame in inbox if frame.kind in (Kind.FETCHED, Kind.LOST))
         inbox.remove(answer)
         if answer.kind is Kind.LOST:
             raise _lost_error(Lost.unpack(answer.payload), segment)
         mine = pack_segment(segment)
-        self.exchange.inboxes[self.client] = deque(frame for frame in inbox if frame.payload != mine)
+        self.exchange.inboxes[self.client] = deque(
+            frame for frame in inbox if frame.payload != mine or frame.kind is Kind.UNMAP
+        )
         return answer.fds.pop()
 
-    def release(self, segment):
-        self.exchange.say(self.client, Kind.RELEASE, pack_segment(segment))
+    def release(self, segment, memory=0):
+        self.exchange.say(self.client, Kind.RELEASE, pack_use(segment, memory))
+
+    def hold(self, segment, memory, *, writable):
+        self.exchange.say(self.client, Kind.HOLD, Hold(segment, memory, writable).pack())
+
+    def freed(self, memory):
+        self.exchange.say(self.client, Kind.FREED, pack_segment(memory))
 
     def allow_write(self, segment):
         self.exchange.say(self.client, Kind.ALLOW_WRITE, pack_segment(segment))
@@ -119,11 +146,17 @@ class Broker:
         self.exchange.say(self.client, Kind.FORGET, pack_segment(segment))
 
     def notices(self):
-        kinds = {Kind.IDLE: NoticeKind.IDLE, Kind.DROP: NoticeKind.DROP}
         inbox = self.exchange.inboxes[self.client]
-        notices = [Notice(kinds[f.kind], int.from_bytes(f.payload, "little")) for f in inbox]
+        notices = [_notice(frame) for frame in inbox]
         inbox.clear()
         return notices
+
+
+def _notice(frame):
+    if frame.kind is Kind.UNMAP:
+        return Notice(NoticeKind.UNMAP, 0, unpack_segment(frame.payload, frame.kind))
+    kinds = {Kind.IDLE: NoticeKind.IDLE, Kind.DROP: NoticeKind.DROP, Kind.ENDED: NoticeKind.ENDED}
+    return Notice(kinds[frame.kind], *unpack_use(frame.payload, frame.kind))
 
 
 class Supervisor:
@@ -157,10 +190,11 @@ class Supervisor:
             with self.lock:
                 for client, channel in clients.items():
                     self.take(client, channel)
-                if self.desk.unknown:
+                if self.desk.unsettled:
+                    turn = self.desk.mark()
                     for client, channel in clients.items():
                         self.take(client, channel)
-                    self.send(self.desk.flush_unknown())
+                    self.send(self.desk.settle(turn))
 
     def take(self, client, channel):
         if self.channels.get(client) is not channel:

@@ -149,6 +149,7 @@ def check_mutated_handles(count):
     originals = [
         ArrayHandle(1, 8192, 0, (1000,), (8,), "<f8", True),
         ArrayHandle((3 << 40) + 7, 4096, 3999, (7, 20), (-6, -40), ">i2", False, "file_system"),
+        ArrayHandle((3 << 40) + 7, 4096, 0, (7, 20), (40, 2), ">i2", False, "file_region", (3 << 40) + 5),
         ArrayHandle(9, 1 << 40, 64, (), (), "<M8[s]", False, "mmap"),
         ArrayHandle(9, 4096, 0, (5, 0, 2), (31, 31, 0), structured, False, "file_region"),
         ArrayHandle(9, 4096, 100, (5, 3), (62, 0), structured, True),

@@ -95,8 +95,24 @@ def pack(k, r):
     k.drain()
 
 
+def come_again(k, r):
+    """Send the same array and its successor in the same memory, which stays mapped there."""
+    array = k.zeros(100)
+    r.attach(k.handle(array))
+    r.drain()
+    r.attach(k.handle(array))
+    del array
+    r.drain()
+    k.drain()
+    array = k.zeros(100)
+    r.attach(k.handle(array))
+    del array
+    r.drain()
+    k.drain()
+
+
 @pytest.mark.time_limit(60)
-@pytest.mark.parametrize("scenario", [make, send, come_home, pack])
+@pytest.mark.parametrize("scenario", [make, send, come_home, pack, come_again])
 def test_an_interrupt_at_every_line(fresh_exchange, scenario):
     """Wherever it falls: once the arrays are gone, so is everything that was there for them."""
     gc.collect()
@@ -120,7 +136,12 @@ def test_an_interrupt_at_every_line(fresh_exchange, scenario):
         assert left == [], f"left after {interrupter.place}"
         assert exchange.desk.segments == (), f"the supervisor keeps something after {interrupter.place}"
         k.trim()
+        r.drain()
+        mapped = len(r._holdings.kept)
         r.trim()
+        k.drain()
+        known = exchange.desk._ledger._memories.known
+        assert (mapped, known) == (0, {}), f"memory stays mapped after {interrupter.place}"
         exchange.close()
         if interrupted:
             gc.collect(1)  # a traceback may have held what the interrupt left half made

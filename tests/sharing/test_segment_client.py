@@ -11,7 +11,15 @@ from nbparallel.errors import ChannelClosedError, ProtocolError, SegmentLostErro
 from nbparallel.sharing import Store
 from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.segments import Fetched, Notice, NoticeKind, pack_segment, segment_id
+from nbparallel.wire.segments import (
+    Fetched,
+    Hold,
+    Notice,
+    NoticeKind,
+    pack_segment,
+    pack_use,
+    segment_id,
+)
 
 
 @pytest.fixture
@@ -59,6 +67,26 @@ def test_notices_come_in_between(ends):
     other.send(Kind.DROP, pack_segment(mine))
     assert client.notices() == (Notice(NoticeKind.IDLE, another), Notice(NoticeKind.DROP, mine))
     assert client.notices() == ()
+    source.close()
+
+
+def test_what_is_said_about_memory_that_stays_mapped(ends):
+    """Both ways; what a fetch makes void is what was said about holds, not about memory."""
+    client, other = ends
+    first, second = segment_id(0, 1), segment_id(0, 2)
+    client.release(first, first)
+    client.hold(second, first, writable=False)
+    client.freed(segment_id(1, 1))
+    frames = [other.receive(1.0) for _ in range(3)]
+    assert [frame.kind for frame in frames] == [Kind.RELEASE, Kind.HOLD, Kind.FREED]
+    assert frames[0].payload == pack_use(first, first)
+    assert Hold.unpack(frames[1].payload) == Hold(second, first, False)
+    source = FileDescriptorStrategy().create(4096)
+    other.send(Kind.ENDED, pack_use(second, first))
+    other.send(Kind.UNMAP, pack_segment(second))
+    other.send(Kind.FETCHED, Fetched(second, 4096, False).pack(), fds=[source.fd], sequence=1)
+    os.close(client.fetch(second, writable=False))
+    assert client.notices() == (Notice(NoticeKind.ENDED, second, first), Notice(NoticeKind.UNMAP, 0, second))
     source.close()
 
 

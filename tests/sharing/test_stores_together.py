@@ -100,6 +100,8 @@ def test_whatever_they_do(fresh_exchange, moves):
         assert store.segments() == ()
         assert not store._holdings._by_mapping
         assert not store._holdings._atlas._entries
+        assert not len(store._holdings.kept)
+    assert exchange.desk._ledger._memories.known == {}, "somebody may keep mapped what nobody has"
     exchange.close()
     del world
     gc.collect(0)

@@ -10,7 +10,7 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, ProtocolError
 from nbparallel.supervisor.desk import SegmentDesk
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.segments import Fetch, Register, pack_path, pack_segment, segment_id
+from nbparallel.wire.segments import Fetch, Hold, Register, pack_path, pack_segment, pack_use, segment_id
 
 
 def memory(nbytes):
@@ -68,7 +68,11 @@ def check_mutated_frames(tmp_path, count):
             [
                 (Kind.REGISTER, Register(segment, 4096, True, random_.choice(["", "/dev/shm/nbp_b"])).pack()),
                 (Kind.FETCH, Fetch(segment, random_.random() < 0.5).pack()),
+                (Kind.REGISTER, Register(segment, 4096, True, "", segment).pack()),
                 (Kind.RELEASE, pack_segment(segment)),
+                (Kind.RELEASE, pack_use(segment, segment)),
+                (Kind.HOLD, Hold(segment, segment, random_.random() < 0.5).pack()),
+                (Kind.FREED, pack_segment(segment)),
                 (Kind.FORGET, pack_segment(segment)),
                 (Kind.ALLOW_WRITE, pack_segment(segment)),
                 (Kind.INTEND, pack_path(random_.choice(paths))),
@@ -84,13 +88,14 @@ def check_mutated_frames(tmp_path, count):
             refused += 1
             outgoing = desk.client_gone(client)
             alive.discard(client)
-        if desk.unknown:
-            outgoing += desk.flush_unknown()
+        if desk.unsettled:
+            outgoing += desk.settle(desk.mark())
         for frame in outgoing:
             frame.close()
     for client in alive:
         for frame in desk.client_gone(client):
             frame.close()
+    assert desk.settle(desk.mark()) == []
     assert desk.segments == ()
     assert desk.names == ()
     desk.close()

@@ -67,10 +67,10 @@ def test_a_reader_gets_a_descriptor_for_reading(desk):
 def test_what_is_unknown_waits_once(desk):
     """A question about an unknown segment waits until the others have been read, then is refused."""
     assert fetch(desk, 1) == []
-    assert desk.unknown
-    (refusal,) = desk.flush_unknown()
+    assert desk.unsettled
+    (refusal,) = desk.settle(desk.mark())
     assert Lost.unpack(refusal.payload).reason is LostReason.UNKNOWN
-    assert not desk.unknown
+    assert not desk.unsettled
     assert fetch(desk, 1) == []
     (answer,) = register(desk)
     assert answer.kind is Kind.FETCHED
@@ -143,7 +143,7 @@ def test_twenty_thousand_random_frames(desk):
     """F48: whatever comes, the desk raises `ProtocolError` or answers, and loses no descriptor."""
     random_ = random.Random(1)
     before = len(os.listdir("/proc/self/fd"))
-    kinds = [Kind.REGISTER, Kind.FETCH, Kind.RELEASE, Kind.ALLOW_WRITE, Kind.FORGET, *Kind]
+    kinds = [Kind.REGISTER, Kind.FETCH, Kind.RELEASE, Kind.HOLD, Kind.ALLOW_WRITE, Kind.FORGET, *Kind]
     payloads = [Register(SEGMENT, 4096, True).pack(), Fetch(SEGMENT, True).pack(), pack_segment(SEGMENT)]
     for turn in range(20_000):
         payload = bytearray(random_.choice(payloads))
@@ -157,11 +157,12 @@ def test_twenty_thousand_random_frames(desk):
             continue
         for frame in outgoing:
             frame.close()
-        if desk.unknown and random_.random() < 0.1:
-            for frame in desk.flush_unknown():
+        if desk.unsettled and random_.random() < 0.1:
+            for frame in desk.settle(desk.mark()):
                 frame.close()
     for client in (0, 1):
         for frame in desk.client_gone(client):
             frame.close()
+    assert desk.settle(desk.mark()) == []
     assert desk.segments == ()
     assert len(os.listdir("/proc/self/fd")) == before

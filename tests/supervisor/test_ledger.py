@@ -9,28 +9,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nbparallel.supervisor import ledger
-from nbparallel.supervisor.ledger import (
+from nbparallel.supervisor.actions import Close, Drop, Grant, Idle, Keep, Offend, Refuse, Unlink, Unrecord
+from nbparallel.supervisor.events import (
     Asked,
-    Close,
     Drained,
-    Drop,
     Forgotten,
     Gone,
-    Grant,
-    Idle,
     Intended,
     Joined,
-    Keep,
-    Ledger,
-    Offend,
-    Refuse,
     Registered,
     Released,
     Removed,
-    Unlink,
-    Unrecord,
     WriteAllowed,
 )
+from nbparallel.supervisor.ledger import Ledger
 from nbparallel.wire.owners import record_path
 from nbparallel.wire.segments import LostReason, creator_of, segment_id
 
@@ -251,7 +243,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self):
-        actions = self.step(Drained())
+        actions = self.step(Drained(self.ledger.mark()))
         assert all(isinstance(action, Refuse) for action in actions)
         assert self.questions == {}, "every question has been answered"
 
@@ -333,7 +325,7 @@ def test_a_register_that_is_under_way_answers_a_question():
         Keep(segment),
         Grant(1, segment, 4096, False, 7, True),
     ]
-    assert book.step(Drained()) == []
+    assert book.step(Drained(book.mark())) == []
 
 
 def test_the_ledger_needs_only_the_standard_library():

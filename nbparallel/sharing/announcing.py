@@ -1,0 +1,107 @@
+"""Announcing: what the sessions of a process are told about the segments and memories that it owns."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable
+
+from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.segment import Block, Segment
+from nbparallel.sharing.sessions import Sessions
+from nbparallel.wire.segments import segment_id
+
+
+class Announcing:
+    """Ids, and which session knows which segment and memory; not thread-safe, its store locks.
+
+    Parameters
+    ----------
+    own : dict
+        Segments by our ids; what is announced under another id is entered there.
+    """
+
+    def __init__(self, client: int, sessions: Sessions, own: dict[int, Segment]) -> None:
+        self._client, self._sessions, self._own = client, sessions, own
+        self._serial = itertools.count(1)
+        self._memories: dict[int, list[SegmentBroker]] = {}
+        """Memory id -> sessions in which somebody may keep it mapped."""
+
+    def new_id(self) -> int:
+        """Return an id that no segment of this process had, greater than all."""
+        return segment_id(self._client, next(self._serial))
+
+    def renumber(self, client: int, pooled: Iterable[Block]) -> None:
+        """Become another client, in no session; what lies in the pool has another id at its next use."""
+        self._client = client
+        for block in pooled:
+            self.freed(block)
+
+    def register(self, segment: Segment, broker: SegmentBroker | None) -> int:
+        """Return the id under which a session knows a segment, which it is told of if that is new to it."""
+        if broker is None or segment.broker is broker:
+            return segment.id
+        known_as = segment.registered.get(broker)
+        if known_as is not None:
+            return known_as
+        if segment.block is not None:
+            self._announce(segment, broker, segment.id, segment.block.source.fd, segment.block.source.path)
+            return segment.id
+        # From one session into another: the same memory under an id of ours.
+        known_as = self.new_id()
+        source, source_id = segment.reach()
+        fd = source.fetch(source_id, writable=segment.writable)
+        try:
+            self._announce(segment, broker, known_as, fd)
+        finally:
+            os.close(fd)
+        return known_as
+
+    def _announce(
+        self, segment: Segment, broker: SegmentBroker, known_as: int, fd: int, path: str = ""
+    ) -> None:
+        memory = segment.memory if segment.own else 0
+        if memory and broker not in (known := self._memories.setdefault(memory, [])):
+            known.append(broker)
+        try:
+            broker.register(known_as, segment.nbytes, fd, writable=segment.writable, path=path, memory=memory)
+            self._own[known_as] = segment
+            segment.registered[broker] = known_as
+        except BaseException:
+            # Whether an interrupted message went out is not known: take it back, which harms in no case.
+            segment.registered.pop(broker, None)
+            self._sessions.forget(broker, known_as)
+            raise
+
+    def allow_write(self, segment: Segment) -> None:
+        """Let every process write to an own segment from now on."""
+        if segment.writable:
+            return
+        if segment.block is not None:
+            segment.block.for_all = True
+        for broker, known_as in list(segment.registered.items()):
+            self._sessions.allow_write(broker, known_as)
+        segment.writable = True
+
+    def freed(self, block: Block) -> None:
+        """Have everybody unmap the memory of a block, which nobody will use again; again is fine."""
+        memory, block.memory, block.for_all = block.memory, 0, False
+        if memory:
+            self._freed(memory)
+
+    def _freed(self, memory: int) -> None:
+        for broker in list(self._memories.get(memory, ())):
+            self._sessions.freed(broker, memory)
+        self._memories.pop(memory, None)
+
+    def repair(self, blocks: Iterable[Block]) -> None:
+        """Do what was not done about blocks that are not there any more: something was interrupted."""
+        living = {block.memory for block in blocks}
+        for memory in [memory for memory in self._memories if memory not in living]:
+            self._freed(memory)
+
+    def disconnect(self, broker: SegmentBroker) -> None:
+        """Forget a session."""
+        for known in list(self._memories.values()):
+            if broker in known:
+                known.remove(broker)

@@ -1,0 +1,108 @@
+"""Memories: blocks of memory over all their uses, and who keeps them mapped in between.
+
+A segment is one use of a block.  Who has released it may keep the block mapped, so that the next use costs it
+neither a question nor page faults; the block's owner alone says when it has no more use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nbparallel.supervisor.actions import Ended, Unmap
+from nbparallel.wire.segments import creator_of
+
+
+@dataclass(slots=True)
+class Memory:
+    """One block of memory."""
+
+    nbytes: int
+    """Size in bytes."""
+    uses: set[int] = field(default_factory=set)
+    """Segments that are known."""
+    keepers: dict[int, bool] = field(default_factory=dict)
+    """Client that has kept it mapped -> whether it was told of an end since it last spoke of this memory.
+
+    A client that unmaps it by itself stays here: it is told once too often.
+    """
+    freed: bool = False
+    """Whether its owner has given it back, or is gone: there will be no other use."""
+
+
+@dataclass(slots=True)
+class Memories:
+    """The memories of a session, by id."""
+
+    known: dict[int, Memory] = field(default_factory=dict)
+    """Memory id -> record."""
+
+    def use(self, memory: int, segment: int, nbytes: int) -> bool:
+        """Begin a use; return False if there can be none."""
+        record = self.known.setdefault(memory, Memory(nbytes))
+        if record.nbytes != nbytes or record.freed:
+            return False
+        record.uses.add(segment)
+        return True
+
+    def keep(self, memory: int, client: int, *, proven: bool) -> list[Unmap]:
+        """Take note that a client keeps a memory mapped, which `proven` says it had.
+
+        It is told to unmap what is of no more use.
+        """
+        record = self.known.get(memory)
+        if record is None or not (proven or client in record.keepers):
+            return [Unmap(client, memory)]
+        record.keepers[client] = False
+        return []
+
+    def hear(self, memory: int, client: int) -> bool:
+        """Take note that a client uses what it keeps mapped; return False if it never kept it."""
+        record = self.known.get(memory)
+        if record is None or client not in record.keepers:
+            return False
+        record.keepers[client] = False
+        return True
+
+    def ended(self, memory: int, segment: int) -> list[Ended]:
+        """Tell who keeps it mapped that a use is over.
+
+        Once until it speaks again: what a client that computes for hours is told must not pile up.
+        """
+        record = self.known.get(memory)
+        if record is None:
+            return []
+        told = [client for client, knows in sorted(record.keepers.items()) if not knows]
+        record.keepers.update(dict.fromkeys(told, True))
+        return [Ended(client, segment, memory) for client in told]
+
+    def forget(self, memory: int, segment: int) -> list[Unmap]:
+        """Take note that a segment is not known any more."""
+        record = self.known.get(memory)
+        if record is None:
+            return []
+        record.uses.discard(segment)
+        return self._retire(memory, record)
+
+    def freed(self, memory: int) -> list[Unmap]:
+        """Take note that there will be no other use."""
+        record = self.known.get(memory)
+        if record is None:
+            return []
+        record.freed = True
+        return self._retire(memory, record)
+
+    def gone(self, client: int) -> list[Unmap]:
+        """Forget a client: what it kept, and what it owned once the last use is over."""
+        actions = []
+        for memory, record in list(self.known.items()):
+            record.keepers.pop(client, None)
+            if creator_of(memory) == client:
+                actions += self.freed(memory)
+        return actions
+
+    def _retire(self, memory: int, record: Memory) -> list[Unmap]:
+        # While somebody holds a use, who keeps the memory mapped may still hold it, too.
+        if not record.freed or record.uses:
+            return []
+        del self.known[memory]
+        return [Unmap(client, memory) for client in sorted(record.keepers)]

@@ -1,0 +1,217 @@
+"""Memory that stays mapped between its uses: who waits for no answer loses nothing all the same."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nbparallel.supervisor.actions import Close, Drop, Ended, Grant, Idle, Keep, Offend, Refuse, Unmap
+from nbparallel.supervisor.events import (
+    Asked,
+    Drained,
+    Forgotten,
+    Freed,
+    Gone,
+    Held,
+    Joined,
+    Registered,
+    Released,
+    WriteAllowed,
+)
+from nbparallel.supervisor.ledger import Ledger
+from nbparallel.wire.segments import segment_id
+from tests.supervisor.kept_memory import KeptMemory
+
+FIRST, SECOND, THIRD = (segment_id(0, serial) for serial in (1, 2, 3))
+
+
+@pytest.mark.time_limit(90)
+def test_nobody_loses_memory_whatever_is_read_first():
+    """No order of reading sockets ends a segment that somebody holds without having waited for an answer."""
+    holds = ends = 0
+    for seed in range(60):
+        world = KeptMemory(random.Random(seed))
+        world.run(150)
+        holds, ends = holds + world.holds, ends + world.ends
+    assert holds > 300
+    assert ends > 300
+
+
+@pytest.mark.time_limit(90)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(random_=st.randoms(use_true_random=False), steps=st.integers(1, 60))
+def test_histories_that_hypothesis_finds(random_, steps):
+    """The same, with histories that Hypothesis makes shorter when one of them fails."""
+    KeptMemory(random_).run(steps)
+
+
+def test_the_model_sees_an_end_that_came_too_early():
+    """Without reading the other sockets first, memory would be taken from under somebody's array."""
+
+    def run_early():
+        for seed in range(60):
+            KeptMemory(random.Random(seed), settle_early=True).run(150)
+
+    with pytest.raises(AssertionError, match="somebody looks at"):
+        run_early()
+
+
+@pytest.fixture
+def book():
+    """Make a ledger: client 1 keeps the memory of client 0, whose first use has ended."""
+    book = Ledger()
+    for client in (0, 1, 2):
+        book.step(Joined(client))
+    assert book.step(Registered(0, FIRST, 4096, False, memory=FIRST)) == [Keep(FIRST)]
+    book.step(Asked(1, FIRST, False, 1))
+    book.step(Released(0, FIRST))
+    assert book.step(Released(1, FIRST, FIRST)) == []
+    assert drained(book) == [Ended(1, FIRST, FIRST), Idle(0, FIRST)]
+    assert book.step(Forgotten(0, FIRST)) == [Close(FIRST)]
+    return book
+
+
+def drained(book):
+    """Let everything have been read."""
+    return list(book.step(Drained(book.mark())))
+
+
+def register(book, segment=SECOND, *, writable=False):
+    """Use the memory again."""
+    return book.step(Registered(0, segment, 4096, writable, memory=FIRST))
+
+
+def test_a_hold_counts_as_a_fetch(book):
+    """The owner's release does not end what a keeper holds."""
+    register(book)
+    assert book.step(Held(1, SECOND, FIRST, False)) == []
+    assert book.step(Released(0, SECOND)) == []
+    assert drained(book) == []
+    assert book.entries[SECOND].holders == {1}
+    book.step(Released(1, SECOND, FIRST))
+    assert drained(book) == [Ended(1, SECOND, FIRST), Idle(0, SECOND)]
+
+
+def test_a_hold_that_was_read_after_the_release(book):
+    """The end of a segment waits until everything has been read that was sent before."""
+    register(book)
+    assert book.step(Released(0, SECOND)) == []
+    assert book.unsettled
+    turn = book.mark()
+    assert book.step(Held(1, SECOND, FIRST, False)) == []
+    assert book.step(Drained(turn)) == []
+    assert book.entries[SECOND].holders == {1}
+
+
+def test_what_ends_while_sockets_are_read_waits_for_the_next_time(book):
+    """A socket that has been read already may hold a message that counts."""
+    register(book)
+    turn = book.mark()
+    book.step(Released(0, SECOND))
+    assert book.step(Drained(turn)) == []
+    assert drained(book) == [Ended(1, SECOND, FIRST), Idle(0, SECOND)][1:]
+
+
+def test_a_hold_that_overtook_the_registration(book):
+    """It counts when the registration comes; a release that overtook it as well takes it back."""
+    book.step(Held(1, SECOND, FIRST, False))
+    assert book.unsettled
+    register(book)
+    assert book.entries[SECOND].holders == {0, 1}
+    book.step(Held(1, THIRD, FIRST, False))
+    book.step(Released(1, THIRD, FIRST))
+    register(book, THIRD)
+    assert book.entries[THIRD].holders == {0}
+
+
+def test_a_hold_of_what_has_ended_is_ignored(book):
+    """Nobody holds it afterwards, and its owner is told nothing again."""
+    register(book)
+    book.step(Released(0, SECOND))
+    drained(book)
+    assert book.step(Held(1, SECOND, FIRST, False)) == []
+    assert book.entries[SECOND].holders == set()
+    assert book.step(Held(1, THIRD, FIRST, False)) == []
+    assert drained(book) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Held(2, SECOND, FIRST, False),
+        Held(1, SECOND, FIRST, True),
+        Released(0, SECOND, FIRST),
+        Freed(1, FIRST),
+        Registered(0, THIRD, 8192, False, memory=FIRST),
+        Registered(0, THIRD, 4096, False, memory=segment_id(1, 1)),
+    ],
+)
+def test_who_says_what_it_may_not(book, event):
+    """A hold of what was never mapped, or with a right that nobody has; others' memory; sizes that differ."""
+    register(book)
+    (action,) = book.step(event)
+    assert isinstance(action, Offend)
+    assert action.client == event.client
+    assert book.entries[SECOND].holders == {0}
+
+
+def test_a_damaged_handle_costs_nobody_his_life(book):
+    """Who names the wrong memory holds nothing, keeps what it kept, and gets nothing that it could mix up."""
+    register(book)
+    book.step(Registered(0, THIRD, 4096, False, memory=THIRD))
+    assert book.step(Held(1, THIRD, FIRST, False)) == []
+    assert book.entries[THIRD].holders == {0}
+    assert book.step(Released(1, THIRD, FIRST)) == []
+    assert book.step(Held(1, SECOND, FIRST, False)) == []
+    (refusal,) = book.step(Asked(2, THIRD, False, 1, FIRST))
+    assert isinstance(refusal, Refuse)
+    (grant,) = book.step(Asked(2, THIRD, False, 2, THIRD))
+    assert isinstance(grant, Grant)
+
+
+def test_the_right_to_write_may_come_later(book):
+    """What may be written to may be held for writing."""
+    register(book)
+    book.step(WriteAllowed(0, SECOND))
+    assert book.step(Held(1, SECOND, FIRST, True)) == []
+
+
+def test_a_keeper_that_says_nothing_is_told_once(book):
+    """What a rank that computes for hours is told does not pile up."""
+    for serial in range(2, 20):
+        register(book, segment_id(0, serial))
+        book.step(Released(0, segment_id(0, serial)))
+        assert drained(book) == [Idle(0, segment_id(0, serial))]
+
+
+def test_memory_that_its_owner_gives_back_is_unmapped(book):
+    """Every keeper is told; not while somebody holds a use of it."""
+    register(book)
+    book.step(Held(1, SECOND, FIRST, False))
+    assert book.step(Freed(0, FIRST)) == []
+    assert book.step(Forgotten(0, SECOND)) == []
+    book.step(Released(1, SECOND, FIRST))
+    assert drained(book) == [Close(SECOND), Ended(1, SECOND, FIRST), Unmap(1, FIRST)]
+    assert book.step(Freed(0, FIRST)) == []
+    assert book.step(Released(1, SECOND, FIRST)) == [Unmap(1, FIRST)]
+
+
+def test_a_dead_owners_memory_is_unmapped(book):
+    """Nobody will use it again."""
+    assert book.step(Gone(0)) == [Unmap(1, FIRST)]
+
+
+def test_a_dead_keeper_is_forgotten(book):
+    """It is told nothing."""
+    book.step(Gone(1))
+    assert book.step(Freed(0, FIRST)) == []
+
+
+def test_what_a_dead_client_held_is_not_used_again(book):
+    """It may have given it to a keeper whose hold comes too late: other holders' release changes nothing."""
+    register(book)
+    book.step(Held(1, SECOND, FIRST, False))
+    book.step(Gone(1))
+    assert book.step(Released(0, SECOND)) == []
+    assert drained(book) == [Drop(0, SECOND), Close(SECOND)]
