@@ -96,10 +96,7 @@ class AllReduce:
             meeting.compare()
         if not same or (place is not None and not meeting.disjoint()):
             meeting.check_overlap(meeting.bits())
-        if self._size > 2 or plan.special:
-            self._combine_slots(plan, generation, x)
-        else:
-            plan.ufunc(views[0], views[1], out=x)
+        self._combine_slots(plan, views, x)
         meeting.end()
         return x
 
@@ -122,9 +119,19 @@ class AllReduce:
         plan.views[generation] = views
         return views
 
-    def _combine_slots(self, plan: Plan, generation: int, x: AnyArray) -> None:
-        views = plan.views[generation]
-        assert views is not None, "this rank has just written its own"
+    def _combine_slots(self, plan: Plan, views: list[AnyArray], x: AnyArray) -> None:
+        try:
+            if self._size > 2 or plan.special:
+                self._combine_many(plan, views, x)
+            else:
+                plan.ufunc(views[0], views[1], out=x)
+        except (FloatingPointError, RuntimeWarning):
+            # Somebody's `numpy.seterr` or warning filter made an error of it: that may not leave the others
+            # half-way.  The slots still hold what all have brought.
+            with np.errstate(all="ignore"):
+                self._combine_many(plan, views, x)
+
+    def _combine_many(self, plan: Plan, views: list[AnyArray], x: AnyArray) -> None:
         out = np.empty(x.shape, x.dtype) if plan.fused else x
         ufunc = plan.ufunc
         ufunc(views[0], views[1], out=out)
@@ -172,9 +179,8 @@ class AllReduce:
                     views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
                     views[self._index][...] = x
                 meeting.again()
-            if plan.views[meeting.generation] is None:
-                self._views(plan, meeting.generation, x)
-            self._combine_slots(plan, meeting.generation, x)
+            views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
+            self._combine_slots(plan, views, x)
             return
         if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
             if direct:

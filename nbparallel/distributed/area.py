@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nbparallel.distributed.memory import AnyArray
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, ControlView
 
@@ -61,7 +63,8 @@ class Area:
         return [rank for rank, word in zip(self.ranks, self.arrive, strict=True) if words[word] < target]
 
     def close(self) -> None:
-        """Let go of the memory of a group."""
+        """Let go of the memory; who still has an array in it keeps it."""
+        object.__setattr__(self, "buffer", None)  # frozen for everybody else
         if self.packed:
             self.words.release()
             self.octets.release()
@@ -75,7 +78,7 @@ def world_area(view: ControlView, rank: int) -> Area:
         rank,
         view.words,
         view.octets,
-        view.map,
+        np.frombuffer(view.map, np.uint8),  # an array on the mmap itself would not keep it mapped
         tuple(view.word_arrive(r) for r in ranks),
         tuple(view.word_done(r) for r in ranks),
         tuple(tuple(layout.slot_byte(r, g) for g in range(GENERATIONS)) for r in ranks),

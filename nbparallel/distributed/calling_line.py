@@ -13,12 +13,11 @@ class CallingLine:
     the answer is kept for each place in the code.
     """
 
-    __slots__ = ("_code", "_filename", "_lines", "_lines_of")
+    __slots__ = ("_filename", "_latest", "_lines_of")
 
     def __init__(self, filename: str = "") -> None:
         self._filename = filename
-        self._code: CodeType | None = None
-        self._lines: dict[int, int] = {}
+        self._latest: tuple[CodeType | None, dict[int, int]] = (None, {})
         self._lines_of: dict[int, tuple[CodeType, dict[int, int]]] = {}
 
     def line(self) -> int:
@@ -28,13 +27,15 @@ class CallingLine:
         while frame is not None:
             code = frame.f_code
             if code.co_filename == filename:
-                if code is not self._code:
+                # Code and lines as one: a handler or another thread may ask meanwhile, from other code.
+                known = self._latest
+                if known[0] is not code:
                     # by identity: two functions may be equal, and to find that out is slow
-                    self._code, self._lines = self._lines_of.setdefault(id(code), (code, {}))
-                place = frame.f_lasti
-                line = self._lines.get(place)
+                    known = self._latest = self._lines_of.setdefault(id(code), (code, {}))
+                lines, place = known[1], frame.f_lasti
+                line = lines.get(place)
                 if line is None:
-                    line = self._lines[place] = frame.f_lineno
+                    line = lines[place] = frame.f_lineno
                 return line
             frame = frame.f_back
         return 0

@@ -10,6 +10,7 @@ from nbparallel.distributed.collectives import Collectives
 from nbparallel.distributed.comparing import Comparing
 from nbparallel.distributed.data_parallel import DataParallel
 from nbparallel.distributed.diagnosis import look_for_deadlock
+from nbparallel.distributed.forked import make_inert
 from nbparallel.distributed.group import Teams
 from nbparallel.distributed.grouping import Grouping
 from nbparallel.distributed.member import Member
@@ -150,7 +151,7 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
             self._view.close()
 
     def _forked(self) -> None:
-        self._member.forked()
+        make_inert(self._member)
 
 
 _living: weakref.WeakSet[Communicator] = weakref.WeakSet()

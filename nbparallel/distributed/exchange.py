@@ -160,12 +160,15 @@ class Exchange:
 
     def post(self, movement: Movement, prepared: Prepared, line: int) -> Posting:
         """Leave a letter and arrive; there must be a free slot."""
-        meeting = self._meeting
+        member, meeting = self._member, self._meeting
+        outer = member.open  # posted while another operation waits: that one is still open afterwards
         meeting.begin(movement.operation, movement.label, line)
         self._held.append((meeting.number, prepared[1]))
-        self._member.operations += 1
+        member.operations += 1
         meeting.put(prepared[0])
-        return meeting.arrive()
+        posting = meeting.arrive()
+        member.open = outer
+        return posting
 
     def collect(self, movement: Movement, posting: Posting) -> list[Any]:
         """Take from the letters of a posted movement, at which all have arrived."""

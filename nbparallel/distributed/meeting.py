@@ -142,6 +142,8 @@ class Meeting:
 
     def end(self, *, wake: bool = False) -> None:
         """Give the others' slots free, and this rank's next operation; wake who waits for that."""
+        if self._member.inert:
+            return  # a child that was forked within the operation: it is the rank that ends it
         if not self._strong_order:
             self._member.waiter.fence()  # all reads before the word that gives the slots free
         self._words[self._done] = self.number

@@ -68,13 +68,10 @@ class Member:
 
     Attributes
     ----------
-    ready : bool
-        The only thing that an operation looks at before it begins: a cell runs here, no other operation
-        does, nothing has failed in this epoch, this is no forked child.
-    whole : bool
-        The cell runs on all ranks.
-    plain : bool
-        So it is, and no collective of the world was begun and not ended.
+    inert, ready : bool
+        This is a forked child; all that an operation looks at before it begins.
+    whole, plain : bool
+        The cell runs on all ranks; and no collective of the world was begun and not ended.
     open : int
         The collective that this rank has begun and not ended: an exception now voids the epoch.
     exposed : bool
@@ -84,6 +81,8 @@ class Member:
     calling : CallingLine
         Finds the cell's line that is being executed.
     """
+
+    inert = False
 
     def __init__(
         self,
@@ -225,7 +224,7 @@ class Member:
             )
 
     def forked(self) -> None:
-        """Become inert: this is a forked child."""
+        """Become inert; see `forked.make_inert`."""
         self._forked = True
         self.ready = False
 

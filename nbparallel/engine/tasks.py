@@ -227,4 +227,5 @@ def _outcome(
         notes=notes,
         applied=engine.applied == task.number,
         memory=_memory(),
+        void=engine.communicator is not None and engine.communicator.failed,
     )

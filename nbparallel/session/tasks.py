@@ -129,7 +129,7 @@ class Tasks:
             shared=launched.shared,
         )
         output.forget()
-        if run.deaths or not all(outcome.ok for outcome in run.outcomes.values()):
+        if run.deaths or any(not outcome.ok or outcome.void for outcome in run.outcomes.values()):
             crew.void()
         store.drain()
         outcomes.raise_if_failed(run, result, launched.handles, launched.control)

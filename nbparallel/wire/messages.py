@@ -196,6 +196,8 @@ class Outcome:
     """Whether the rank has taken the notebook's names, or there were none to take."""
     memory: RankMemory = RankMemory()
     """Shared memory that this rank made."""
+    void: bool = False
+    """Whether an operation failed here, even if the cell caught its error: no other one can begin."""
 
 
 @dataclass(frozen=True, slots=True)

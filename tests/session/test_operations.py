@@ -103,3 +103,25 @@ def test_a_group_goes_on_without_who_failed() -> None:
             session.run(APART, on_error="continue")
         assert list(error.value.errors) == [2]
         assert [error.value.result.values[rank] for rank in (0, 1)] == [5.0, 5.0]
+
+
+def test_an_error_that_a_cell_catches_leaves_the_next_cell_alone() -> None:
+    """The message says "until the next cell", so the next cell has fresh rings."""
+    catching = """
+from nbparallel.errors import CollectiveTimeoutError
+said = None
+if rank == 0:
+    try:
+        all_reduce(1, timeout=0.2)
+    except CollectiveTimeoutError as error:
+        said = str(error)
+else:
+    import time
+    time.sleep(1.0)
+said
+"""
+    with Session(2) as session:
+        said, nothing = session.run(catching).values
+        assert said.endswith("rank 1 did not arrive")
+        assert nothing is None
+        assert session.run("all_reduce(1)").values == [2, 2]

@@ -1,0 +1,118 @@
+"""What an operation leaves behind when it does not end as it should: nothing that misleads the next one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
+from nbparallel.sharing.store import Store
+from nbparallel.testing.ranks import run_ranks
+from nbparallel.wire import control
+
+
+def test_a_collective_posted_meanwhile_leaves_the_waiting_one_open(ranks: Callable[..., list[Any]]) -> None:
+    """A time-out voids the epoch, also if another group's work went on while the operation waited."""
+    begun = 6  # more than a group has slots: the last ones are posted when the first have ended
+
+    def work(c: Communicator) -> Any:
+        group = c.new_group([0, 1], tag="other")
+        c.barrier(group=group)
+        works = [c.barrier(group=group, async_op=True) for _ in range(begun)]
+        if c.rank:
+            limit = time.monotonic() + 1.0
+            while not works[-1].is_completed() and time.monotonic() < limit:
+                time.sleep(0.01)
+            c.recv(src=0, tag=1)
+            return None
+        with pytest.raises(CollectiveTimeoutError):
+            c.all_reduce(np.ones(1), timeout=2.0)
+        return c.failed
+
+    first, second = run_ranks(2, work)
+    assert first.value is True
+    assert "all_reduce" in str(second.error)
+
+
+@pytest.mark.fault("F64")
+def test_a_child_that_returns_into_an_operation_is_no_rank(ranks: Callable[..., list[Any]]) -> None:
+    """A handler forks while the rank waits, and returns in the child too: only the rank goes on."""
+
+    def work(c: Communicator) -> Any:
+        me, children = os.getpid(), []
+        reader, writer = os.pipe()
+        if c.rank == 0:
+
+            def fork(*_: object) -> None:
+                children.append(os.fork())
+
+            signal.signal(signal.SIGALRM, fork)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        else:
+            time.sleep(1.0)
+        try:
+            first = float(c.all_reduce(np.array([c.rank + 1.0]))[0])
+            if os.getpid() != me:
+                c.all_reduce(np.array([1000.0]))
+        except ForkedRankError:
+            os.write(writer, b"refused")
+        finally:
+            if os.getpid() != me:
+                os._exit(0)
+        for child in children:
+            os.waitpid(child, 0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            said = pipe.read()
+        return first, float(c.all_reduce(np.array([c.rank + 1.0]))[0]), said
+
+    assert ranks(2, work) == [(3.0, 3.0, b"refused"), (3.0, 3.0, b"")]
+
+
+def test_arrays_on_the_slots_outlive_the_communicator(ranks: Callable[..., list[Any]]) -> None:
+    """The frames of a kept error may hold them: the memory stays as long as they do."""
+
+    def mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("nbp-control-slots" in line for line in maps)
+
+    def work(_: Communicator) -> Any:  # on a forked rank, for without the memory it would be killed
+        fd = control.create(2, 1, label="slots")
+        other = Communicator(fd, 0, 2, Store(1), epoch=1, usable_cpus=2)
+        os.close(fd)
+        x = np.ones(3)
+        held = other._world.all_reduce._views(other._world.all_reduce._plan("sum", x), 0, x)
+        before = mapped()
+        other.close()
+        held[0][0] = 7.0
+        kept = mapped()
+        del held, other
+        gc.collect()
+        return before, kept, mapped()
+
+    assert ranks(1, work) == [(1, 1, 0)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("count", [3, 3000])
+def test_floating_point_errors_end_no_operation(ranks: Callable[..., list[Any]], count: int) -> None:
+    """`numpy.seterr` on one rank changes nothing: all get the same result, and go on."""
+
+    def work(c: Communicator) -> Any:
+        x = np.full(count, 1e308)
+        if c.rank == 0:
+            np.seterr(all="raise")
+        c.all_reduce(x)
+        y = np.ones(count)
+        c.all_reduce(y)
+        return bool(np.isinf(x).all()), float(y[0])
+
+    assert ranks(3, work) == [(True, 3.0)] * 3
