@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from traitlets import Bool, Enum, Float, Int
-from traitlets.config import Configurable
+import sys
+from typing import Any
+
+from traitlets import Bool, Enum, Float, Int, TraitError
+from traitlets.config import Config, Configurable
 
 
 class NbParallel(Configurable):
@@ -27,3 +30,19 @@ class NbParallel(Configurable):
         "forkserver",
         help="How ranks start: forkserver: forked from a prepared process; spawn: as fresh interpreters.",
     ).tag(config=True)
+
+
+def configured(shell: Any) -> NbParallel:
+    """Return the defaults as the shell's configuration has them.
+
+    ``%config NbParallel.output = 'tabs'`` is refused, but IPython keeps what it was told: what cannot be is
+    taken out of the configuration, with a line on stderr, so that the extension can be loaded.
+    """
+    section = shell.config.get("NbParallel", {})
+    for name, value in list(section.items()):
+        try:
+            NbParallel(config=Config(NbParallel={name: value}))
+        except TraitError as error:
+            del section[name]
+            sys.stderr.write(f"nbparallel: {error} The default is used.\n")
+    return NbParallel(parent=shell)

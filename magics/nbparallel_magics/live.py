@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nbparallel_magics.configuration import NbParallel
+from nbparallel_magics.configuration import configured
 from nbparallel_magics.notebook_output import NotebookOutput
 from nbparallel_magics.publisher import is_ipykernel
 
@@ -39,7 +39,7 @@ class Live:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.configuration = NbParallel(parent=shell)
+        self.configuration = configured(shell)
         self.session: Session | None = None
         self.failures: Mapping[int, RankFailure] = {}
         """What the ranks of the last cell that failed said, the root cause first."""

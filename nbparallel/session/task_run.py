@@ -89,7 +89,8 @@ class TaskRun:
             event = self._next_event(self._slice())
             if event is not None:
                 self._take(*event)
-            if presses.count > presses.answered:
+            # With the last rank's answer in hand nobody is left to interrupt: then it is raised by who waits.
+            if presses.count > presses.answered and self.running:
                 presses.answered = presses.count
                 self._press(presses.count)
             self._look_at_the_clock()
@@ -145,8 +146,6 @@ class TaskRun:
 
     def _press(self, count: int) -> None:
         running = self.running
-        if not running:
-            return
         self.interrupted = True
         if count >= 3:
             self._end(running)

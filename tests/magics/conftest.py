@@ -112,3 +112,4 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
     nbparallel_magics.live_in(shell).configuration.welcome = False  # type: ignore[union-attr]  # just loaded
     yield Notebook(shell, sessions)
     nbparallel_magics.unload(shell)
+    shell.config.pop("NbParallel", None)  # the shell is the module's

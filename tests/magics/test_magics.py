@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import nbparallel_magics
 from nbparallel.errors import NbParallelError, StartError
 from nbparallel.session import failures
 from nbparallel.wire.failures import FrameLine, RankFailure
@@ -307,7 +308,7 @@ def test_the_first_cell_says_what_ranks_find(notebook: Any) -> None:
     assert notebook.run("%parallel x").stdout.startswith("[rank 0]")
 
 
-def test_configuration(notebook: Any) -> None:
+def test_configuration(notebook: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """`%config NbParallel` shows and sets the defaults; a flag wins, and what cannot be is one line."""
     assert "NbParallel" in notebook.run("%config").stdout
     shown = notebook.run("%config NbParallel").stdout
@@ -317,6 +318,14 @@ def test_configuration(notebook: Any) -> None:
     wrong = notebook.run("%config NbParallel.output = 'tabs'")
     assert wrong.stderr.count("\n") <= 1
     assert notebook.shell.run_line_magic("config", "NbParallel.output") == "rank"
+    # IPython keeps what it was told, and would tell it to the extension when it is loaded again.
+    for told in (True, False):
+        nbparallel_magics.unload(notebook.shell)
+        capsys.readouterr()
+        nbparallel_magics.load(notebook.shell)
+        said = capsys.readouterr().err
+        assert said.startswith("nbparallel: The 'output' trait") == told
+        assert said.endswith("The default is used.\n") == told
     notebook.run("%config NbParallel.n = 3\n%config NbParallel.timeout = 9.0")
     notebook.run("%%parallel\nx")
     assert (notebook.session.world_size, notebook.session.calls[-1].timeout) == (3, 9.0)
