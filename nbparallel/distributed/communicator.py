@@ -97,7 +97,9 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         self._member.at_line(line)
 
     def finish_cell(self) -> None:
-        """Finish the collectives that the cell has begun; to be called when its code has ended well.
+        """Finish the collectives that the cell has begun, and take in the messages that have arrived.
+
+        To be called when its code has ended well.
 
         Raises
         ------
@@ -105,7 +107,11 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
             As the operations themselves.
         """
         if self._member.ready:
-            self._talk(self._teams.flush)
+            self._talk(self._finish)
+
+    def _finish(self) -> None:
+        self._messages.drain()
+        self._teams.flush()
 
     def _progress(self) -> None:
         self._messages.drain()

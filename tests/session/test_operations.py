@@ -53,6 +53,8 @@ def test_work_that_nobody_waited_for() -> None:
         assert result.ranks[1].stderr == ""
         result = session.run("w.wait(), w.result()")
         assert list(result.values) == [(True, 1), (True, None)]
+        session.run("import time\nw = irecv(src=1) if rank == 0 else isend(2, 0)\ntime.sleep(0.5)")
+        assert session.run("w.result()").values[0] == 2, "what had come is taken at the end of the cell"
         assert session.run("w = irecv(src=1 - rank)").ranks[1].stderr
         with pytest.raises(ParallelError, match=r"StaleWorkError on rank 0.*irecv.*ended since"):
             session.run("w.wait()", ranks=(0,))
