@@ -12,6 +12,7 @@ import pytest
 
 from nbparallel.supervisor.door import SOCKET
 from nbparallel.testing import processes
+from nbparallel.testing.processes import ProcessRecord
 from tests.distributed.started import PREAMBLE, Launcher, Script, until
 
 pytestmark = [pytest.mark.time_limit(400), pytest.mark.fault("rendezvous")]
@@ -44,8 +45,13 @@ def listening(launcher: Launcher) -> bool:
 
 def end_supervisor(launcher: Launcher) -> None:
     """Kill the only supervisor of a world."""
-    (supervisor,) = launcher.supervisors()
-    os.kill(supervisor.pid, signal.SIGKILL)
+    os.kill(_supervisor(launcher).pid, signal.SIGKILL)
+
+
+def _supervisor(launcher: Launcher) -> ProcessRecord:
+    """Return the only supervisor of a world, once its first half, from which it forked away, has exited."""
+    until(lambda: len(launcher.supervisors()) == 1)
+    return launcher.supervisors()[0]
 
 
 # -- while they meet -----------------------------------------------------------------------------------
@@ -99,7 +105,7 @@ def test_versions_that_differ(launcher: Launcher) -> None:
 def test_one_that_ends_while_the_others_come(launcher: Launcher, number: int) -> None:
     """A process that dies or is interrupted while it waits ends the meeting; others are told."""
     waiting = [launcher.start(JOIN, RANK=rank, WORLD_SIZE=3) for rank in range(2)]
-    until(lambda: listening(launcher) and len(launcher.supervisors()) == 1)
+    until(lambda: listening(launcher))
     until(lambda: _connections(launcher) == 2)
     waiting[0].process.send_signal(number)
     said = waiting[1].wait()
@@ -110,8 +116,7 @@ def test_one_that_ends_while_the_others_come(launcher: Launcher, number: int) ->
 
 def _connections(launcher: Launcher) -> int:
     """Return how many processes a supervisor has pidfds of."""
-    (supervisor,) = launcher.supervisors()
-    folder = Path(f"/proc/{supervisor.pid}/fd")
+    folder = Path(f"/proc/{_supervisor(launcher).pid}/fd")
     return sum("pidfd" in os.readlink(entry) for entry in folder.iterdir())
 
 
