@@ -23,6 +23,8 @@ import nbparallel as nbp
 import nbparallel.distributed as dist
 from nbparallel import errors
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a shell started the tests behind "&"
+
 def say(**values):
     os.write(1, (json.dumps(values) + "\\n").encode())
 
