@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,6 +55,8 @@ class Measured:
     """Seconds to copy 64 MB on one rank, while the others wait."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of MPI, by name; or why it was not measured."""
+    slow: list[str] = field(default_factory=list)
+    """What was given up."""
 
     def of(self, line: Line) -> dict[str, float]:
         """Return what was measured on a line."""
@@ -125,8 +128,13 @@ def measured(ranks: int, *, launches: int, seconds: float) -> Measured:
     for launch in range(launches):
         print(f"  {ranks} ranks, launch {launch + 1} of {launches}", file=sys.stderr, flush=True)
         runs = {"": _longest(_ours(ranks, lines(ranks), seconds))}
-        for library, level in levels:
-            version, times = mpi.measure(library, ranks, level, seconds)
+        for library, level in list(levels):
+            try:
+                version, times = mpi.measure(library, ranks, level, seconds)
+            except subprocess.TimeoutExpired:
+                levels.remove((library, level))
+                found.slow.append(f"{library.name} at thread level {level} did not end in time")
+                continue
             found.versions[library.name] = version
             runs[f"{library.name}/{level}"] = _longest(times)
         for run, by_line in runs.items():
@@ -197,7 +205,7 @@ def run(*, quick: bool) -> list[Section]:
         found = measured(ranks, launches=1 if quick else 5, seconds=0.05 if quick else 0.15)
         if not quick:
             plots.draw(found.ranks, found.seconds, found.mpi)
-        versions = ", ".join(f"{name}: {version}" for name, version in found.versions.items())
+        versions = ", ".join([*(f"{name}: {text}" for name, text in found.versions.items()), *found.slow])
         speed = (
             f"At the same time every rank copies {found.copy_nbytes_per_second / 1e9:.0f} GB/s (read and "
             f"written), one alone copies 64 MB in {human_seconds(found.copy_alone)}. {versions}."
