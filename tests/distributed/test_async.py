@@ -397,6 +397,7 @@ def test_asking_again_and_again(outcomes: Any, end: str) -> None:
 @pytest.mark.fault("F64")
 def test_a_forked_child_cannot_wait(ranks: Any) -> None:
     """In a forked child a work raises ForkedRankError; the rank itself goes on with it."""
+    forked, has_forked = os.pipe()
 
     def work(c: Communicator) -> None:
         works = [c.all_reduce(1, async_op=True) if c.rank == 0 else None, c.irecv(src=1 - c.rank)]
@@ -411,10 +412,19 @@ def test_a_forked_child_cannot_wait(ranks: Any) -> None:
                     refused += 1
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (2 if c.rank == 0 else 1)
+        # Else a quick rank 1 completes both works of rank 0 before rank 0 forks: nothing to wait for there.
+        if c.rank == 0:
+            os.write(has_forked, b"x")
+        else:
+            os.read(forked, 1)
         w = works[0] or c.all_reduce(1, async_op=True)
         assert w.result() == 2
         c.send("x", 1 - c.rank)
         assert works[1] is not None
         assert works[1].result() == "x"
 
-    ranks(2, work)
+    try:
+        ranks(2, work)
+    finally:
+        os.close(forked)
+        os.close(has_forked)
