@@ -12,6 +12,7 @@ from benchmarks.report import PEERS, Section, installed, markdown
 MODULES = (
     "first_cell",
     "empty_cell",
+    "twelve_cells",
     "notebook_array",
     "sharing_pool",
     "small_arrays",
