@@ -140,11 +140,21 @@ class CollectiveTimeoutError(NbParallelError, TimeoutError):
 
 
 class CellTimeoutError(NbParallelError, TimeoutError):
-    """The cell's ``--timeout`` ran out; `result` holds what there was."""
+    """The cell's ``--timeout`` ran out.
 
-    def __init__(self, message: str, *, result: Any = None) -> None:
+    Attributes
+    ----------
+    result : CellResult or None
+        What there was.
+    failures : Mapping[int, RankFailure]
+        Where each rank was that had not finished.
+    """
+
+    def __init__(
+        self, message: str, *, result: Any = None, failures: Mapping[int, Any] | None = None
+    ) -> None:
         super().__init__(message)
-        self.result = result
+        self.result, self.failures = result, failures or {}
 
 
 class ReadOnlyArrayError(NbParallelError, ValueError):

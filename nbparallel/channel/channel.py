@@ -120,12 +120,16 @@ class Channel:
             raise ChannelClosedError("the other process closed its end")
         return frame
 
-    def _over(self, error: OSError) -> ChannelClosedError:
+    def shut_down(self) -> None:
+        """End the talk for both sides; the descriptor stays until `close`."""
         try:
             # Not closed: somebody may poll it, and another file would get its number.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other process is gone, as we were told
+            pass  # the other process is gone
+
+    def _over(self, error: OSError) -> ChannelClosedError:
+        self.shut_down()
         return ChannelClosedError(f"the other process is gone ({error})")
 
     def receive(self, timeout: float | None = None) -> Frame | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.engine import place
 from nbparallel.wire.messages import Configure
 
 _MISSING = object()
@@ -68,11 +69,7 @@ def set_environment(configure: Configure) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",  # nothing listens: ranks talk through shared memory
     )
-    try:
-        os.chdir(configure.cwd)
-    except OSError as error:
-        sys.stderr.write(f"nbparallel: the notebook's directory cannot be entered: {error}\n")
-    sys.path[:] = configure.sys_path
+    place.enter(configure.place)
     sys.argv[:] = [""]
 
 

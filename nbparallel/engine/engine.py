@@ -66,6 +66,8 @@ class Engine:
         self.interrupts = Interrupts(configure.rank)
         self.interrupts.install()
         self.communicator: Communicator | None = None
+        self.place = self.next_place = configure.place
+        """Where the notebook was before this task, and where it is."""
         self.choice = b""
         """The notebook's decision about sharing strategies, pickled, until the next task follows it."""
         self.applied = -1
@@ -91,6 +93,9 @@ class Engine:
         """Do what a frame of the kernel says."""
         if frame.kind is Kind.STRATEGY:
             self.choice = pickle.loads(frame.payload)
+            return
+        if frame.kind is Kind.PLACE:
+            self.next_place = pickle.loads(frame.payload)
             return
         if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
             self._channel.send(Kind.SEEN, pickle.dumps(look(self, pickle.loads(frame.payload)), 5))

@@ -23,8 +23,10 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.sharing import living_names
 from nbparallel.supervisor.parentage import die_with_parent
 from nbparallel.wire.frames import Kind
+from nbparallel.wire.identity import pack_pid
 from nbparallel.wire.messages import Configure
 from nbparallel.wire.polling import ready
+from nbparallel.wire.versions import pack_versions
 
 _shell: shells.RankShell | None = None
 
@@ -81,7 +83,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         assert _shell is not None
         engine = Engine(channel, broker, configure, _shell)
         _fault("boot", configure.rank)
-        channel.send(Kind.RANK_READY)
+        channel.send(Kind.RANK_READY, pack_versions())
         _loop(channel, engine)
         code = 0
     except ChannelClosedError:
@@ -98,9 +100,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
 
 
 def _announce(segments: Channel) -> None:
-    import json
-
-    segments.send(Kind.ANNOUNCE, json.dumps({"pid": os.getpid()}).encode())
+    segments.send(Kind.ANNOUNCE, pack_pid(os.getpid()))
 
 
 def _configure(channel: Channel) -> Configure:

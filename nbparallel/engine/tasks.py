@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.engine import defaults, failures, namespace, script, withdrawal
+from nbparallel.engine import defaults, failures, namespace, place, script, withdrawal
 from nbparallel.errors import InternalError, UnpicklableError
 from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
@@ -54,7 +54,7 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
                 communicator.begin_cell(task.number, task.ranks, _filename(engine, task), go_on=go_on)
             engine.interrupts.arm(task.number)
             _follow_choice(engine)
-            notes = namespace.apply(
+            notes = _follow_place(engine) + namespace.apply(
                 task.updates, engine.shell.user_ns, sharing.current_store(), defaults=engine.defaults.values
             )
             engine.applied = task.number
@@ -88,6 +88,12 @@ def _follow_choice(engine: Engine) -> None:
         store = sharing.current_store()
         registry.follow(pickling.loads(engine.choice, store, broker=engine.broker, home=engine.shell.user_ns))
         engine.choice = b""
+
+
+def _follow_place(engine: Engine) -> tuple[str, ...]:
+    """Go where the notebook has gone since the last task; return what the user should know of it."""
+    before, engine.place = engine.place, engine.next_place
+    return place.follow(before, engine.place)
 
 
 def _filename(engine: Engine, task: Task) -> str:

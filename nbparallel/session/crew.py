@@ -34,6 +34,7 @@ from nbparallel.session.ignition import Ignition
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.limits import usable_cpus
 from nbparallel.session.looking import Looking
+from nbparallel.session.place import place_here
 from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.supervisor_process import SupervisorProcess
@@ -182,6 +183,7 @@ class Crew:
             if time.monotonic() >= deadline:
                 late = rank_list(rank for rank in ranks if not self.handles[rank].usable)
                 raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
+        self._refuse_strangers([self.handles[rank] for rank in ranks])
 
     def _spawn(self, rank: int, world_size: int) -> None:
         client, self._next_client = self._next_client, self._next_client + 1
@@ -192,8 +194,11 @@ class Crew:
             post=self._post,
             output_of=self._output_of,
             on_sighting=self.looking.take,
+            end=self.supervisor.kill,
         )
-        handle.send(Kind.CONFIGURE, self._configure(rank, client, world_size))
+        configure = self._configure(rank, client, world_size)
+        handle.told_place = configure.place
+        handle.send(Kind.CONFIGURE, configure)
         self.supervisor.spawn(handle)
         if rank < len(self.handles):
             self.handles[rank].close_later()
@@ -208,8 +213,7 @@ class Crew:
             rank=rank,
             world_size=world_size,
             client=client,
-            cwd=_directory(),
-            sys_path=tuple(sys.path),
+            place=place_here(),
             environment=tuple(os.environ.items()),
             blas_threads=max(1, cpus // world_size),
             usable_cpus=cpus,
@@ -217,6 +221,18 @@ class Crew:
             colors=_colors(),
             notebook=this_process(),
         )
+
+    def _refuse_strangers(self, handles: list[RankHandle]) -> None:
+        """End ranks that were started after something was installed over what this process runs."""
+        refused = [handle for handle in handles if handle.refusal]
+        for handle in refused:
+            self.end(handle)
+        if refused:
+            ranks = rank_list(handle.rank for handle in refused)
+            raise StartError(
+                f"{ranks} would run {refused[0].refusal}: something was installed since this began; "
+                "restart the kernel (or the script), so that all run the same"
+            )
 
     def _why(self, handle: RankHandle, death: Death) -> str:
         how = f"exit code {death.exit_code}" if death.signal_name is None else death.signal_name
@@ -328,13 +344,6 @@ def _internal(error: Exception) -> InternalError:
     internal = InternalError(f"the session's thread met {type(error).__name__}: {error}; please file a bug")
     internal.__cause__ = error
     return internal
-
-
-def _directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # the notebook's directory was removed
-        return "/"
 
 
 def _colors() -> str:

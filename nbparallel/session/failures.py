@@ -123,6 +123,17 @@ def lines_of(failures: Iterable[RankFailure]) -> str:
     return f", line {lines[0]}" if len(lines) == 1 else f", lines {', '.join(map(str, lines))}"
 
 
+def whereabouts(unfinished: Mapping[int, RankFailure]) -> str:
+    """Return where stopped ranks were: ``: rank 0 on line 5, ranks 1-2 on line 7``, or nothing."""
+    by_line: dict[int, list[int]] = {}
+    for rank, failure in unfinished.items():
+        if failure.line is not None:
+            by_line.setdefault(failure.line, []).append(rank)
+    places = sorted((ranks, line) for line, ranks in by_line.items())
+    text = ", ".join(f"{rank_list(ranks)} on line {line}" for ranks, line in places)
+    return f": {text}" if text else ""
+
+
 def _one_line(text: str, longest: int) -> str:
     first, *rest = text.strip().splitlines() or [""]
     cut = first[:longest].rstrip()

@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from nbparallel.session.rank_handle import RankHandle
-from nbparallel.wire.control import ControlView
+if TYPE_CHECKING:  # `Presses` is wanted before the rest is imported
+    from nbparallel.session.rank_handle import RankHandle
+    from nbparallel.wire.control import ControlView
 
 REPEAT_SECONDS = 0.5
 """An interrupt that raised but was swallowed by the code it hit is sent again after this."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbparallel.errors import CellTimeoutError, RankDiedError
+from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError
 from nbparallel.session import failures
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.result import CellResult, RankResult
@@ -68,7 +68,7 @@ def raise_if_failed(
     Raises
     ------
     KeyboardInterrupt
-        The user interrupted; it carries ``.result``.
+        The user interrupted; it carries ``.result``, and ``.failures``: where each rank was.
     CellTimeoutError
         The time-out ran out.
     ParallelError
@@ -76,21 +76,30 @@ def raise_if_failed(
     """
     failed: dict[int, RankFailure] = {}
     freed: dict[int, str] = {}
+    unfinished: dict[int, RankFailure] = {}
     for rank, outcome in run.outcomes.items():
         if outcome.ok:
             continue
+        unfinished[rank] = outcome.failure
         if outcome.interrupted and (rank in run.freed or run.interrupted or run.timed_out):
             freed[rank] = failures.lines_of([outcome.failure])
         elif isinstance(outcome.failure, RankFailure):
             failed[rank] = outcome.failure
     for rank, death in run.deaths.items():
-        failed[rank] = death_failure(handles[rank], death, control)
+        failed[rank] = unfinished[rank] = death_failure(handles[rank], death, control)
+    unfinished = dict(sorted(unfinished.items()))
     if run.interrupted:
-        interrupt = KeyboardInterrupt("the cell was interrupted")
+        interrupt = KeyboardInterrupt(f"the cell was interrupted{failures.whereabouts(unfinished)}")
         interrupt.result = result  # type: ignore[attr-defined]
+        interrupt.failures = unfinished  # type: ignore[attr-defined]
         raise interrupt
     if run.timed_out:
-        raise CellTimeoutError("the cell's time-out ran out; its ranks were interrupted", result=result)
+        raise CellTimeoutError(
+            f"the cell ran longer than its time-out of {run.timeout:g} s and was interrupted"
+            f"{failures.whereabouts(unfinished)}",
+            result=result,
+            failures=unfinished,
+        )
     if not failed and freed:  # cannot be: somebody must have failed for others to be freed
         failed = {rank: run.outcomes[rank].failure for rank in freed}
     if failed:
@@ -116,7 +125,7 @@ def death_failure(handle: RankHandle, death: Death, control: ControlView) -> Ran
     message = f"rank {handle.rank} (process {death.pid}){place} {describe_death(death)}"
     if tail:
         message += f"; its last words on stderr:\n{tail}"
-    error = RankDiedError(
+    error: Exception = RankDiedError(
         message,
         rank=handle.rank,
         pid=death.pid,
@@ -125,10 +134,12 @@ def death_failure(handle: RankHandle, death: Death, control: ControlView) -> Ran
         line=line,
         stderr=tail,
     )
+    if handle.nonsense:
+        error = ProtocolError(message)
     return RankFailure(
         rank=handle.rank,
         time_ns=int(death.seen * 1e9),
-        ename="RankDiedError",
+        ename=type(error).__name__,
         evalue=message,
         exception=pickle.dumps(error),
         traceback=(),
@@ -174,6 +185,8 @@ _LIKELY = {
 def describe_death(death: Death) -> str:
     """Return a sentence's end: ``was killed by SIGKILL …``."""
     name = death.signal_name
+    if death.reason:
+        return f"was {death.reason}"
     if name is not None:
         return "was " + _LIKELY[name] if name == "SIGKILL" else _LIKELY.get(name, f"was ended by {name}")
     if death.exit_code is None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.channel import Channel
-from nbparallel.errors import ChannelClosedError
+from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.pump import Pump
 from nbparallel.session.task_output import Decoder, TaskOutput
+from nbparallel.wire import versions
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.messages import Display, InputRequest, Outcome, RankMemory, Stream
+from nbparallel.wire.messages import Display, InputRequest, Outcome, Place, RankMemory, Stream
 from nbparallel.wire.sighting import Completions, Sighting
 
 COALESCE_SECONDS = 0.05
@@ -38,6 +39,8 @@ class Death:
     """Whether it had come so far as to announce itself."""
     seen: float
     """`time.monotonic` when the kernel heard of it."""
+    reason: str = ""
+    """What else is known of why: the end of a sentence that begins ``was``."""
 
     @property
     def signal_name(self) -> str | None:
@@ -65,6 +68,7 @@ class RankHandle:
         post: Callable[[RankHandle, Any], None],
         output_of: Callable[[int], TaskOutput | None],
         on_sighting: Callable[[int, Sighting | Completions], None],
+        end: Callable[[RankHandle], None],
     ) -> None:
         self.rank = rank
         self.client = client
@@ -72,6 +76,10 @@ class RankHandle:
         self.pidfd = -1
         self.ready = False
         self.death: Death | None = None
+        self.refusal = ""
+        """Which versions it has that are not the notebook's."""
+        self.nonsense = ""
+        """What it sent that is no message of ours; then it is ended."""
         self.task = 0
         """Number of the task that it runs, or ran last."""
         self.busy = False
@@ -79,10 +87,13 @@ class RankHandle:
         """Shared memory that the rank had made when it ended its last task."""
         self.told_strategy = 0
         """Which decision about sharing strategies it has heard of; see `registry.generation`."""
+        self.told_place: Place | None = None
+        """Where it was told that this process is."""
         self._pump = pump
         self._post = post
         self._output_of = output_of
         self._on_sighting = on_sighting
+        self._end = end
         mine, theirs = Channel.pair()
         self.channel = Channel(mine)
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -149,26 +160,37 @@ class RankHandle:
                     output.stream(self.rank, name, text)
 
     def _on_socket(self) -> None:
-        while True:
+        while not self.nonsense:
             try:
                 frame = self.channel.receive_nowait()
+                if frame is None:
+                    return
+                try:
+                    self._handle(frame)
+                finally:
+                    frame.close()
             except ChannelClosedError:
                 self._pump.forget(self.channel.fileno())
                 return
-            if frame is None:
+            except ProtocolError as error:
+                self._give_up(error)
                 return
-            try:
-                self._handle(frame)
-            finally:
-                frame.close()
+
+    def _give_up(self, error: ProtocolError) -> None:
+        """End a rank that talks nonsense: user code has hit its socket or its memory; the others go on."""
+        self.nonsense = self.nonsense or str(error)
+        self._pump.forget(self.channel.fileno())
+        self.channel.shut_down()
+        self._end(self)
 
     def _handle(self, frame: Frame) -> None:
         self.flush()
         if frame.kind is Kind.RANK_READY:
+            self.refusal = versions.difference(frame.payload)
             self.ready = True
             self._post(self, "ready")
             return
-        message = pickle.loads(frame.payload)
+        message = _unpickled(frame)
         if isinstance(message, Outcome):
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
@@ -186,6 +208,8 @@ class RankHandle:
             output = self._output_of(message.number)
             if output is not None:
                 output.stream(self.rank, message.name, message.text)
+        else:
+            raise ProtocolError(f"a {frame.kind.name} frame with a {type(message).__name__}")
 
     def _drain_pipes(self) -> None:
         """Read what both pipes hold: after an outcome or a death nothing of that task is left behind."""
@@ -282,3 +306,11 @@ class RankHandle:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def _unpickled(frame: Frame) -> object:
+    try:
+        message: object = pickle.loads(frame.payload)
+    except Exception as error:
+        raise ProtocolError(f"a {frame.kind.name} frame that cannot be read ({error})") from error
+    return message

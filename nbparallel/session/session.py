@@ -145,9 +145,16 @@ class Session(SessionViews):
             self._ensure(presses)
 
     def stop(self) -> None:
-        """End every process of the session; again is fine.  Arrays in this process stay as they are."""
+        """End every process of the session; again is fine.  Arrays in this process stay as they are.
+
+        An interrupt meanwhile raises when nothing is left, two seconds later at most.
+        """
         if os.getpid() != self._turns.pid:
             return  # a forked child owns nothing
+        with Presses():
+            self._stop()
+
+    def _stop(self) -> None:
         self._turns.closed = True
         crew, self._crew = self._crew, None
         _running.discard(self)
@@ -261,17 +268,9 @@ class Session(SessionViews):
             The time-out ran out.
         """
         options = CellOptions(
-            namespace,
-            share,
-            timeout,
-            sink,
-            execution_count,
-            line_offset,
-            want_values,
-            show_values,
-            seed,
+            namespace, share, timeout, sink, execution_count, line_offset, want_values, show_values, seed,
             on_error,
-        )
+        )  # fmt: skip
         with self._turns.take() as presses:
             return self._tasks.finish(self._launch(cell, ranks, options, presses), presses)
 

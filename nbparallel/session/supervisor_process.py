@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.session.ignition import Ignition
 from nbparallel.session.ledger_question import LedgerQuestion
 from nbparallel.session.leftovers import end_marked
+from nbparallel.session.memory_kills import MemoryKills
 from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.wire.frames import Frame, Kind
@@ -51,6 +53,7 @@ class SupervisorProcess:
         self._on_start_failed, self._on_death = on_start_failed, on_death
         self._ranks: dict[int, RankHandle] = {}
         self.template_pid = 0
+        self.memory_kills = MemoryKills()
         self.notes: deque[str] = deque()
         """Lines for the next cell that ends."""
         self.stopping = False
@@ -137,12 +140,22 @@ class SupervisorProcess:
             handle = self._ranks.pop(said["client"], None)
             if handle is not None:
                 pid, code, number = said["pid"], said["exit_code"], said["signal"]
-                handle.died(Death(pid, code, number, said["announced"], time.monotonic()))
+                handle.nonsense = handle.nonsense or said["nonsense"]
+                reason = self._reason(handle, number)
+                handle.died(Death(pid, code, number, said["announced"], time.monotonic(), reason))
         elif frame.kind is Kind.SWEPT:
             self.notes.extend(said["sentences"])
         elif frame.kind is Kind.START_FAILED:
             how = f"exit code {said['exit_code']}" if said["signal"] is None else f"signal {said['signal']}"
             self._on_start_failed(f"the template process ended with {how}")
+
+    def _reason(self, handle: RankHandle, number: int | None) -> str:
+        if handle.nonsense:
+            return (
+                f"ended: it sent {handle.nonsense}, which is no message of nbparallel; has code on it "
+                "written to descriptors or memory that are not its own?"
+            )
+        return self.memory_kills.explain() if number == signal.SIGKILL else ""
 
     def _on_pidfd(self) -> None:
         self._on_control()  # deaths that it told before its own

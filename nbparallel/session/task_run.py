@@ -57,6 +57,8 @@ class TaskRun:
         self._next_event = next_event
         self._kill = kill
         self._ladder = Ladder(control, number)
+        self.timeout = timeout
+        """Seconds, or None."""
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.outcomes: dict[int, Outcome] = {}
         self.deaths: dict[int, Death] = {}

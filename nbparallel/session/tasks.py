@@ -12,6 +12,7 @@ from nbparallel.session import outcomes
 from nbparallel.session.crew import Crew
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.names import Names
+from nbparallel.session.place import tell_place
 from nbparallel.session.rank_handle import RankHandle
 from nbparallel.session.result import CellResult
 from nbparallel.session.sink import OutputSink
@@ -97,6 +98,8 @@ class Tasks:
             listen=crew.listen,
         )
         self._tell_strategy(crew, handles.values())
+        tell_place(handles.values())
+        crew.supervisor.memory_kills.look()
         presses.wake = crew.wake
         presses.check()  # nothing was sent yet
         for rank, handle in handles.items():

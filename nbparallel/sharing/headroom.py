@@ -54,7 +54,7 @@ def limits(read: ReadText = read_text) -> Iterator[Limit]:
     machine = _machine(read)
     if machine is not None:
         yield machine
-    for directory, version in _memory_cgroups(read):
+    for directory, version in memory_cgroups(read):
         limit = _cgroup(read, directory, version)
         if limit is not None:
             yield limit
@@ -72,7 +72,7 @@ def _machine(read: ReadText) -> Limit | None:
     return Limit(free * 1024, f"this machine ({size_text(total * 1024)} of memory)")
 
 
-def _memory_cgroups(read: ReadText) -> Iterator[tuple[str, int]]:
+def memory_cgroups(read: ReadText) -> Iterator[tuple[str, int]]:
     """Yield (directory, 1 or 2) of this process's memory cgroup and of its ancestors."""
     try:
         memberships = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]

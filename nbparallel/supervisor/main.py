@@ -35,6 +35,7 @@ from nbparallel.supervisor.sweeping import Sweeping
 from nbparallel.supervisor.watch import Watch, readable, take, take_or_end
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.identity import unpack_pid
 
 LEAVE_SECONDS = 0.5
 """How long ranks that were told to leave may take before they are killed."""
@@ -163,7 +164,6 @@ class Supervisor:
             self._template = None
             return
         assert isinstance(frame, Frame)
-        with_fds = frame
         try:
             if frame.kind is Kind.TEMPLATE_READY:
                 self._template_ready = True
@@ -171,7 +171,7 @@ class Supervisor:
                 said = json.loads(frame.payload)
                 self._set_pid(said["client"], said["pid"])
         finally:
-            with_fds.close()
+            frame.close()
 
     # ranks ------------------------------------------------------------------------------------------
 
@@ -235,12 +235,13 @@ class Supervisor:
                     self._deliver(self._desk.receive(client, frame))
             finally:
                 frame.close()
-        except (ProtocolError, ValueError, KeyError) as error:
+        except ProtocolError as error:
             # a rank that talks nonsense is ended; the others go on (FAULTS F83)
             os.write(self._log, f"client {client} broke the protocol: {error}\n".encode())
             rank = self._ranks.get(client)
-            if rank is not None and rank.pid and not rank.dead:
-                os.kill(rank.pid, signal.SIGKILL)
+            if rank is not None:
+                rank.nonsense = rank.nonsense or str(error)
+                self._lost_socket(client)
         return True
 
     def _deliver(self, outgoing: list[Outgoing]) -> None:
@@ -271,9 +272,13 @@ class Supervisor:
         self._deliver(self._desk.settle(turn))
 
     def _on_announce(self, client: int, frame: Frame) -> None:
-        rank = self._ranks[client]
-        pid = json.loads(frame.payload)["pid"]
-        pidfd = os.pidfd_open(pid)
+        rank, pid = self._ranks.get(client), unpack_pid(frame.payload)
+        if rank is None or rank.announced:
+            raise ProtocolError("an ANNOUNCE frame of one who is known")
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            raise ProtocolError(f"an ANNOUNCE frame of process {pid}: {error.strerror}") from error
         try:
             # only a child of ours: waitid says ECHILD for any other
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -372,6 +377,7 @@ class Supervisor:
             "announced": rank.announced,
             "exit_code": death.exit_code if death else None,
             "signal": death.signal_number if death else None,
+            "nonsense": rank.nonsense,
         }
         self._control_box.send(Kind.DIED, json.dumps(said).encode())
 

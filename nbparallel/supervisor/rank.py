@@ -22,3 +22,5 @@ class Rank:
     template: int = 0
     inode: int = 0
     """Of its end of the segment socket, which what it forks has open too."""
+    nonsense: str = ""
+    """What it sent that is no message; it is ended for that."""

@@ -12,6 +12,9 @@ from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame
 from nbparallel.wire.polling import ready
 
+LARGEST_PAYLOAD = 1 << 20
+"""Bytes of the largest payload that a supervisor takes; the notebook's longest ``sys.path`` is far below."""
+
 
 class Watch:
     """Descriptors with what to do when something is there, and sockets with what waits to be sent."""
@@ -65,7 +68,7 @@ class Watch:
 def take(sock: socket.socket) -> Frame | bool | None:
     """Return a frame, None at the end of the stream, False when nothing is there."""
     try:
-        return frames.receive(sock)
+        return frames.receive(sock, largest=LARGEST_PAYLOAD)
     except OSError as error:
         return False if isinstance(error, BlockingIOError) or error.errno in frames.PASSING else None
 

@@ -179,6 +179,11 @@ class ControlView:
         self.world_size: int = world_size
         self.epoch: int = epoch
         self.map = mmap.mmap(fd, nbytes)
+        if hasattr(mmap, "MADV_DONTDUMP"):
+            try:
+                self.map.madvise(mmap.MADV_DONTDUMP)  # what ranks say to each other belongs into no core file
+            except OSError:
+                pass  # advice that the system does not take
         self.octets = memoryview(self.map)
         self.words = self.octets.cast("Q")
         self.halves = self.octets.cast("I")

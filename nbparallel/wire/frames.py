@@ -24,6 +24,7 @@ import enum
 import errno
 import os
 import socket
+import stat
 import struct
 from dataclasses import dataclass
 
@@ -93,6 +94,7 @@ class Kind(enum.IntEnum):
     LOOK = 68
     INPUT = 69
     COMPLETE = 70
+    PLACE = 71
     # rank -> kernel
     RANK_READY = 80
     DISPLAY = 81
@@ -149,8 +151,8 @@ def spill(payload: bytes) -> int:
     return fd
 
 
-def receive(sock: socket.socket, flags: int = 0) -> Frame | None:
-    """Take one frame from `sock`; None at the end of the stream.
+def receive(sock: socket.socket, flags: int = 0, *, largest: int = MAX_SPILLED) -> Frame | None:
+    """Take one frame from `sock`, with a payload of `largest` bytes at most; None at the end of the stream.
 
     Raises
     ------
@@ -171,14 +173,14 @@ def receive(sock: socket.socket, flags: int = 0) -> Frame | None:
         return None
     frame = Frame(Kind.HELLO, 0, 0, b"", list(fds))
     try:
-        _decode(data, message_flags, frame)
+        _decode(data, message_flags, frame, largest)
     except BaseException:
         frame.close()
         raise
     return frame
 
 
-def _decode(data: bytes, message_flags: int, frame: Frame) -> None:
+def _decode(data: bytes, message_flags: int, frame: Frame, largest: int) -> None:
     if message_flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
         raise ProtocolError("a frame was cut off: descriptors or bytes were lost on the way")
     if len(data) < HEADER.size:
@@ -194,7 +196,7 @@ def _decode(data: bytes, message_flags: int, frame: Frame) -> None:
         raise ProtocolError(f"unknown kind of frame: {kind}") from None
     frame.epoch, frame.sequence = epoch, sequence
     if flags & SPILLED:
-        if not frame.fds or spilled > MAX_SPILLED:
+        if not frame.fds or spilled > largest:
             raise ProtocolError("a spilled frame lacks its descriptor, or its length is damaged")
         frame.payload = _read_spilled(frame.fds[0], spilled)
         os.close(frame.fds.pop(0))
@@ -203,8 +205,12 @@ def _decode(data: bytes, message_flags: int, frame: Frame) -> None:
 
 
 def _read_spilled(fd: int, length: int) -> bytes:
-    if os.fstat(fd).st_size != length:
-        raise ProtocolError(f"a spilled frame announces {length} bytes and has {os.fstat(fd).st_size}")
+    status = os.fstat(fd)
+    if status.st_size != length:
+        raise ProtocolError(f"a spilled frame announces {length} bytes and has {status.st_size}")
+    if not stat.S_ISREG(status.st_mode) or 512 * status.st_blocks < length:
+        # a file with holes would cost its sender nothing and the receiver all its memory
+        raise ProtocolError(f"a spilled frame of {length} bytes is no memory that its sender has written")
     parts = []
     offset = 0
     while offset < length:

@@ -13,9 +13,13 @@ Some facts (proc(5), pid_namespaces(7), time_namespaces(7), machine-id(5)):
 from __future__ import annotations
 
 import os
+import struct
 import zlib
 from dataclasses import dataclass
 
+from nbparallel.errors import ProtocolError
+
+_PID = struct.Struct("<q")
 BOOT_LETTERS = 16
 """Hexadecimal digits of the boot id that are kept: 62 random bits."""
 
@@ -56,6 +60,19 @@ class ProcessState:
     """Pid of the leader of its session (setsid(2))."""
     started: int
     """As `Process.started`."""
+
+
+def pack_pid(pid: int) -> bytes:
+    """Return the payload of ``ANNOUNCE``: which process it is that is at this end."""
+    return _PID.pack(pid)
+
+
+def unpack_pid(payload: bytes) -> int:
+    """Read it; `ProtocolError` if it is damaged."""
+    pid = _PID.unpack(payload)[0] if len(payload) == _PID.size else 0
+    if not 0 < pid < 1 << 31:
+        raise ProtocolError(f"an ANNOUNCE frame without a process: {payload[:20]!r}")
+    return int(pid)
 
 
 def process_state(pid: int | str) -> ProcessState | None:

@@ -12,6 +12,16 @@ from nbparallel.wire.identity import Process
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where the notebook looks for files and modules."""
+
+    cwd: str
+    """Its working directory."""
+    sys_path: tuple[str, ...]
+    """Its ``sys.path``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Configure:
     """What a rank learns before its first cell."""
 
@@ -23,10 +33,8 @@ class Configure:
     """How many ranks there are."""
     client: int
     """The rank's number in the ledger of segments; never used twice in a session."""
-    cwd: str
-    """The notebook's working directory."""
-    sys_path: tuple[str, ...]
-    """The notebook's ``sys.path``."""
+    place: Place
+    """Where the notebook is when the rank starts."""
     environment: tuple[tuple[str, str], ...]
     """The notebook's environment variables."""
     blas_threads: int

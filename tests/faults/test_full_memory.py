@@ -281,6 +281,7 @@ if rank == 0:
     )
 
 
+@pytest.mark.fault("F6")
 @pytest.mark.time_limit(90)
 def test_f41_a_race_for_the_last_memory_costs_a_rank_not_the_notebook(
     container: Callable[[int, str], None],
@@ -298,6 +299,9 @@ def killed_or_refused(session, cell):
     except ParallelError as error:
         kinds = {type(e) for e in error.errors.values() if not isinstance(e, nbp.errors.PeerFailedError)}
         assert kinds <= {RankDiedError, SharedMemoryFullError}, error
+        for e in error.errors.values():
+            if isinstance(e, RankDiedError):
+                assert "was killed by the system because memory ran out (oom_kill" in str(e), e
         return kinds
     raise AssertionError("480 MiB and four processes fitted into 500")
 

@@ -56,6 +56,7 @@ def test_f20_f21_an_interrupt_frees_every_rank_and_keeps_it(kind: str) -> None:
         assert time.monotonic() - begin < GENEROUS_SECONDS
         thread.join()
         assert set(caught.value.result.ranks) == {0, 1, 2}  # type: ignore[attr-defined]
+        assert "the cell was interrupted: rank" in str(caught.value), "and where"
         assert session.run("all_reduce(kept)").values == [303] * 3
         assert [rank.pid for rank in session.statistics().ranks] == pids
 
@@ -115,14 +116,21 @@ def test_a_rank_that_swallows_interrupts_is_ended_after_the_ladder() -> None:
         assert result.values == [0, None]
 
 
-def test_a_time_out_interrupts_and_says_so() -> None:
-    """CellTimeoutError is a TimeoutError with the result."""
-    with Session(2) as session:
+def test_a_time_out_interrupts_and_says_where() -> None:
+    """CellTimeoutError is a TimeoutError with the result, and with where each rank was."""
+    cell = "import time; print('began')\nif rank == 1: recv(src=0)\nif rank == 0:\n    time.sleep(60)"
+    with Session(3) as session:
         with pytest.raises(CellTimeoutError) as caught:
-            session.run("import time; print('began'); time.sleep(60)", timeout=0.3)
+            session.run(cell, timeout=0.3)
         assert isinstance(caught.value, TimeoutError)
+        assert str(caught.value) == (
+            "the cell ran longer than its time-out of 0.3 s and was interrupted: rank 0 on line 4, "
+            "rank 1 on line 2"
+        )
+        assert list(caught.value.failures) == [0, 1], "rank 2 had finished"
+        assert caught.value.failures[1].frames[-1].source == "if rank == 1: recv(src=0)"
         assert caught.value.result.ranks[0].stdout == "began\n"
-        assert session.run("rank").values == [0, 1]
+        assert session.run("rank").values == [0, 1, 2]
 
 
 def test_the_first_failure_ends_ranks_that_compute_after_a_second_of_grace() -> None:

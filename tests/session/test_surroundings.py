@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from nbparallel.session import Session
@@ -27,3 +30,56 @@ def test_blas_threads() -> None:
             "import threadpoolctl\n[pool['num_threads'] for pool in threadpoolctl.threadpool_info()]"
         ).values
         assert set(counts) == {usable_cpus()}
+
+
+def test_ranks_follow_the_notebooks_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next cell; a rank that a cell sent elsewhere stays there until the notebook moves."""
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for folder in (first, second, third):
+        folder.mkdir()
+    monkeypatch.chdir(first)
+    where = "import os; os.getcwd()"
+    with Session(2) as session:
+        session.start()
+        monkeypatch.chdir(second)
+        assert session.run(where).values == [str(second)] * 2
+        session.run("os.chdir('/')", ranks=[1])
+        result = session.run(where)
+        assert (result.values, result.notes) == ([str(second), "/"], ())
+        monkeypatch.chdir(third)
+        result = session.run(where, ranks=[1])
+        assert result.values[1] == str(third)
+        assert result.notes == (f"the working directory is the notebook's again: {third}",)
+        monkeypatch.chdir(first)
+        third.rmdir()
+        assert session.call(os.getcwd) == [str(first)] * 2, (
+            "functions as well, and rank 0 went past the third"
+        )
+        monkeypatch.chdir(second)
+        (tmp_path / "second").rename(tmp_path / "other")
+        assert session.run(where).values == [str(tmp_path / "other")] * 2
+
+
+def test_ranks_follow_the_notebooks_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module from a folder that the notebook added later is found; what a cell added itself stays."""
+    for name in ("early", "late"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"nbp_test_{name}.py").write_text(f"word = {name!r}\n")
+    with Session(2) as session:
+        session.run(f"import sys; sys.path.insert(0, {str(tmp_path / 'early')!r})", ranks=[1])
+        monkeypatch.syspath_prepend(str(tmp_path / "late"))
+        assert session.run("import nbp_test_late; nbp_test_late.word").values == ["late"] * 2
+        assert session.run("import nbp_test_early; nbp_test_early.word", ranks=[1]).values[1] == "early"
+        monkeypatch.undo()
+        left = session.run(f"[p for p in sys.path if p.startswith({str(tmp_path)!r})]", ranks=[1])
+        assert left.values[1] == [str(tmp_path / "early")]
+
+
+def test_a_directory_that_a_rank_cannot_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays where it is, its cell runs, and one line says why."""
+    with Session(1) as session:
+        before = session.run("import os; os.getcwd()").values[0]
+        monkeypatch.setattr("nbparallel.session.place.os.getcwd", lambda: str(tmp_path / "nowhere"))
+        result = session.run("os.getcwd()")
+        assert result.values == [before]
+        assert "the notebook's directory cannot be entered" in result.ranks[0].stderr

@@ -1,0 +1,107 @@
+"""F23: interrupts while ranks start, or are stopped: a clean beginning, or nothing at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nbparallel.session import Session
+from nbparallel.session import supervisor_process as supervisor_processes
+from nbparallel.session.crew import Crew
+from nbparallel.session.ignition import Ignition
+from nbparallel.session.interrupt import Presses
+from nbparallel.session.names import Names
+from nbparallel.session.pump import Pump
+from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.supervisor_process import SupervisorProcess
+from nbparallel.testing.processes import family
+
+START = {
+    "before the supervisor": (Ignition, "__init__"),
+    "the supervisor": (SupervisorProcess, "__init__"),
+    "a rank": (SupervisorProcess, "spawn"),
+    "waiting": (Crew, "next_event"),
+    "the end of the start": (Names, "connect"),
+}
+STOP = {
+    "the beginning": (Crew, "stop"),
+    "the supervisor": (SupervisorProcess, "stop"),
+    "what ranks had started": (supervisor_processes, "end_marked"),
+    "watching ranks go": (Crew, "_see_the_end"),
+    "the thread": (Pump, "stop"),
+    "the sockets": (RankHandle, "close"),
+}
+
+
+def press_at(monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str], presses: int = 1) -> list[int]:
+    """Press Ctrl-C whenever that function begins, at most so often; the list tells the presses."""
+    owner, name = place
+    function: Callable[..., Any] = getattr(owner, name)
+    pressed: list[int] = []
+
+    def press(*args: Any, **options: Any) -> Any:
+        if len(pressed) < presses:
+            pressed.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return function(*args, **options)
+
+    monkeypatch.setattr(owner, name, press)
+    return pressed
+
+
+def processes() -> list[str]:
+    """Return what this run has started and is there."""
+    return [str(record) for record in family(os.getpid(), os.environ["NBP_TEST_RUN"])]
+
+
+@pytest.mark.time_limit(60)
+@pytest.mark.parametrize("where", START)
+def test_f23_an_interrupt_while_ranks_start(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """The start is cancelled and nothing of it is there, or it was done already; the next one works."""
+    session = Session(2)
+    with monkeypatch.context() as patched:
+        pressed = press_at(patched, START[where])
+        with pytest.raises(KeyboardInterrupt):
+            session.start()
+        assert pressed
+    assert session.started == (where == "the end of the start")
+    if not session.started:
+        assert processes() == []
+    with session:
+        assert session.run("all_reduce(1)").values == [2, 2]
+
+
+@pytest.mark.time_limit(60)
+@pytest.mark.parametrize("where", STOP)
+def test_f23_interrupts_while_ranks_are_stopped(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """However often it is pressed, and wherever: all is gone, and then it raises."""
+    session = Session(1)
+    session.start()
+    with monkeypatch.context() as patched:
+        pressed = press_at(patched, STOP[where], presses=3)
+        with pytest.raises(KeyboardInterrupt):
+            session.stop()
+        assert pressed
+    assert processes() == []
+    session.stop()
+
+
+def test_f23_presses_that_wait_are_not_lost() -> None:
+    """What is deferred raises at the end, once, and whoever had SIGINT before has it again."""
+    before = signal.getsignal(signal.SIGINT)
+    reached = []
+
+    def press_twice() -> None:
+        with Presses():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+    assert reached
+    assert signal.getsignal(signal.SIGINT) is before

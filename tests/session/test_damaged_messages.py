@@ -1,0 +1,242 @@
+"""F83: what a rank sends that is no message costs it its life, and neither the notebook nor the others."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import socket
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nbparallel.errors import ParallelError, ProtocolError
+from nbparallel.session import Session
+from nbparallel.session.rank_handle import RankHandle
+from nbparallel.wire import frames
+from nbparallel.wire.frames import HEADER, MAGIC, Kind
+from nbparallel.wire.messages import Outcome, Stream
+
+MIB = 1 << 20
+
+
+class Still:
+    """A pump without a thread: the test reads."""
+
+    def watch(self, fd: int, callback: Any) -> None:
+        """Nothing is watched."""
+
+    def forget(self, fd: int) -> None:
+        """Nothing was."""
+
+    def later(self, due: float, function: Any) -> None:
+        """Nothing is due."""
+
+
+class Wire:
+    """A rank's handle, and the rank's end of its socket in the hands of a test."""
+
+    def __init__(self) -> None:
+        self.posted: list[Any] = []
+        self.ended: list[RankHandle] = []
+        self.handle = RankHandle(
+            0,
+            1,
+            Still(),  # type: ignore[arg-type]
+            post=lambda _, message: self.posted.append(message),
+            output_of=lambda number: None,
+            on_sighting=lambda rank, seen: None,
+            end=self.ended.append,
+        )
+        mine, *pipes = self.handle.give_away()
+        self.socket = socket.socket(fileno=os.dup(mine))
+        self._pipes = [os.dup(pipe) for pipe in pipes]
+        self.handle.close_theirs()
+
+    def send(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send one datagram and have it read."""
+        socket.send_fds(self.socket, [data], fds)
+        self.handle._on_socket()
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.socket.close()
+        for pipe in self._pipes:
+            os.close(pipe)
+        self.handle.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    """Return a fresh handle."""
+    wires = Wire()
+    yield wires
+    wires.close()
+
+
+OUTCOME = Outcome(1, 0, True, False, None, "", "", None, False, 1, 1, ())
+
+
+def sparse(nbytes: int) -> int:
+    """Return memory of which no page was ever written."""
+    fd = os.memfd_create("nbp-test", os.MFD_CLOEXEC)
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+def spilled(length: int) -> bytes:
+    """Return the head of a frame whose payload lies in its first descriptor."""
+    return HEADER.pack(MAGIC, frames.VERSION, frames.SPILLED, Kind.RESULT, 0, 0, 0, length)
+
+
+NONSENSE = {
+    "no frame": b"hello",
+    "no pickle": frames.encode(Kind.RESULT, b"hello"),
+    "a cut pickle": frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)[:-9]),
+    "another object": frames.encode(Kind.DISPLAY, pickle.dumps({"a": 1})),
+    "a kind that ranks do not send": frames.encode(Kind.SPAWN, pickle.dumps(None)),
+    "a kind that there is not": HEADER.pack(MAGIC, frames.VERSION, 0, 999, 0, 0, 0, 0),
+    "a length that is not so": HEADER.pack(MAGIC, frames.VERSION, 0, Kind.RESULT, 0, 5, 0, 0),
+    "a payload that is nowhere": spilled(100),
+    "a length of 2**64 - 1": spilled((1 << 64) - 1),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_f83_nonsense_ends_its_sender(wire: Wire, what: str) -> None:
+    """The rank is given up at the first frame that is none; what it says after that is not heard."""
+    wire.send(frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)))
+    assert wire.posted == [OUTCOME]
+    wire.send(NONSENSE[what])
+    assert wire.ended == [wire.handle]
+    assert wire.handle.nonsense
+    with pytest.raises(OSError, match="Broken pipe"):
+        wire.send(frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)))
+    assert wire.posted == [OUTCOME]
+
+
+@pytest.mark.parametrize("nbytes", [MIB, 1 << 39])
+def test_f83_memory_that_was_never_written_is_not_read(wire: Wire, nbytes: int) -> None:
+    """A payload said to lie in a file that is all hole is refused: its sender pays nothing, we would."""
+    fd = sparse(nbytes)
+    tracemalloc.start()
+    try:
+        wire.send(spilled(nbytes), (fd,))
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
+        os.close(fd)
+    assert "no memory that its sender has written" in wire.handle.nonsense
+
+
+def test_f83_a_pipe_is_no_payload(wire: Wire) -> None:
+    """A descriptor that would make the reader wait is not read."""
+    read, write = os.pipe()
+    wire.send(spilled(0), (read,))
+    os.close(read)
+    os.close(write)
+    assert wire.handle.nonsense
+
+
+def test_f83_descriptors_that_nobody_expects_are_closed(wire: Wire) -> None:
+    """A good frame with sixty files on it is a good frame; none of them stays open."""
+    before = len(os.listdir("/proc/self/fd"))
+    data = frames.encode(Kind.STREAM, pickle.dumps(Stream(1, "stdout", "x"), 5))
+    wire.send(data, (0,) * 60)
+    assert not wire.handle.nonsense
+    assert len(os.listdir("/proc/self/fd")) == before
+    wire.send(data, (0,) * 100)
+    assert "cut off" in wire.handle.nonsense
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def check_mutated(count: int) -> None:
+    """Send `count` frames with bits changed, cut, doubled or with files on them."""
+    draw = random.Random(count)
+    good = [
+        frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)),
+        frames.encode(Kind.STREAM, pickle.dumps(Stream(1, "stdout", "x" * 100), 5)),
+        frames.encode(Kind.RANK_READY),
+    ]
+    given_up = 0
+    wire = Wire()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(count):
+        data = bytearray(draw.choice(good))
+        # what is inside a pickle is the business of who trusts it: the notebook trusts its own ranks
+        for _ in range(draw.choice([0, 1, 1, 3])):
+            data[draw.randrange(HEADER.size)] ^= 1 << draw.randrange(8)
+        if draw.random() < 0.2:
+            del data[draw.randrange(1, len(data)) :]
+        wire.send(bytes(data), (0,) * draw.choice([0, 0, 0, 1, 3]))
+        if wire.handle.nonsense:
+            given_up += 1
+            wire.close()
+            wire = Wire()
+        assert len(os.listdir("/proc/self/fd")) == before
+    wire.close()
+    assert count // 4 < given_up < count
+
+
+def test_f83_mutated_frames() -> None:
+    """Whatever bits of a frame's head are changed: nothing is raised, no descriptor stays."""
+    check_mutated(3_000)
+
+
+@pytest.mark.stress
+@pytest.mark.once
+@pytest.mark.time_limit(1800)
+def test_f83_a_million_mutated_frames() -> None:
+    """Of a million as well."""
+    check_mutated(1_000_000)
+
+
+TO_THE_NOTEBOOK = """
+import gc, socket, os
+from nbparallel.channel import Channel
+from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.wire import frames
+channels = [c for c in gc.get_objects() if isinstance(c, Channel)]
+(segments,) = {c._channel for c in gc.get_objects() if isinstance(c, SegmentClient)}
+(kernel,) = [c for c in channels if c is not segments]
+"""
+ATTACKS = {
+    "the notebook": "kernel._socket.send(b'hello')",
+    "the notebook, idle": (
+        "import threading, time\nthreading.Timer(0.2, lambda: kernel._socket.send(b'hello')).start()"
+    ),
+    "the supervisor, a list": "segments._socket.send(frames.encode(30, b'[]'))",
+    "the supervisor, nested": "segments._socket.send(frames.encode(30, b'[' * 50_000))",
+    "the supervisor, no process": "segments._socket.send(frames.encode(30, (0).to_bytes(8, 'little')))",
+    "the supervisor, another process": "segments._socket.send(frames.encode(30, (1).to_bytes(8, 'little')))",
+}
+
+
+def test_f83_a_rank_that_talks_nonsense_is_named_and_comes_back() -> None:
+    """To the notebook or to the supervisor, in a cell or after it: it is ended, the others keep all."""
+    with Session(2) as session:
+        session.run("x = rank")
+        pids = [rank.pid for rank in session.statistics().ranks]
+        for where, attack in ATTACKS.items():
+            session.run(f"if rank == 1:\n{TO_THE_NOTEBOOK}".replace("\n", "\n    "))
+            if "idle" in where:
+                session.run(attack, ranks=[1])
+                pid = session.statistics().ranks[1].pid
+                while os.path.exists(f"/proc/{pid}"):
+                    pass
+                notes = session.run("x", ranks=[0]).notes
+                assert any("is no message of nbparallel" in note for note in notes), notes
+            else:
+                with pytest.raises(ParallelError) as caught:
+                    session.run(f"if rank == 1:\n    {attack}\nrecv(src=0) if rank else recv(src=1)")
+                error = caught.value.errors[1]
+                assert isinstance(error, ProtocolError), (where, error)
+                assert "rank 1 (process" in str(error)
+                assert next(iter(caught.value.errors)) == 1
+            assert session.run("x", ranks=[0]).values[0] == 0
+            assert session.run("all_reduce(1)").values == [2, 2]
+        after = [rank.pid for rank in session.statistics().ranks]
+        assert after[0] == pids[0]
+        assert after[1] != pids[1]
