@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.errors import ParallelError, rank_list
+from nbparallel.errors import rank_list
 from nbparallel_magics.cell_output import CellOutput
 from nbparallel_magics.live import Live
 from nbparallel_magics.publisher import publisher_for
@@ -69,9 +69,8 @@ def show(live: Live, cell: BackgroundCell) -> None:
     result = cell.pending.result() if error is None else getattr(error, "result", None)
     if result is not None:
         _show(live, result)
-    if isinstance(error, ParallelError):
-        live.failures = error.failures
     if error is not None:
+        live.remember(error)
         with brief_errors():
             raise error
     if cell.out is not None:
@@ -87,7 +86,8 @@ def _wait(pending: PendingCell) -> None:
 
 
 def _show(live: Live, result: CellResult) -> None:
-    sink = CellOutput(publisher_for(live.shell, live.notebook), order=live.configuration.output)
+    publisher = publisher_for(live.shell, live.notebook)
+    sink = CellOutput(publisher, order=live.configuration.output, logs=live.logs)
     for rank, part in result.ranks.items():
         sink.stream(rank, "stdout", part.stdout)
         sink.stream(rank, "stderr", part.stderr)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from nbparallel.errors import ParallelError
+from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel_magics.background import BackgroundCell, follow
 from nbparallel_magics.cell_output import CellOutput
 from nbparallel_magics.live import Live
@@ -104,7 +104,7 @@ def _run_on_ranks(
     options, shell = request.options, live.shell
     quiet = options.quiet or live.configuration.quiet
     order = getattr(options, "output", None) or live.configuration.output
-    sink = None if quiet else CellOutput(publisher_for(shell, live.notebook), order=order)
+    sink = None if quiet else CellOutput(publisher_for(shell, live.notebook), order=order, logs=live.logs)
     if sink is not None and live.configuration.welcome and not live.welcomed:
         live.welcomed = True
         for line in _WELCOME:
@@ -131,8 +131,8 @@ def _run_on_ranks(
     try:
         with brief_errors():
             result = session.run(request.source, **wanted)
-    except ParallelError as error:
-        live.failures = error.failures
+    except (ParallelError, CellTimeoutError, KeyboardInterrupt) as error:
+        live.remember(error)
         raise
     finally:
         if sink is not None:

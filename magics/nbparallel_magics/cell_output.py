@@ -22,6 +22,7 @@ from nbparallel_magics.layout import (
     in_arrival_order,
     redraws_a_line,
 )
+from nbparallel_magics.log_folder import LogFolder
 from nbparallel_magics.overflow import OverflowLog
 from nbparallel_magics.publisher import Publisher
 
@@ -44,14 +45,23 @@ class CellOutput:
         Whether the output is put in rank order at the end, or stays as it came.
     limit : int
         Characters; what comes after them goes to a file.
+    logs : LogFolder, optional
+        Where that file is; without it nothing beyond the limit is kept.
     """
 
-    def __init__(self, publisher: Publisher, *, order: str = "rank", limit: int = LIMIT) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        order: str = "rank",
+        limit: int = LIMIT,
+        logs: LogFolder | None = None,
+    ) -> None:
         self._publisher = publisher
         self._in_rank_order = order == "rank"
         self._arranged = arrange if self._in_rank_order else in_arrival_order
         self._next_redraw = 0.0
-        self._limit = limit
+        self._limit, self._logs = limit, logs
         self._writer = BlockWriter(publisher)
         self._lock = threading.RLock()  # what came
         self._showing = threading.Lock()  # what is shown; taken before _lock, never inside it
@@ -136,14 +146,16 @@ class CellOutput:
     def _arrive(self, rank: int, item: Item, size: int) -> None:
         with self._lock:
             if self._log is not None:
-                self._log.write(rank, item)
+                if lost := self._log.write(rank, item):
+                    self._notes.append((lost, True))
+                    self._wake()
                 return
             if rank in self._clear_before_next:
                 self._drop(rank)
             self._printed += size
             if self._size + size > self._limit:
-                self._log = OverflowLog([*self._arrivals, (rank, item)])
-                self._notes.append((self._log.notice(self._limit), True))
+                self._log = OverflowLog(self._logs, self._limit, [*self._arrivals, (rank, item)])
+                self._notes.append((self._log.notice, True))
                 item, size = beginning(item, self._limit - self._size), self._limit - self._size
             self._arrivals.append((rank, item))
             self._size += size

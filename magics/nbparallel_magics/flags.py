@@ -21,7 +21,12 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
         )
         add("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
     add("-o", "--out", type=arguments.name, metavar="NAME", help="put each rank's last value into NAME")
-    add("--timeout", type=arguments.seconds, metavar="S", help="interrupt the cell after S seconds")
+    add(
+        "--timeout",
+        type=arguments.seconds,
+        metavar="S",
+        help="interrupt the cell after S seconds; %%parallel_tb then shows where it was",
+    )
     add("--quiet", action="store_true", help="show no output and no values, only errors")
     return parser
 
@@ -141,6 +146,9 @@ RESULT = MagicParser(
     "%parallel_result",
 )
 TRACEBACK = MagicParser(
-    "%parallel_tb", "Show the full tracebacks of the last cell that failed on ranks.", "%parallel_tb -r 2"
+    "%parallel_tb",
+    "Show the full tracebacks of the last cell that failed on ranks; after a time-out or an interrupt,\n"
+    "where each rank was.",
+    "%parallel_tb -r 2",
 )
 TRACEBACK.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only of these ranks")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbparallel_magics.configuration import configured
+from nbparallel_magics.log_folder import LogFolder
 from nbparallel_magics.notebook_output import NotebookOutput
 from nbparallel_magics.publisher import is_ipykernel
 
@@ -42,11 +43,13 @@ class Live:
         self.configuration = configured(shell)
         self.session: Session | None = None
         self.failures: Mapping[int, RankFailure] = {}
-        """What the ranks of the last cell that failed said, the root cause first."""
+        """What ranks said in the last cell that failed, the root cause first; or where they were stopped."""
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.welcomed = False
         """Whether the user was told what ranks find predefined."""
+        self.logs = LogFolder()
+        """Holds the output that is too much for the notebook."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""
@@ -71,18 +74,36 @@ class Live:
         """
         session = self._usable_session()
         if session is None:
-            session = self.session = _ignited(
-                world_size or self.configuration.n or None, self.configuration.start_method
-            )
+            session = self._new_session(world_size or self.configuration.n or None)
         elif world_size is not None and world_size != session.world_size:
             session.resize(world_size)
         return session
 
+    def remember(self, error: BaseException) -> None:
+        """Keep for ``%parallel_tb`` what an error holds of ranks: why they failed, or where they were."""
+        said: Mapping[int, RankFailure] = getattr(error, "failures", {})
+        if said:
+            self.failures = said
+
+    def _new_session(self, world_size: int | None) -> Session:
+        from nbparallel.session.interrupt import Presses
+
+        try:
+            with Presses():  # an interrupt waits until there is something that can be stopped
+                session = self.session = _ignited(world_size, self.configuration.start_method)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        return session
+
     def stop(self) -> None:
-        """End the ranks, if there are any."""
-        session, self.session = self.session, None
-        if session is not None:
-            session.stop()
+        """End the ranks, if there are any; an interrupt meanwhile raises when none is left."""
+        if self.session is None:
+            return
+        try:
+            self.session.stop()
+        finally:
+            self.session = None
 
     def begin_cell(self, info: Any) -> None:
         """Hear that a cell begins (IPython's ``pre_run_cell``)."""
@@ -102,14 +123,21 @@ class Live:
         self.shell.events.register("post_run_cell", self.end_cell)
         if self.notebook is not None:
             self.notebook.install()
-        atexit.register(self.stop)
+        atexit.register(self._end)
 
     def remove(self) -> None:
         """Undo `install` and end the ranks."""
-        atexit.unregister(self.stop)
+        atexit.unregister(self._end)
         if self.notebook is not None:
             self.notebook.remove()
         self.shell.events.unregister("post_run_cell", self.end_cell)
         self.shell.events.unregister("pre_run_cell", self.begin_cell)
         self.shell.configurables.remove(self.configuration)
-        self.stop()
+        self._end()
+
+    def _end(self) -> None:
+        """End the ranks, then what only they write to."""
+        try:
+            self.stop()
+        finally:
+            self.logs.remove()

@@ -7,6 +7,7 @@ from typing import Any
 
 from nbparallel_magics.completion import RankCompleter
 from nbparallel_magics.live import Live
+from nbparallel_magics.log_folder import remove_abandoned
 from nbparallel_magics.magics import ParallelMagics
 from nbparallel_magics.rendering import ErrorRendering
 from nbparallel_magics.stale import sweep_at_load
@@ -52,6 +53,7 @@ def load(shell: Any) -> None:
         loaded = _Loaded(shell)
         loaded.install()
         setattr(shell, _ATTRIBUTE, loaded)
+        remove_abandoned()
         removed = sweep_at_load()
         if removed:
             print(removed)  # noqa: T201  (it belongs under the cell that loads us)

@@ -6,46 +6,74 @@ import base64
 import contextlib
 import json
 import mimetypes
-import os
-import tempfile
 from collections.abc import Iterable
 from typing import Any
 
 from nbparallel.wire.units import size_text
 from nbparallel_magics.layout import Item, Rich, Text
+from nbparallel_magics.log_folder import LogFolder, new_file
 
-_LARGEST_LOG = 1_000_000_000
+LARGEST_LOG = 1_000_000_000
 """Bytes; a cell that prints without end must not fill the disk."""
 
 
 class OverflowLog:
-    """Writes output in order of arrival, with a label wherever the rank changes."""
+    """Writes output in order of arrival, with a label wherever the rank changes.
 
-    def __init__(self, so_far: Iterable[tuple[int, Item]]) -> None:
-        descriptor, self.path = tempfile.mkstemp(prefix="nbparallel-output-", suffix=".log")
-        os.close(descriptor)
+    Parameters
+    ----------
+    folder : LogFolder or None
+        Owns the file; without one, and where no file can be made, nothing is kept.
+    limit : int
+        How much the notebook shows.
+    so_far : iterable of (rank, item)
+        What has come until now.
+    """
+
+    def __init__(self, folder: LogFolder | None, limit: int, so_far: Iterable[tuple[int, Item]]) -> None:
+        self.path = ""
         self._size = 0
         self._files = 0
         self._last: int | None = None
-        for rank, item in so_far:
-            self.write(rank, item)
-
-    def notice(self, limit: int) -> str:
-        """Return the line that tells the user."""
-        return f"the cell printed more than {size_text(limit)}; all of it is in {self.path}"
-
-    def write(self, rank: int, item: Item) -> None:
-        """Append one arrival; beyond `_LARGEST_LOG` it is dropped."""
-        if self._size > _LARGEST_LOG:
+        self.notice = f"the cell printed more than {size_text(limit)}; "
+        """The line that tells the user."""
+        try:
+            if folder is not None:
+                self.path = folder.new_log()
+        except OSError as error:
+            self.notice += f"the rest is lost, since no file can be made for it: {error}"
             return
+        if self.path:
+            self.notice += f"all of it is in {self.path} until the kernel ends (copy it to keep it)"
+        else:
+            self.notice += "the rest is not kept"
+        problem = next(filter(None, [self.write(rank, item) for rank, item in so_far]), "")
+        if problem:
+            self.notice += f"; {problem}"
+
+    def write(self, rank: int, item: Item) -> str:
+        """Append one arrival; return a line for the user if from now on nothing is kept, else nothing."""
+        if not self.path:
+            return ""
+        try:
+            self._append(rank, item)
+        except OSError as error:
+            path, self.path = self.path, ""
+            return f"what comes from now on is lost: {path} cannot be written to ({error.strerror})"
+        if self._size > LARGEST_LOG:
+            path, self.path = self.path, ""
+            return f"what comes from now on is lost: {path} has {size_text(self._size)}, which is the most"
+        return ""
+
+    def _append(self, rank: int, item: Item) -> None:
         text = item.text if isinstance(item, Text) else self._described(item)
         if rank != self._last:
             text = f"[rank {rank}]\n{text}"
             self._last = rank
         data = text.encode("utf-8", "backslashreplace")
-        self._size += len(data)
         with open(self.path, "ab") as file:
             file.write(data)
+        self._size += len(data)
 
     def _described(self, item: Rich) -> str:
         """Return a display's text; what else it consists of goes into files beside the log."""
@@ -55,10 +83,9 @@ class OverflowLog:
                 self._files += 1
                 path = f"{self.path[: -len('.log')]}-{self._files}{_suffix(kind)}"
                 data = _as_bytes(kind, content)
-                self._size += len(data)
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-                with open(descriptor, "wb") as file:
+                with open(new_file(path), "wb") as file:
                     file.write(data)
+                self._size += len(data)
                 lines.append(f"({kind} is in {path})")
         return "\n".join(lines) + "\n"
 

@@ -213,7 +213,7 @@ class _Directory:
         except ValueError:
             return None, Verdict(Fate.UNKNOWN, "the owner record is damaged or of another version")
         if self._on_disk is None:
-            self._on_disk = _lies_on_local_disk(self._path)
+            self._on_disk = lies_on_local_disk(self._path)
         return owner, self._coroner.judge(owner, status.st_ctime, on_disk=self._on_disk)
 
     def _deal_with(
@@ -269,7 +269,7 @@ def _spent(path: str, owner: Owner, coroner: Coroner) -> bool:
     record = os.path.join(owner.directory, f"{owners.pointer_stem(os.path.basename(path))}.owner")
     if os.path.lexists(record):
         return False
-    on_disk = _lies_on_local_disk(os.path.dirname(path))
+    on_disk = lies_on_local_disk(os.path.dirname(path))
     return coroner.judge(owner, status.st_ctime, on_disk=on_disk).fate is Fate.DEAD
 
 
@@ -280,7 +280,7 @@ def _unlink(path: str) -> None:
         pass  # another sweep was quicker, or it is not ours to remove
 
 
-def _lies_on_local_disk(directory: str) -> bool:
+def lies_on_local_disk(directory: str) -> bool:
     """Return whether a directory's files outlive a boot and are this machine's alone."""
     device = os.stat(directory).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

@@ -1,55 +1,14 @@
 """The output of a cell: labels, folding, order, and how much of it."""
-# ruff: noqa: D102 - the methods of Page are those of Publisher
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nbparallel_magics.cell_output import CellOutput
-
-
-class Page:
-    """A publisher that keeps what a reader would see."""
-
-    separate_streams = True
-
-    def __init__(self, *, can_clear: bool = True) -> None:
-        self.can_clear = can_clear
-        self.shown: list[Any] = []
-        self.clears = 0
-        self.published = 0
-        self.times: list[float] = []
-
-    def stream(self, name: str, text: str) -> None:
-        self.times.append(time.monotonic())
-        self.published += len(text)
-        if self.shown and self.shown[-1][0] == name:
-            self.shown[-1] = (name, self.shown[-1][1] + text)
-        else:
-            self.shown.append((name, text))
-
-    def display(self, data: Any, metadata: Any, transient: Any) -> None:
-        self.shown.append(("display", data, transient))
-
-    def update(self, data: Any, metadata: Any, transient: Any) -> None:
-        self.shown = [
-            ("display", data, transient) if s[0] == "display" and s[2] == transient else s for s in self.shown
-        ]
-
-    def clear(self, *, then_more: bool) -> None:
-        self.clears += 1
-        self.shown = []
-
-    @property
-    def text(self) -> str:
-        """The text of both streams."""
-        return "".join(s[1] if s[0] != "display" else "<display>\n" for s in self.shown)
+from tests.magics.page import Page
 
 
 @pytest.fixture
@@ -337,68 +296,3 @@ def test_an_animation_stays_within_the_budget(page: Page) -> None:
     assert page.published <= 2 * printed + 4096
     assert "frame 19" in page.text
     assert "frame 18" not in page.text
-
-
-def test_beyond_the_limit_there_is_a_file(page: Page) -> None:
-    """More than the limit goes to a file that has all of it; the notebook says so and clears nothing."""
-    out = CellOutput(page, limit=1000)
-    for line in range(100):
-        for rank in (1, 0):
-            out.stream(rank, "stdout", f"rank {rank} line {line}\n")
-    out.finish()
-    match = re.search(r"in (\S+nbparallel-output-\S+\.log)", page.text)
-    assert match
-    log = Path(match[1])
-    text = log.read_text()
-    log.unlink()
-    assert text.count("line") == 200
-    assert page.clears == 0
-    assert page.published < 2000
-
-
-def beyond_the_limit(page: Page, send: Any) -> str:
-    """Show what `send` sends and a later line under a limit of 1000; return the log."""
-    out = CellOutput(page, limit=1000)
-    send(out)
-    out.stream(0, "stdout", "later\n")
-    out.finish()
-    match = re.search(r"in (\S+nbparallel-output-\S+\.log)", page.text)
-    assert match
-    assert page.published < 2000
-    log = Path(match[1])
-    logged = log.read_text()
-    log.unlink()
-    assert logged.endswith("later\n")
-    return logged
-
-
-def test_one_text_that_is_too_long_is_shown_in_part(page: Page) -> None:
-    """A value, a text: its start and the notice are shown, the file has all."""
-    logged = beyond_the_limit(page, lambda out: out.result(0, {"text/plain": "v" * 5000}, {}))
-    assert page.text.startswith("Out[rank 0]: vvv")
-    assert logged.count("v") == 5000
-    page = Page()
-    logged = beyond_the_limit(page, lambda out: out.stream(0, "stdout", "t" * 5000))
-    assert page.text.startswith("[rank 0] ttt")
-    assert logged.count("t") > 5000
-
-
-@pytest.mark.parametrize(
-    ("data", "suffix", "content"),
-    [
-        ({"text/plain": "a page", "text/html": "h" * 5000}, ".html", b"h" * 5000),
-        ({"text/plain": "a figure", "image/png": "QUJD" * 2000}, ".png", b"ABC" * 2000),
-    ],
-)
-def test_one_display_that_is_too_long_is_in_a_file(
-    page: Page, data: dict[str, str], suffix: str, content: bytes
-) -> None:
-    """Its text is shown; beside the log lies what a reader can open, for nobody else to read."""
-    logged = beyond_the_limit(page, lambda out: out.display(0, data, {}, {}, False))
-    assert page.shown[1][1] == {"text/plain": data["text/plain"]}
-    found = re.search(r"is in (\S+)\)", logged)
-    assert found
-    beside = Path(found[1])
-    assert (beside.suffix, beside.read_bytes()) == (suffix, content)
-    assert beside.stat().st_mode & 0o777 == 0o600
-    beside.unlink()

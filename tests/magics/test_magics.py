@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import nbparallel_magics
-from nbparallel.errors import NbParallelError, StartError
+from nbparallel.errors import CellTimeoutError, NbParallelError, StartError
 from nbparallel.session import failures
-from nbparallel.wire.failures import FrameLine, RankFailure
+from nbparallel.wire.failures import Cause, FrameLine, RankFailure
 
 
 def hello(sink: Any, call: Any) -> dict[int, int]:
@@ -246,6 +246,26 @@ def test_errors_name_the_root_cause(notebook: Any) -> None:
     assert "there is no rank 4: ranks are 0-3" in notebook.run("%parallel_tb -r 4").stderr
     assert "did you mean -r 2?" in notebook.run("%parallel_tb 2").stderr
     assert "did you mean -r 0,2?" in notebook.run("%parallel_restart 0,2").stderr
+
+
+@pytest.mark.parametrize("kind", [CellTimeoutError, KeyboardInterrupt])
+def test_the_traceback_after_a_stop_shows_where_each_rank_was(notebook: Any, kind: type) -> None:
+    """`%parallel_tb` after a time-out or an interrupt; an interrupt before there was anything keeps it."""
+    frame = FrameLine("In[1]", 3, "<module>", "time.sleep(60)")
+    failure = RankFailure(1, 1, "KeyboardInterrupt", "", None, (), (frame,), Cause.INTERRUPT)
+
+    def stopped(sink: Any, call: Any) -> None:
+        error = kind("stopped")
+        error.failures = {1: failure}
+        raise error
+
+    notebook.play(stopped)
+    assert isinstance(notebook.run("%%parallel -n 2\ntime.sleep(60)").error, kind)
+    shown = notebook.run("%parallel_tb -r 1").stdout
+    assert "[rank 1]\nCell In[1], line 3\n    time.sleep(60)\nKeyboardInterrupt" in shown
+    notebook.play(lambda sink, call: (_ for _ in ()).throw(KeyboardInterrupt))
+    notebook.run("%parallel 1")
+    assert notebook.run("%parallel_tb").stdout == shown
 
 
 def test_session_errors_are_shown_without_our_frames(notebook: Any) -> None:

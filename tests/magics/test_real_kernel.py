@@ -143,6 +143,8 @@ def test_capture_gets_everything(any_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F70")
+@pytest.mark.once
 @pytest.mark.time_limit(240)
 @pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.stress)])
 def test_load_and_unload_many_times(kernel: Kernel, times: int) -> None:
