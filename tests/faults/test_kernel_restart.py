@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.testing.kernel import Kernel
+from nbparallel.testing.plugin import old_ipykernel
 
 GENEROUS_SECONDS = 5.0
 """The promise is 2 s."""
@@ -68,6 +69,21 @@ def test_f10_a_killed_kernel_leaves_nothing(state: str) -> None:
         assert kernel.descendants()
         kernel.kill()
         wait_until_alone(kernel, -1)
+
+
+def test_f10_and_so_does_a_killed_kernel_of_an_older_ipykernel() -> None:
+    """The same with 6.31, whose kernel runs cells, threads and signals in another way; states in a row."""
+    folder = old_ipykernel()
+    if not folder.is_dir():
+        pytest.skip(f"ipykernel 6.31 is not in {folder}; `make test` puts it there")
+    with Kernel(path=[folder]) as kernel:
+        assert kernel.run("import ipykernel; ipykernel.__version__[:4]").result == "'6.31'"
+        for state in ("idle", "in all_reduce", "holding the GIL in C"):
+            begin(kernel, state)
+            assert kernel.descendants()
+            kernel.kill()
+            wait_until_alone(kernel, -1)
+            kernel.restart(now=True)
 
 
 def test_f13_exit_in_a_cell_ends_everything() -> None:
