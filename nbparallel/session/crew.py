@@ -172,6 +172,10 @@ class Crew:
                 self.next_event(deadline - time.monotonic())
             except StartError as error:
                 raise StartError(f"{error}\n{self.supervisor.log()}") from None
+            except SupervisorDiedError as error:
+                if said := self.supervisor.log():
+                    raise StartError(f"{error} while ranks were starting:\n{said}") from None
+                raise
             for handle in [self.handles[rank] for rank in ranks]:
                 if handle.death is None:
                     continue

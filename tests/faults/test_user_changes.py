@@ -109,7 +109,7 @@ session.stop()
 try:
     nbp.Session(1).start()
 except nbp.errors.StartError as error:
-    assert "nbparallel" in str(error), error
+    assert "No module named 'nbparallel'" in str(error), error
 else:
     raise AssertionError("started from nothing")
 print("fine")

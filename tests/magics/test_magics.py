@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import signal
 import threading
 from typing import Any
 
@@ -411,6 +413,19 @@ def test_a_strategy_that_is_missing_here(
     assert "'file_system' is not available: linux has no /not/there; available: " in out.stderr
     assert out.stderr.count("\n") == 1
     assert "sharing strategy: file_descriptor" in plain(notebook.run("%sharing_strategy"))
+
+
+def test_an_interrupt_while_ranks_are_brought_up(notebook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A press in the moment in which the supervisor starts: it is stopped, the next cell works (F23)."""
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "nbparallel.session.ignition.Ignition", lambda method: os.kill(os.getpid(), signal.SIGINT)
+        )
+        assert isinstance(notebook.run("%%parallel -n 2\n1").error, KeyboardInterrupt)
+    assert notebook.session.closed
+    assert not notebook.session.calls
+    assert notebook.run("%%parallel -n 2\n1").error is None
+    assert notebook.session.calls
 
 
 def test_load_and_unload_leave_nothing(notebook: Any) -> None:
