@@ -72,7 +72,6 @@ def test_f67_binary_and_endless_output_is_bounded(kernel: Kernel) -> None:
     assert notice
     log = Path(notice[1])
     content = log.read_text()
-    log.unlink()
     assert (content[:9], content.count("x")) == ("[rank 1]\n", 12_000_000)
     quiet = kernel.run(
         "%%parallel --quiet --timeout 1\nimport os\nwhile True: os.write(1, bytes(1_000_000))", timeout=60
@@ -80,6 +79,8 @@ def test_f67_binary_and_endless_output_is_bounded(kernel: Kernel) -> None:
     assert quiet.ename == "CellTimeoutError"
     assert sent(quiet) == 0
     assert text(kernel.run("%parallel all_reduce(1)")) == "Out[ranks 0-1]: 2\n"
+    kernel.begin("exit()")
+    kernel.wait_until(lambda: not log.parent.exists(), 15, "removal of the logs when the kernel ends")
 
 
 def test_progress_bars_are_drawn_on_their_line(any_kernel: Kernel) -> None:
