@@ -72,7 +72,12 @@ class AllReduce:
         """Combine `x` of all ranks; an array in place."""
         if type(x) is not np.ndarray:
             return self._all_reduce_other(x, op, deadline_ns)
-        plan = self._plans.get((op, x.dtype, x.shape)) or self._plan(op, x)
+        try:
+            plan = self._plans.get((op, x.dtype, x.shape))
+        except TypeError:
+            plan = None  # a list, say, cannot be looked up; what an operator is will be said below
+        if plan is None:
+            plan = self._plan(op, x)
         if not x.flags.writeable:
             raise ValueError(
                 "all_reduce works in place and this array is read-only: pass x.copy(), or share it for "

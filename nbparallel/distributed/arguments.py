@@ -6,6 +6,7 @@ Whatever is wrong here is known to the caller alone, before anything was said to
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from nbparallel.distributed.memory import AnyArray
 from nbparallel.errors import rank_list
 
 MAX_TAG = (1 << 63) - 1
+_MOST_SECONDS = 1e9
+"""Of a time-out: what comes after thirty years nobody sees, and a clock's nanoseconds have 63 bits."""
 _MAX_WORK: Any = 10_000
 """Of numpy's search for a common byte; arrays that take more count as overlapping."""
 
@@ -64,13 +67,17 @@ def check_tag(tag: Any) -> int:
 
 
 def deadline(timeout: float | datetime.timedelta | None) -> int | None:
-    """Return when a time-out from now ends, in nanoseconds of the monotonic clock."""
+    """Return when a time-out from now ends, in nanoseconds of the monotonic clock; None: never."""
     if timeout is None:
         return None
-    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
-    if seconds < 0:
+    seconds: Any = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.integer | np.floating):
+        raise TypeError(f"timeout must be seconds or a timedelta, not {type(timeout).__name__}")
+    if not seconds >= 0:  # NaN is not either
         raise ValueError(f"timeout is in seconds and must not be negative, not {timeout!r}")
-    return time.monotonic_ns() + int(seconds * 1e9)
+    if math.isinf(seconds):
+        return None
+    return time.monotonic_ns() + int(min(float(seconds), _MOST_SECONDS) * 1e9)
 
 
 def check_output(x: Any, operation: str) -> AnyArray:
@@ -88,10 +95,13 @@ def check_outputs(outputs: Any, size: int, operation: str, name: str) -> list[An
     """Return the arrays that `operation` is to fill, one for each member, none over another."""
     if not isinstance(outputs, list | tuple):
         raise TypeError(
-            f"{name} must be a list of {size} arrays, one for each rank, not {type(outputs).__name__}"
+            f"{operation}: {name} must be a list of {size} arrays, one for each rank, not "
+            f"{type(outputs).__name__}"
         )
     if len(outputs) != size:
-        raise ValueError(f"{name} needs one array for each of the {size} ranks, and has {len(outputs)}")
+        raise ValueError(
+            f"{operation}: {name} needs one array for each of the {size} ranks, and has {len(outputs)}"
+        )
     arrays = [check_output(x, operation) for x in outputs]
     pair = overlapping_pair(arrays)
     if pair is not None:
@@ -112,8 +122,21 @@ def _bounds(x: AnyArray) -> tuple[int, int]:
     return start, stop + x.itemsize
 
 
+def _each_its_own(arrays: Sequence[AnyArray]) -> bool:
+    """Whether no two arrays look at memory of one owner: quick, and mostly so; False if it is not clear."""
+    owners = set()
+    for x in arrays:
+        owner = x if x.base is None else x.base
+        if type(owner) is not np.ndarray or not owner.flags.owndata:
+            return False
+        owners.add(id(owner))
+    return len(owners) == len(arrays)
+
+
 def overlapping_pair(arrays: Sequence[AnyArray]) -> tuple[int, int] | None:
     """Return two arrays that share memory, None if all are apart."""
+    if _each_its_own(arrays):
+        return None
     spans = sorted((*_bounds(x), i) for i, x in enumerate(arrays) if x.size)
     active: list[tuple[int, int, int]] = []
     for start, stop, i in spans:
@@ -162,7 +185,10 @@ def rows_of(x: Any, sizes: Any, size: int, operation: str, name: str) -> list[An
                 "split sizes"
             )
         return np.split(array, size)
-    counts = [int(n) for n in sizes]
+    counts = list(sizes) if isinstance(sizes, Sequence) or getattr(sizes, "ndim", 0) == 1 else [sizes]
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in counts):
+        raise TypeError(f"the split sizes of {name} must be a list of {size} ints, not {sizes!r}")
+    counts = [int(n) for n in counts]
     if len(counts) != size or min(counts) < 0 or sum(counts) != len(array):
         raise ValueError(
             f"the split sizes {counts} of {name} must be {size} numbers that add up to its {len(array)} rows"

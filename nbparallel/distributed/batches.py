@@ -48,8 +48,10 @@ class Plan:
         """
         together, order = self.batch_size * parts, self.order()
         full = self.n // together
-        steps = order[: full * together].reshape(full, parts, self.batch_size)
-        found = list(steps[:, part].copy())  # only this rank's part stays in memory
+        found = []
+        if full:
+            steps = order[: full * together].reshape(full, parts, self.batch_size)
+            found = list(steps[:, part].copy())  # only this rank's part stays in memory
         if self.steps(parts) > full:
             left = order[full * together :]
             found.append(left[part_of(left.size, part, parts)].copy())

@@ -53,8 +53,10 @@ class Group:
         return "the group of " + rank_list(self.ranks) + (f" with tag {self.tag!r}" if self.tag else "")
 
 
-def checked_ranks(ranks: Iterable[Any], world_size: int) -> tuple[int, ...]:
+def checked_ranks(ranks: Any, world_size: int) -> tuple[int, ...]:
     """Return the members of a new group, sorted."""
+    if not isinstance(ranks, Iterable) or getattr(ranks, "ndim", 1) == 0:
+        raise TypeError(f"ranks must be a list of ranks, or None for all, not {type(ranks).__name__}")
     members = list(ranks)
     for rank in members:
         check_rank(rank, "ranks", tuple(range(world_size)))

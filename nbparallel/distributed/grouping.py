@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.arguments import check_place
 from nbparallel.distributed.calling import GroupLike
 from nbparallel.distributed.group import Group, checked_ranks
 from nbparallel.distributed.moving import Moving
@@ -91,4 +92,4 @@ class Grouping(Moving):
             There is no such place.
         """
         team = self._teams.world if group is None else self._teams.know(group)
-        return team.ranks[team.place(None, group_rank, "rank")]
+        return team.ranks[check_place(group_rank, "group_rank", team.ranks)]

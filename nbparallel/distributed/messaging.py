@@ -93,7 +93,7 @@ class Messaging(Caller):
             dst, word = team.ranks[team.place(dst, group_dst, "dst")], team.word
         elif type(dst) is not int or not 0 <= dst < self.world_size:
             dst = self._teams.world.place(dst, None, "dst")
-        if tag != 0 or type(tag) is not int:
+        if type(tag) is not int or tag:
             tag = check_tag(tag)
         member.ready = False
         try:
@@ -167,7 +167,7 @@ class Messaging(Caller):
             src is not None and (type(src) is not int or word or not 0 <= src < self.world_size)
         ):
             src = team.ranks[team.place(src, group_src, "src")]
-        if tag != 0 or type(tag) is not int:
+        if type(tag) is not int or tag:
             tag = check_tag(tag)
         member.ready = False
         try:
@@ -229,9 +229,10 @@ class Messaging(Caller):
         buffer = check_buffer(tensor) if tensor is not None else None
         if src is not None or group_src is not None:
             src = team.ranks[team.place(src, group_src, "src")]
+        tag = check_tag(tag)
         shown = f"irecv(src={src}{f', tag={tag}' if tag else ''})"
         work = Work(shown, self._member.calling.line())
-        receive = Receive(work, tensor, buffer, src, check_tag(tag), team.word, team.ranks)
+        receive = Receive(work, tensor, buffer, src, tag, team.word, team.ranks)
         work.begin(lambda limit, wait: self._talk(lambda: self._messages.push(receive, limit, wait)))
         self._tickets.add(work)
         return self._talk(lambda: self._messages.post(receive))
@@ -244,8 +245,11 @@ class Messaging(Caller):
         TypeError, ValueError
             The list is empty or holds something else; nothing was begun.
         """
-        if not all(isinstance(op, P2POp) for op in p2p_op_list):
-            raise TypeError("batch_isend_irecv needs a list of P2POp")
+        if not isinstance(p2p_op_list, list | tuple):
+            raise TypeError(f"p2p_op_list must be a list of P2POp, not {type(p2p_op_list).__name__}")
+        for i, op in enumerate(p2p_op_list):
+            if not isinstance(op, P2POp):
+                raise TypeError(f"p2p_op_list[{i}] must be a P2POp, not {type(op).__name__}")
         if not p2p_op_list:
             raise ValueError("batch_isend_irecv needs at least one P2POp")
         works = []

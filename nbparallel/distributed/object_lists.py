@@ -66,6 +66,11 @@ class ObjectLists(Moving):
         group_src: int | None = None,
     ) -> None:
         """Put this rank's of the objects on rank `src` into the first element of the output list."""
+        if not isinstance(scatter_object_output_list, list):
+            raise TypeError(
+                "scatter_object_list fills the first element of a list, not "
+                f"{type(scatter_object_output_list).__name__}"
+            )
         if not scatter_object_output_list:
             raise ValueError("scatter_object_list needs an output list with at least one element")
         team = self._team(group)
