@@ -78,7 +78,12 @@ class Caller:
         def start() -> None:
             collectives = team.collectives or self._teams.open(team, None)
             movement, complete = describe(collectives.later)
-            pending = Pending(movement, complete if filled is None else lambda _: filled, work)
+
+            def finish(found: Any) -> Any:
+                value = complete(found)
+                return value if filled is None else filled
+
+            pending = Pending(movement, finish, work)
             self._tickets.add(work)
             collectives.begun.add(pending)
 

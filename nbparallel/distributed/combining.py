@@ -186,7 +186,12 @@ class Combining(Caller):
             values, output = input_list, check_output(tensor, "reduce_scatter")
         parts = parts_of(values, len(team.ranks), "reduce_scatter")
         if async_op:
-            return self._begin(team, "reduce_scatter", lambda later: later.reduce_scatter(parts, op, output))
+            return self._begin(
+                team,
+                "reduce_scatter",
+                lambda later: later.reduce_scatter(parts, op, output),
+                tensor if output is not None else None,
+            )
         whole = values if type(values) is np.ndarray else None
         found = self._run(team, limit, lambda c: c.reduce_scatter(parts, whole, op, output, limit))
         return found if output is None else tensor
@@ -211,7 +216,7 @@ class Combining(Caller):
         parts = equal_parts(input, target, len(team.ranks), "reduce_scatter_tensor", "input")
         if async_op:
             return self._begin(
-                team, "reduce_scatter_tensor", lambda later: later.reduce_scatter(parts, op, target)
+                team, "reduce_scatter_tensor", lambda later: later.reduce_scatter(parts, op, target), output
             )
         whole = input if type(input) is np.ndarray else None
         self._run(team, None, lambda c: c.reduce_scatter(parts, whole, op, target, None))

@@ -154,7 +154,7 @@ class Reducing:
         source = (
             whole.reshape(-1)
             if whole is not None and direct
-            else np.concatenate([a.reshape(-1) for a in arrays])
+            else np.concatenate([a.reshape(-1) for a in arrays], dtype=mine.dtype)  # else in native order
         )
         start = sum(a.size for a in arrays[: self._index])
         in_place = output is not None and output.flags.c_contiguous
