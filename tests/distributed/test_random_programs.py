@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError
 
 SIZES = [0, 1, 3, 100, 1500, 10_000, 80_000]
 CHANCES = [0.05, 0.3, 0.2, 0.2, 0.15, 0.07, 0.03]
@@ -121,66 +120,3 @@ def program(c: Communicator, operations: int, seed: int) -> int:
 def test_random_programs(ranks: Any, n: int, seed: int, count: int) -> None:
     """Thousands of random correct operations give right results and no error."""
     assert set(ranks(n, lambda c: program(c, count, seed), seconds=100)) == {count}
-
-
-def broken(c: Communicator, seed: int, change: str) -> str:
-    """Run a random program in which one call of one rank is left out, doubled or another."""
-    rng = np.random.default_rng(seed)
-    n, victim, at = c.world_size, int(rng.integers(c.world_size)), int(rng.integers(3, 12))
-    calls: list[Any] = [
-        lambda a, r: c.all_reduce(a),
-        lambda a, r: c.reduce(a, r),
-        lambda a, r: c.broadcast(a, src=r),
-        lambda a, r: c.all_gather([np.zeros(len(a)) for _ in range(n)], a),
-        lambda a, r: c.gather(a, dst=r),
-        lambda a, r: c.scatter(a, [a.copy() for _ in range(n)] if c.rank == r else None, src=r),
-        lambda a, r: c.reduce_scatter(a),
-        lambda a, r: c.barrier(),
-    ]
-    array = np.zeros(1)
-    try:
-        for step in range(14):
-            kind, size, root = int(rng.integers(8)), int(rng.choice([1, 50, 20_000])), int(rng.integers(n))
-            array = np.full(size, float(c.rank))
-            if step == at and c.rank == victim:
-                if change == "left out":
-                    continue
-                kind = (kind + 3) % 8 if change == "another" else kind
-                if change == "another root" and kind in (1, 2, 4, 5):
-                    root = (root + 1) % n
-                elif change in ("another root", "another size"):
-                    array = np.full(size + 1, float(c.rank))
-                    kind = 0 if kind in (4, 7) else kind  # those take any size
-            elif step == at and change in ("another root", "another size") and kind in (4, 7):
-                kind = 0 if change == "another size" or kind == 7 else kind
-            calls[kind](array, root)
-    except NbParallelError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-@pytest.mark.fault("F31")
-@pytest.mark.fault("F32")
-@pytest.mark.time_limit(60)
-@pytest.mark.parametrize("change", ["left out", "another", "another root", "another size"])
-def test_programs_with_one_fault(outcomes: Any, change: str) -> None:
-    """One call left out or altered: every rank that is not through gets an error, and the cause is named."""
-    for seed in range(8):
-        found = outcomes(3, lambda c, seed=seed: broken(c, seed, change))
-        assert all(outcome.error is None for outcome in found), (seed, found)
-        texts = [outcome.value for outcome in found]
-        kinds = {text.split(":")[0] for text in texts}
-        named = {CollectiveMismatchError.__name__, DeadlockError.__name__}
-        # Left out, a call that equals the next ones shows only at the end, to those who are still waiting.
-        assert kinds & named or (change == "left out" and kinds == {""}), (seed, texts)
-        if change != "left out":
-            assert kinds <= named | {"PeerFailedError"}, (seed, texts)
-
-
-@pytest.mark.stress
-@pytest.mark.time_limit(600)
-@pytest.mark.parametrize("seed", range(6))
-def test_many_random_programs(ranks: Any, seed: int) -> None:
-    """100,000 random correct operations, with spinning and without."""
-    for n, cpus in ((2, 2), (2, 1), (3, 4), (4, 2)):
-        assert set(ranks(n, lambda c: program(c, 4200, seed), usable_cpus=cpus, seconds=200)) == {4200}
