@@ -18,6 +18,7 @@ from nbparallel.distributed.fingerprint import fingerprint
 from nbparallel.distributed.gathering import Gathering
 from nbparallel.distributed.later import MeetingLater
 from nbparallel.distributed.member import Member
+from nbparallel.distributed.numbers import exchange_bytes
 from nbparallel.distributed.reducing import Reducing
 from nbparallel.distributed.scattering import Scattering
 from nbparallel.distributed.scratch import Scratch
@@ -41,7 +42,7 @@ class Collectives:
         reducing = Reducing(member, self._meeting, self._scratch)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
         self._exchange = Exchange(member, self._meeting)
-        gathering = Gathering(self._exchange, area.ranks, area.index)
+        self._gathering = gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
         self.later = Deferring(area.ranks, area.index)
         self.begun = Begun(self._meeting, self._exchange, self._changed)
@@ -70,6 +71,14 @@ class Collectives:
         self._meeting.deadline_ns = deadline_ns
         self._member.operations += 1
         return self._broadcast(x, root)
+
+    def tell_short(
+        self, operation: Operation, shown: Any, data: bytes, deadline_ns: int | None
+    ) -> list[bytes] | None:
+        """Return everybody's few bytes, as `tell`; None, on all, if one's do not fit into a slot."""
+        self._meeting.deadline_ns = deadline_ns
+        label = self._gathering.label(operation, shown)
+        return exchange_bytes(self._member, self._meeting, operation, label, data)
 
     def release(self) -> None:
         """Let go of copies that everybody has read."""

@@ -18,6 +18,7 @@ from nbparallel.distributed.combining import Combining, Timeout
 from nbparallel.distributed.gradients import (
     BUCKET,
     average,
+    average_riding,
     check_announcements,
     checked_gradients,
     mismatch,
@@ -202,12 +203,23 @@ class DataParallel(Combining):
         def tell(value: Any) -> list[Any]:
             return self._run(team, limit, lambda c: c.tell(Operation.average_gradients, shown, value, limit))
 
-        same, total = check_announcements(tell(own), team.ranks)
+        def tell_short(data: bytes) -> list[bytes] | None:
+            return self._run(
+                team, limit, lambda c: c.tell_short(Operation.average_gradients, shown, data, limit)
+            )
+
+        told = tell_short(own + gradients.riding() if gradients.rides else own)
+        same, total = check_announcements(tell(own) if told is None else told, team.ranks)
         if not same:
             raise mismatch(tell((gradients.forms(), bucket_nbytes)), team.ranks)
-        average(
-            gradients, total, lambda x, op: self._run(team, limit, lambda c: c.all_reduce.run(x, op, limit))
-        )
+        if told is not None and gradients.rides:
+            average_riding(gradients, total, told)
+        else:
+            average(
+                gradients,
+                total,
+                lambda x, op: self._run(team, limit, lambda c: c.all_reduce.run(x, op, limit)),
+            )
         return arrays
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbparallel.distributed.exchange import Exchange, Labels, Movement
+from nbparallel.distributed.fingerprint import Fingerprint
 from nbparallel.distributed.memory import AnyArray
 from nbparallel.wire.control import Operation
 
@@ -32,11 +33,15 @@ class Gathering:
 
     def tell(self, operation: Operation, shown: Any, value: Any, deadline_ns: int | None) -> list[Any]:
         """Return everybody's value, as one step of an `operation` that the user called with `shown`."""
+        label = self.label(operation, shown)
+        return self._exchange(Movement(operation, label, (value,), self._everybody, {}), deadline_ns)
+
+    def label(self, operation: Operation, shown: Any) -> Fingerprint:
+        """Return the fingerprint of a step of an operation."""
         labels = self._labels_of.get(operation)
         if labels is None:
             labels = self._labels_of[operation] = Labels(operation, self._ranks)
-        label = labels((shown,), (), None, view=False)
-        return self._exchange(Movement(operation, label, (value,), self._everybody, {}), deadline_ns)
+        return labels((shown,), (), None, view=False)
 
     def gather(
         self, x: Any, root: int, outputs: Sequence[AnyArray], deadline_ns: int | None, *, view: bool

@@ -1,8 +1,9 @@
 """Averaging many arrays over all ranks: few large reductions instead of many small ones.
 
 Small arrays of one dtype are packed one behind the other into flat buckets, which are reduced one after the
-other; an array that fills a bucket alone is reduced where it is.  What goes where follows from dtypes and
-sizes only, so it is the same on every rank, and `all_reduce` gives all ranks the same bits.
+other; a large array is reduced where it is.  A few small ones ride along when the ranks compare what they
+pass, and need no further reduction.  What goes where follows from dtypes and sizes only, so it is the same on
+every rank, and all of it is combined in rank order: all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from nbparallel.sharing.store import Store
 
 BUCKET = 4 << 20
 """Bytes: far above what a reduction costs at least, and still in a last-level cache."""
-_HEAD = struct.Struct("<16s?d")
+ALONE = 256 << 10
+"""Bytes: copying a larger array into a bucket and back takes longer than a reduction of its own."""
+RIDE = 8 << 10
+"""Bytes of all arrays together that ride along: half a slot of a small group."""
+_HEAD = struct.Struct("<16s?dI")
+"""Digest of the form, weight, number of parts of shared memory."""
 _SPAN = struct.Struct("<QQQ")
 
 
@@ -47,21 +53,32 @@ class Gradients:
         said = repr((self.bucket_nbytes, self.names, [(x.dtype.str, x.shape) for x in self.arrays]))
         digest = hashlib.blake2b(said.encode("utf-8", "backslashreplace"), digest_size=16).digest()
         weighted = self.weight is not None
-        parts = [_HEAD.pack(digest, weighted, self.weight if self.weight is not None else 1.0)]
+        spans = []
         for x in self.arrays:
             location = store.location(x) if x.base is not None else None
             if location is not None:
-                parts.append(_SPAN.pack(location.segment, location.start, location.stop))
-        return b"".join(parts)
+                spans.append(_SPAN.pack(location.segment, location.start, location.stop))
+        weight = self.weight if self.weight is not None else 1.0
+        return _HEAD.pack(digest, weighted, weight, len(spans)) + b"".join(spans)
+
+    @property
+    def rides(self) -> bool:
+        """Whether all arrays together are so small that they ride along with the announcement."""
+        return sum(x.nbytes for x in self.arrays) <= RIDE
+
+    def riding(self) -> bytes:
+        """Return the content of all arrays, bucket by bucket."""
+        return b"".join(x.tobytes() for bucket in self.buckets() for x in bucket)
 
     def buckets(self) -> Iterator[list[AnyArray]]:
         """Yield the arrays that are reduced together: of one dtype, not empty."""
         open_buckets: dict[np.dtype[Any], list[AnyArray]] = {}
         filled: dict[np.dtype[Any], int] = {}
+        alone = min(self.bucket_nbytes, ALONE)
         for x in self.arrays:
             if not x.size:
                 continue
-            if x.nbytes >= self.bucket_nbytes:
+            if x.nbytes >= alone:
                 yield [x]
                 continue
             bucket = open_buckets.setdefault(x.dtype, [])
@@ -134,19 +151,20 @@ def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bo
         shared memory.
     """
     heads = [_HEAD.unpack_from(data) for data in told]
-    if len({digest for digest, _, _ in heads}) > 1:
+    if len({head[0] for head in heads}) > 1:
         return False, None
     spans: list[list[tuple[Span, bool]]] = [
-        [(span, True) for span in _SPAN.iter_unpack(memoryview(data)[_HEAD.size :])] for data in told
+        [(span, True) for span in _SPAN.iter_unpack(memoryview(data)[_HEAD.size : _start(data)])]
+        for data in told
     ]
-    found = conflict(spans)
+    found = conflict(spans) if any(spans) else None
     if found is not None:
         first, second = sorted(ranks[i] for i in found)
         raise ValueError(
             f"ranks {first} and {second} passed overlapping memory of one shared array to average_gradients, "
             "which would write it: each rank needs gradients of its own, so pass x.copy()"
         )
-    with_weight = [rank for rank, (_, weighted, _) in zip(ranks, heads, strict=True) if weighted]
+    with_weight = [rank for rank, (_, weighted, _, _) in zip(ranks, heads, strict=True) if weighted]
     if not with_weight:
         return True, None
     if len(with_weight) < len(ranks):
@@ -155,10 +173,15 @@ def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bo
             f"{rank_list(with_weight)} passed weight= to average_gradients, and {without} did not: all ranks "
             "must, or none"
         )
-    total = math.fsum(weight for _, _, weight in heads)
+    total = math.fsum(weight for _, _, weight, _ in heads)
     if not total:
         raise ValueError("the weights of all ranks are 0: there is nothing to average")
     return True, total
+
+
+def _start(data: bytes) -> int:
+    """Return where what rides along begins."""
+    return _HEAD.size + int(_HEAD.unpack_from(data)[3]) * _SPAN.size
 
 
 Form = tuple[str, str, tuple[int, ...]]
@@ -206,10 +229,34 @@ def average(gradients: Gradients, total: float | None, reduce: Callable[[AnyArra
             start += x.size
         _scale(flat, factor)
         reduce(flat, op)
-        start = 0
-        for x in bucket:
-            x[...] = flat[start : start + x.size].reshape(x.shape)
-            start += x.size
+        _unpack(flat, bucket)
+
+
+def average_riding(gradients: Gradients, total: float | None, told: Sequence[bytes]) -> None:
+    """Replace the arrays by their averages over all ranks, whose announcements brought them along."""
+    starts = [_start(data) for data in told]
+    factors = [None if total is None else float(_HEAD.unpack_from(data)[2]) / total for data in told]
+    for bucket in gradients.buckets():
+        dtype, count = bucket[0].dtype, sum(x.size for x in bucket)
+        with np.errstate(all="ignore"):
+            combined: AnyArray | None = None
+            for data, start, factor in zip(told, starts, factors, strict=True):
+                theirs = np.frombuffer(data, dtype, count, start).copy()
+                _scale(theirs, factor)
+                combined = theirs if combined is None else np.add(combined, theirs, out=combined)
+            assert combined is not None, "there is at least this rank"
+            if total is None and len(told) > 1:
+                np.true_divide(combined, len(told), out=combined)
+        _unpack(combined, bucket)
+        starts = [start + combined.nbytes for start in starts]
+
+
+def _unpack(flat: AnyArray, bucket: list[AnyArray]) -> None:
+    """Write what lies one behind the other into the arrays that it belongs to."""
+    start = 0
+    for x in bucket:
+        x[...] = flat[start : start + x.size].reshape(x.shape)
+        start += x.size
 
 
 def _scale(x: AnyArray, factor: float | None) -> None:
