@@ -227,6 +227,22 @@ def test_buckets_hold_everything_once() -> None:
         assert limit < 10**9 or len(buckets) == 3
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "operations"), [(1, 10, 1), (20, 10, 1), (500, 10, 2), (3, 131_072, 4)]
+)
+def test_how_many_operations(ranks: Any, count: int, size: int, operations: int) -> None:
+    """A few small arrays ride along with the comparison, many are reduced in one, large ones one by one."""
+
+    def work(c: Communicator) -> int:
+        arrays = [np.full(size, float(c.rank + i)) for i in range(count)]
+        before = c._member.operations
+        c.average_gradients(arrays)
+        assert all((x == i + 0.5).all() for i, x in enumerate(arrays))
+        return c._member.operations - before
+
+    assert ranks(2, work) == [operations] * 2
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_parts(ranks: Any, n: int) -> None:
     """A shard is a view of this rank's part, the parts are those of array_split, also in a group."""
