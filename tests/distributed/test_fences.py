@@ -1,0 +1,107 @@
+"""F37: buffers that end where forbidden pages begin: one byte read or written too far would kill the rank."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.errors import CollectiveMismatchError
+from tests.distributed.conformance import ALL, Setting, complete
+from tests.distributed.guarded import Guards
+
+PAGE, PROT_NONE = mmap.PAGESIZE, 0
+SIZES = (1, 7, 511, 3000, 40_000)
+
+
+class Fences(Guards):
+    """Makes buffers that lie against a page that cannot be read, before them or behind them."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__(communicator)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._behind = True
+
+    def buffer(self, shape: Any, dtype: Any, layout: str = "private") -> np.ndarray[Any, Any]:
+        """Return an array with a forbidden page at one end, in turn."""
+        shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        pages = -(-max(nbytes, 1) // PAGE)
+        memory = mmap.mmap(-1, (pages + 2) * PAGE)
+        octets = np.frombuffer(memory, np.uint8)
+        start = int(octets.__array_interface__["data"][0])
+        for page in (0, pages + 1):
+            if self._libc.mprotect(ctypes.c_void_p(start + page * PAGE), PAGE, PROT_NONE):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        at = (pages + 1) * PAGE - nbytes if self._behind else PAGE
+        self._behind = not self._behind
+        inside = octets[PAGE : (pages + 1) * PAGE]
+        inside[...] = 0xA5
+        outside = np.ones(inside.shape, bool)
+        outside[at - PAGE : at - PAGE + nbytes] = False
+        self._surroundings.append((inside, np.flatnonzero(outside)))
+        return np.ndarray(shape, dtype, octets, at)
+
+
+@pytest.mark.fault("F37")
+@pytest.mark.time_limit(600)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_no_operation_leaves_its_buffers(ranks: Any, n: int) -> None:
+    """Every collective and message, on inputs and outputs of odd sizes, at both ends of a page."""
+
+    def work(c: Communicator) -> int:
+        count = 0
+        for case in ALL.values():
+            for size, dtype in zip(SIZES, ("i1", "f8", "f2", "c16", "i1"), strict=True):
+                setting = Setting(c, None, list(range(n)), count % n, dtype, size)
+                setting.guards = Fences(c)
+                running = case(setting)
+                complete(running, next(running), setting)
+                count += 1
+        return count
+
+    assert ranks(n, work, seconds=500) == [len(ALL) * len(SIZES)] * n
+
+
+@pytest.mark.fault("F37")
+def test_a_buffer_too_small_is_refused_and_the_sender_goes_on(ranks: Any) -> None:
+    """Nothing is written, the send has completed, and a right buffer then takes the message."""
+
+    def work(c: Communicator) -> None:
+        for size in (10, 3000, 200_000):
+            if c.rank == 0:
+                c.send(np.ones(size), 1)
+                c.send("sent", 1, tag=1)
+                continue
+            assert c.recv(src=0, tag=1) == "sent"
+            fences = Fences(c)
+            for shape, dtype in ((size - 1, "f8"), (size, "f4"), ((size, 1), "f8")):
+                buffer = fences.buffer(shape, dtype)
+                fences.remember()
+                with pytest.raises(CollectiveMismatchError, match="does not fit"):
+                    c.recv(buffer, src=0)
+                assert fences.untouched()
+            fits = fences.buffer(size, "f8")
+            assert c.recv(fits, src=0) == 0
+            assert (fits == 1).all()
+            fences.check()
+        c.barrier()
+
+    ranks(2, work)
+
+
+def test_a_fence_kills(outcomes: Any) -> None:
+    """The test's own test: one byte further is a crash."""
+
+    def work(c: Communicator) -> int:
+        faulthandler.disable()  # this crash is meant
+        buffer = Fences(c).buffer(10, "i1")
+        return ctypes.string_at(int(buffer.__array_interface__["data"][0]), 11)[0]
+
+    (outcome,) = outcomes(1, work)
+    assert outcome.signal == 11
