@@ -18,45 +18,42 @@ from benchmarks.sharing_peers import WORKERS, Peer, peers
 from nbparallel.sharing import current_store
 
 SIZES = (1 << 10, 1 << 20, 64 << 20, 1 << 30)
-IN_A_CELL, A_CELL = "nbparallel, within a cell", "nbparallel, a cell each time"
-SOME_ARRAY = """
-import nbparallel as nbp
+IN_A_CELL, A_CALL, A_CELL = "within a cell", "a call each time", "a cell each time"
+WAYS = (IN_A_CELL, A_CALL, A_CELL)
+SETUP = """
+import time
 first = nbp.zeros(1) if rank == 0 else None
 first = broadcast(first, src=0, view=True)
-"""
-CELL = """
-import time
-import nbparallel as nbp
-barrier()
-began = time.perf_counter()
-if rank == 0:
-    x = nbp.empty(COUNT)
-    x.fill(VALUE)
+
+def total(n, value):
+    barrier()
+    if rank:
+        send(float(recv(src=0).sum()), 0)
+        return [], 0.0
+    time.sleep(0.002)
+    began = time.perf_counter()
+    x = nbp.empty(n)
+    x.fill(value)
     for reader in range(1, world_size):
         send(x, reader, view=True)
     sums = [recv(src=reader) for reader in range(1, world_size)]
-else:
-    send(float(recv(src=0).sum()), 0)
-    sums = []
-took, x = time.perf_counter() - began, None
-sums, took
+    return sums, time.perf_counter() - began
 """
 
 
 class InACell:
-    """Five ranks: rank 0 makes the array, the others wait for it, as the peers' workers do."""
+    """Five ranks: rank 0 makes the array, the others wait for it, as the peers' workers do: asleep."""
 
     name = IN_A_CELL
 
     def __init__(self) -> None:
         self._session = nbp.Session(WORKERS + 1)
-        self._session.run(SOME_ARRAY)
+        self._session.run(SETUP)
         self.seconds: float | None = None
 
     def total(self, n: int, value: float) -> list[float]:
         """As `Peer.total`."""
-        cell = CELL.replace("COUNT", str(n)).replace("VALUE", str(value))
-        sums, self.seconds = self._session.run(cell, show_values=False).values[0]
+        sums, self.seconds = self._session.run(f"total({n}, {value})", show_values=False).values[0]
         return list(sums)
 
     def drop(self) -> None:
@@ -64,6 +61,38 @@ class InACell:
 
     def close(self) -> None:
         """As `Peer.close`."""
+        self._session.stop()
+
+
+def _sum(x: Any) -> float:
+    return float(x.sum())
+
+
+class CallEachTime:
+    """Four ranks; this process makes the array and calls a function with it on each."""
+
+    name = A_CALL
+    seconds = None
+
+    def __init__(self) -> None:
+        self._session = nbp.Session(WORKERS)
+        self._first, self._array = nbp.zeros(1), None
+        self._session.call(_sum, self._first)
+
+    def total(self, n: int, value: float) -> list[float]:
+        """As `Peer.total`."""
+        self._array = array = nbp.empty(n)
+        array.fill(value)
+        return self._session.call(_sum, array)
+
+    def drop(self) -> None:
+        """As `Peer.drop`."""
+        self._array = None
+        current_store().drain()
+
+    def close(self) -> None:
+        """As `Peer.close`."""
+        self._first = self._array = None
         self._session.stop()
 
 
@@ -101,8 +130,8 @@ def measure(sizes: Sequence[int], rounds: int) -> tuple[dict[int, dict[str, list
     found: dict[int, dict[str, list[float]]] = {}
     with contextlib.ExitStack() as stack:
         others, missing = peers(stack)
-        contenders: list[Peer] = [InACell(), CellEachTime(), *others]
-        for ours in contenders[:2]:
+        contenders: list[Peer] = [InACell(), CallEachTime(), CellEachTime(), *others]
+        for ours in contenders[: len(WAYS)]:
             stack.callback(ours.close)
         for nbytes in sizes:
             count = max(1, nbytes // 8)
@@ -156,13 +185,14 @@ def figures(sizes: Sequence[int], launches: int, rounds: int) -> list[Figure]:
     rows = []
     for size, contenders in collected.items():
         medians = {name: statistics.median(times) for name, times in contenders.items()}
-        ours, cell = medians.pop(IN_A_CELL), medians.pop(A_CELL)
+        ours = {way: medians.pop(way) for way in WAYS}
         for name, theirs in medians.items():
-            rows.append(_row(human_bytes(size), ours, name, theirs))
+            rows.append(_row(human_bytes(size), ours[IN_A_CELL], name, theirs))
         for name in missing:
-            rows.append(Figure(human_bytes(size), human_seconds(ours), not_installed(name)))
+            rows.append(Figure(human_bytes(size), human_seconds(ours[IN_A_CELL]), not_installed(name)))
         quickest = min(medians, key=lambda name: medians[name])
-        rows.append(_row(f"{human_bytes(size)}, a cell each time", cell, quickest, medians[quickest]))
+        for way in (A_CALL, A_CELL):
+            rows.append(_row(f"{human_bytes(size)}, {way}", ours[way], quickest, medians[quickest]))
     return rows
 
 
@@ -177,10 +207,12 @@ def run(*, quick: bool) -> Section:
         "An array that is made, filled, shared, and read by four processes",
         figures(SIZES, 1 if quick else 5, 3 if quick else 9),
         "Floats, filled where they lie if the peer can do that; every process sums all of them; the time "
-        "ends with the last sum. Workers and ranks wait already, and ranks have one small shared array; "
-        "freeing is not counted. joblib copies what the caller has filled. Rows without a remark: rank 0 "
-        "makes the array and sends it to four others within a cell. A cell each time: the notebook makes it "
-        "and names it in a cell of four ranks, beside the quickest peer.",
+        "ends with the last sum. Workers and ranks wait already, asleep, and ranks have one small shared "
+        "array; freeing is not counted. joblib copies what the caller has filled. Rows without a remark: "
+        "rank 0 makes the array and sends it to four others within a cell, as the peers' main process does; "
+        "everybody's functions were defined before. A call each time: this process makes the array and "
+        "passes it to `Session.call` on four ranks, which sends the function as well. A cell each time: a "
+        "notebook makes it and names it in a cell of four ranks. Those two stand beside the quickest peer.",
     )
 
 

@@ -6,7 +6,6 @@ import marshal
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -29,7 +28,7 @@ owners have dropped meanwhile lives as long."""
 
 def encode_handle(handle: ArrayHandle) -> bytes:
     """Return a handle as bytes for a slot or a ring."""
-    return marshal.dumps(astuple(handle))
+    return marshal.dumps(handle.fields())
 
 
 def decode_handle(data: bytes | memoryview) -> ArrayHandle:

@@ -117,10 +117,13 @@ class Engine:
 
     def tidy(self) -> None:
         """Take back memory that others have let go of."""
+        self._let_go()
+        sharing.current_store().drain()
+
+    def _let_go(self) -> None:
         if self.communicator is not None:
             self.communicator.release()
         namespace.let_go(self.shell.user_ns)
-        sharing.current_store().drain()
 
     def tend(self) -> float | None:
         """Give back memory that nobody has needed for long; return when to come again, in milliseconds."""
@@ -157,7 +160,7 @@ class Engine:
         self._report(outcome)
         if not outcome.ok:
             gc.collect()  # what formatted the traceback refers to itself, and to frames with their arrays
-        self.tidy()
+        self._let_go()  # `tend` comes after every frame, and drains
 
     def _report(self, outcome: Outcome) -> None:
         self.output.settle()

@@ -185,7 +185,7 @@ def _with_value(
 
 def _memory() -> RankMemory:
     """Return what shared memory this rank has made."""
-    own = [segment for segment in sharing.current_store().segments() if segment.own]
+    own = [segment for segment in sharing.current_store().segments(fetched=False) if segment.own]
     if not own:
         return RankMemory()
     used = [segment for segment in own if segment.phase != "pooled"]

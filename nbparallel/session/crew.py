@@ -45,7 +45,7 @@ from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import this_process
-from nbparallel.wire.messages import Configure, Join
+from nbparallel.wire.messages import Configure, Join, Outcome
 from nbparallel.wire.polling import ready
 
 START_SECONDS = 60.0
@@ -104,7 +104,10 @@ class Crew:
 
     def _post(self, handle: RankHandle | None, message: Any) -> None:
         self._events.append((handle, message))
-        self.wake()
+        # Who waits for all ranks is woken by the last one: the pump needs the interpreter meanwhile.
+        done = isinstance(message, Outcome) and message.ok
+        if not (done and any(other.busy for other in self.handles)):
+            self.wake()
         self._listener(message)
 
     def listen(self, listener: Callable[[Any], None]) -> None:

@@ -78,15 +78,11 @@ class SharedArrays:
         if seen is not None and seen[0]() is array and seen[1] == form:
             return Value(name, NameKind.ARRAY, seen[2], handle=seen[3], array=array)
         self._seen.pop(name, None)
-        place = self._store.location(array)
-        if place is None:
-            return None
-        writable = place.for_all and flags.writeable
-        handle = self._store.handle(array, broker=self._broker, writable=writable)
+        handle = self._store.handle(array, broker=self._broker, writable=None)
         if handle is None:
             return None
         dtype = handle.dtype if isinstance(handle.dtype, str) else repr(handle.dtype)
-        key = (handle.segment, handle.offset, handle.shape, handle.strides, dtype, writable)
+        key = (handle.segment, handle.offset, handle.shape, handle.strides, dtype, handle.writable)
         self._seen[name] = (weakref.ref(array), form, key, handle)
         return Value(name, NameKind.ARRAY, key, handle=handle, array=array)
 

@@ -262,10 +262,12 @@ class RankHandle:
 
     def send(self, kind: Kind, message: Any, fds: tuple[int, ...] = (), *, epoch: int = 0) -> None:
         """Send a message; one to a rank that died meanwhile is dropped: its death is under way."""
+        self.send_pickled(kind, pickle.dumps(message, 5), fds, epoch=epoch)
+
+    def send_pickled(self, kind: Kind, message: bytes, fds: tuple[int, ...] = (), *, epoch: int = 0) -> None:
+        """Send a message that somebody has pickled already; else as `send`."""
         try:
-            self.channel.send(
-                kind, pickle.dumps(message, 5), fds=fds, epoch=epoch, abandon=lambda: not self.alive
-            )
+            self.channel.send(kind, message, fds=fds, epoch=epoch, abandon=lambda: not self.alive)
         except ChannelClosedError:
             pass
 

@@ -7,6 +7,10 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
+MOST_GOOD = 64
+"""Cells that are remembered to compile: a script's loop runs the same one again and again."""
+_good: set[str] = set()
+
 
 @lru_cache(maxsize=1)
 def _transformer() -> Any:
@@ -32,12 +36,17 @@ def check(source: str, *, line_offset: int = 0, execution_count: int | None = No
     text = "# %%parallel\n" * line_offset + source
     if not text.endswith("\n"):
         text += "\n"
+    if text in _good:
+        return
     try:
         transformed = _transformer().transform_cell(text)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the ranks warn
             # as a whole: `return` outside of a function is no mistake of the grammar
             compile(transformed, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        if len(_good) >= MOST_GOOD:
+            _good.clear()
+        _good.add(text)
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # a null byte, too deep …
         raise SyntaxError(f"the cell cannot be compiled: {error}", (filename, None, None, None)) from None
     except SyntaxError as error:

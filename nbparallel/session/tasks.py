@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -102,9 +103,12 @@ class Tasks:
         crew.supervisor.memory_kills.look()
         presses.wake = crew.wake
         presses.check()  # nothing was sent yet
+        task, pickled = None, b""
         for rank, handle in handles.items():
             handle.task, handle.busy, handle.stderr_tail = number, True, ""
-            handle.send(Kind.CELL, make(rank), epoch=crew.epoch)
+            if (other := make(rank)) != task:  # as a rule it is the same for all
+                task, pickled = other, pickle.dumps(other, 5)
+            handle.send_pickled(Kind.CELL, pickled, epoch=crew.epoch)
         return Launched(crew, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept)
 
     def finish(self, launched: Launched, presses: Presses) -> CellResult:

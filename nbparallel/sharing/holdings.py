@@ -390,9 +390,10 @@ class Holdings:
                 self.sessions.forget(broker, known_as)
             self._retire(segment)
 
-    def statistics(self, broker: SegmentBroker | None = None) -> tuple[SegmentStatistics, ...]:
+    def statistics(self, broker: SegmentBroker | None, *, fetched: bool) -> tuple[SegmentStatistics, ...]:
         """Return own, fetched and pooled segments; with `broker`, of the fetched only that session's."""
-        own = [segment for segment in self._own.values() if segment.own]
-        fetched = [s for (source, _), s in self._fetched.items() if broker is None or source is broker]
-        known = [*own, *fetched, *(self._orphans if broker is None else ())]
+        known = [segment for segment in self._own.values() if segment.own]
+        if fetched:
+            known += [s for (source, _), s in self._fetched.items() if broker is None or source is broker]
+            known += self._orphans if broker is None else ()
         return (*(segment.statistics() for segment in known), *self.pool.statistics())

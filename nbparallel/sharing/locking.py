@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from nbparallel.errors import ForkedRankError
 
 if TYPE_CHECKING:
     from nbparallel.sharing.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def forked_error(owner: int) -> ForkedRankError:
+    """Return what a child that was forked from process `owner` is told."""
+    return ForkedRankError(
+        f"this process ({os.getpid()}) was forked from {owner}, which alone may share arrays; "
+        "arrays that exist can be read here, results go back through a pipe or a file"
+    )
 
 
 def locked(

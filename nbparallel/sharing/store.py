@@ -10,17 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import (
-    ForkedRankError,
-    InvalidHandleError,
-    ReadOnlyArrayError,
-)
+from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing import copying, registry, rehoming
 from nbparallel.sharing.allocation import Allocation
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.holdings import Holdings
 from nbparallel.sharing.layout import Shape, check_handle, describe, sizes_of
-from nbparallel.sharing.locking import locked
+from nbparallel.sharing.locking import forked_error, locked
 from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.pool import Pool
 from nbparallel.sharing.segment import Block, Location, Segment, SegmentStatistics
@@ -283,16 +279,19 @@ class Store:
 
     @locked
     def handle(
-        self, x: AnyArray, *, broker: SegmentBroker | None = None, writable: bool = False
+        self, x: AnyArray, *, broker: SegmentBroker | None = None, writable: bool | None = False
     ) -> ArrayHandle | None:
         """Return what another process needs to see the memory of `x`, or None if it is private.
 
         The segment is registered with the session if that has not happened yet.  The handle holds nothing:
-        whoever sends it keeps `x` until it has been attached.
+        whoever sends it keeps `x` until it has been attached.  With `writable` None it says that the receiver
+        is to write if every process may, and `x` is not flagged read-only.
         """
         place = self._holdings.find(x)
         if place is None:
             return None
+        if writable is None:
+            writable = place.segment.writable and x.flags.writeable
         form = describe(x.dtype)
         known_as = self._holdings.show(place, self._chosen(broker))
         segment = place.segment
@@ -374,10 +373,12 @@ class Store:
         return self._holdings.trim(0.0)
 
     @locked
-    def segments(self, broker: SegmentBroker | None = None) -> tuple[SegmentStatistics, ...]:
+    def segments(
+        self, broker: SegmentBroker | None = None, *, fetched: bool = True
+    ) -> tuple[SegmentStatistics, ...]:
         """Return what this process has: own, fetched (only from `broker`, if given) and pooled segments."""
         self._holdings.bury()
-        return self._holdings.statistics(broker)
+        return self._holdings.statistics(broker, fetched=fetched)
 
     @locked
     def close(self) -> None:
@@ -393,7 +394,4 @@ class Store:
     def check_pid(self) -> None:
         """Raise `ForkedRankError` in any process but the one that made this store."""
         if os.getpid() != self._pid:
-            raise ForkedRankError(
-                f"this process ({os.getpid()}) was forked from {self._pid}, which alone may share arrays; "
-                "arrays that exist can be read here, results go back through a pipe or a file"
-            )
+            raise forked_error(self._pid)

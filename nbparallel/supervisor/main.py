@@ -262,8 +262,9 @@ class Supervisor:
         if not self._desk.unsettled:
             return
         turn = self._desk.mark()
-        for client in list(self._segment_sockets):
-            for _ in range(FRAMES_QUEUED):
+        waiting = readable(*(sock for sock in self._segment_sockets.values() if sock.fileno() >= 0))
+        for client, heard in list(self._segment_sockets.items()):
+            for _ in range(FRAMES_QUEUED if heard.fileno() in waiting else 0):
                 sock = self._segment_sockets.get(client)
                 if sock is None or not readable(sock):
                     break

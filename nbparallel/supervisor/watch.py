@@ -23,6 +23,8 @@ class Watch:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._outboxes: dict[int, Outbox] = {}
+        self._full: set[int] = set()
+        """Sockets that are watched for room."""
 
     def add(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` whenever `fd` is readable or at its end."""
@@ -50,12 +52,16 @@ class Watch:
         box = self._outboxes.pop(fd, None)
         if box is not None:
             box.close()
+        self._full.discard(fd)  # the next socket may get its number
         sock.close()
 
     def wait(self, *, block: bool = True) -> None:
         """Wait for something to happen, without a time-out, and call the handlers; or only look."""
-        for fd, box in self._outboxes.items():
-            self._poll.modify(fd, select.POLLIN | (select.POLLOUT if box.waiting else 0))
+        full = {fd for fd, box in self._outboxes.items() if box.waiting}
+        for fd in self._full ^ full:
+            if fd in self._outboxes:
+                self._poll.modify(fd, select.POLLIN | (select.POLLOUT if fd in full else 0))
+        self._full = full
         for fd, events in ready(self._poll, None if block else 0):
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:
@@ -81,8 +87,9 @@ def take_or_end(sock: socket.socket) -> Frame | bool | None:
         return None
 
 
-def readable(sock: socket.socket) -> bool:
-    """Return whether a frame, or the end, is there."""
+def readable(*socks: socket.socket) -> set[int]:
+    """Return the descriptors of those sockets on which a frame, or the end, is there."""
     poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(ready(poll, 0))
+    for sock in socks:
+        poll.register(sock, select.POLLIN)
+    return {fd for fd, _ in ready(poll, 0)}

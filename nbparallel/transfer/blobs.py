@@ -18,31 +18,19 @@ ALIGNMENT = 64
 """Bytes; where a buffer starts in a blob: a cache line, and enough for every vector instruction."""
 
 
-class Location(Protocol):
-    """Where a shared array lies; see `nbparallel.sharing`."""
-
-    @property
-    def segment(self) -> int:
-        """Id of the segment."""
-
-    @property
-    def for_all(self) -> bool:
-        """Whether every process of the session may write there."""
-
-
 class ArrayStore(Protocol):
     """The part of `nbparallel.sharing.Store` that objects on their way need."""
 
     def empty(self, shape: Any, dtype: Any = ..., order: Any = ...) -> np.ndarray[Any, Any]:
         """Return a new shared array."""
 
-    def location(self, x: np.ndarray[Any, Any]) -> Location | None:
-        """Return where `x` lies, None if it is not shared."""
-
     def handle(
-        self, x: np.ndarray[Any, Any], *, broker: Any = None, writable: bool = False
+        self, x: np.ndarray[Any, Any], *, broker: Any = None, writable: bool | None = False
     ) -> ArrayHandle | None:
-        """Return the handle of a shared array, None if it is not shared."""
+        """Return the handle of a shared array, None if it is not shared.
+
+        `writable` None: if every process of the session may write there, and `x` itself may be written.
+        """
 
     def attach(
         self, handle: ArrayHandle, *, writable: bool = False, private: bool = False, broker: Any = None

@@ -25,6 +25,7 @@ from nbparallel.transfer import definitions
 from nbparallel.transfer.blobs import ArrayStore, map_blob, write_blob
 from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names
+from nbparallel.transfer.plain import is_plain
 from nbparallel.transfer.unpicklable import explain
 from nbparallel.wire.handles import ArrayHandle
 
@@ -38,6 +39,8 @@ _MAGIC = b"NBPK"
 _VERSION = 1
 _STREAM_IN_BLOB = 1
 """Flag: the stream is the blob's first region."""
+_PLAIN = _HEADER.pack(_MAGIC, _VERSION, 2, 0, 0, 0, 0, 0)
+"""Header of a value that needs nothing of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +148,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def _reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
         if array.dtype.hasobject:
             return NotImplemented
-        location = self.store.location(array)
-        if location is not None:
-            writable = location.for_all and array.flags.writeable
-            handle = self.store.handle(array, broker=self.broker, writable=writable)
-            if handle is not None:
-                self.arrays.append(array)
-                self.segments[handle.segment] = None
-                return definitions.attach, (_flatten(handle),)
+        handle = self.store.handle(array, broker=self.broker, writable=None)
+        if handle is not None:
+            self.arrays.append(array)
+            self.segments[handle.segment] = None
+            return definitions.attach, (handle.fields(),)
         if array.nbytes >= LARGE and not (array.flags.c_contiguous or array.flags.f_contiguous):
             # numpy would copy it into the stream; a contiguous copy goes out of band
             return np.ascontiguousarray(array).__reduce_ex__(5)
@@ -219,11 +219,6 @@ def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, twins: bo
         "set_class_state": definitions.complete_class,
         "class_reference": definitions.find_class,
     }
-
-
-def _flatten(handle: ArrayHandle) -> tuple[Any, ...]:
-    fields = (handle.segment, handle.segment_nbytes, handle.offset, handle.shape, handle.strides)
-    return (*fields, handle.dtype, handle.writable, handle.strategy, handle.memory)
 
 
 def serialise(
@@ -301,6 +296,9 @@ def dumps(
     UnpicklableError
         Something inside cannot travel: the message says what and where.  Nothing was made.
     """
+    if is_plain(obj):
+        data = _PLAIN + pickle.dumps(obj, 5)
+        return Pickled(data, (), len(data), 0, ())
     if home is None:
         home = definitions.current_home()
     return serialise(obj, store, broker=broker, home=home, name=name).pack(store, broker=broker)
@@ -335,12 +333,16 @@ def loads(
     ProtocolError
         The bytes are no message.
     """
-    stream, buffers = _parse(memoryview(data), store, broker)
+    message = memoryview(data)
+    plain = message[: _HEADER.size] == _PLAIN
+    stream, buffers = (message[_HEADER.size :], []) if plain else _parse(message, store, broker)
     if home is None:
         home = definitions.current_home()
     if home is None:
         home = __import__("__main__").__dict__
     try:
+        if plain:
+            return pickle.loads(stream)
         resolved = _resolved(store, broker, home, twins=twins)
         return _Unpickler(io.BytesIO(stream), buffers, resolved, home).load()
     except (NbParallelError, MemoryError):

@@ -111,6 +111,12 @@ class Kind(enum.IntEnum):
     DEPART = 94
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+# As plain numbers: arithmetic with enumerations takes as long as the system call.
+_CLOEXEC, _CUT_OFF = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC | socket.MSG_TRUNC)
+_ANCILLARY_SIZE = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+
+
 @dataclass(slots=True)
 class Frame:
     """One received frame; who takes it owns its descriptors."""
@@ -161,14 +167,13 @@ def receive(sock: socket.socket, flags: int = 0, *, largest: int = MAX_SPILLED) 
     ProtocolError
         The datagram is no frame; its descriptors are closed.
     """
-    fd_size = array.array("i").itemsize
     data, ancillary, message_flags, _ = sock.recvmsg(
-        HEADER.size + MAX_INLINE, socket.CMSG_SPACE(MAX_FDS * fd_size), flags | socket.MSG_CMSG_CLOEXEC
+        HEADER.size + MAX_INLINE, _ANCILLARY_SIZE, flags | _CLOEXEC
     )
     fds = array.array("i")
     for level, kind, chunk in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(chunk[: len(chunk) - len(chunk) % fd_size])
+            fds.frombytes(chunk[: len(chunk) - len(chunk) % fds.itemsize])
     if not data and not fds:
         return None
     frame = Frame(Kind.HELLO, 0, 0, b"", list(fds))
@@ -181,7 +186,7 @@ def receive(sock: socket.socket, flags: int = 0, *, largest: int = MAX_SPILLED) 
 
 
 def _decode(data: bytes, message_flags: int, frame: Frame, largest: int) -> None:
-    if message_flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+    if message_flags & _CUT_OFF:
         raise ProtocolError("a frame was cut off: descriptors or bytes were lost on the way")
     if len(data) < HEADER.size:
         raise ProtocolError(f"a frame of {len(data)} bytes is shorter than its header")
@@ -190,10 +195,10 @@ def _decode(data: bytes, message_flags: int, frame: Frame, largest: int) -> None
         raise ProtocolError(f"not a frame of protocol {VERSION}: {data[:5]!r}")
     if length != len(data) - HEADER.size:
         raise ProtocolError(f"a frame announces {length} bytes and carries {len(data) - HEADER.size}")
-    try:
-        frame.kind = Kind(kind)
-    except ValueError:
-        raise ProtocolError(f"unknown kind of frame: {kind}") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ProtocolError(f"unknown kind of frame: {kind}")
+    frame.kind = known
     frame.epoch, frame.sequence = epoch, sequence
     if flags & SPILLED:
         if not frame.fds or spilled > largest:

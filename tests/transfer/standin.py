@@ -50,6 +50,8 @@ class StandinStore:
         place = self.location(x)
         if place is None:
             return None
+        if writable is None:
+            writable = place.for_all and x.flags.writeable
         nbytes = self.roots[place.segment].nbytes
         return ArrayHandle(place.segment, nbytes, place.start, x.shape, x.strides, x.dtype.str, writable)
 

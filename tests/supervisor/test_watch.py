@@ -1,0 +1,75 @@
+"""The supervisor's poll: what waits for room goes out, and a descriptor's next owner is no other's."""
+
+import socket
+
+from nbparallel.supervisor.watch import Watch, readable, take
+from nbparallel.wire.frames import Frame, Kind
+
+
+def pair():
+    """Return two ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def fill(box):
+    """Send until frames wait; return how many were sent."""
+    sent = 0
+    while not box.waiting:
+        box.send(Kind.IDLE, b"x" * 1000)
+        sent += 1
+    return sent
+
+
+def drain(sock):
+    """Take all that is there; return how many frames."""
+    taken = 0
+    while readable(sock):
+        frame = take(sock)
+        assert isinstance(frame, Frame)
+        taken += 1
+    return taken
+
+
+def test_what_waits_goes_out_when_there_is_room():
+    """Twice: whoever has emptied his outbox once is watched for room again the next time."""
+    watch, (mine, theirs) = Watch(), pair()
+    with theirs:
+        box = watch.add_socket(mine, lambda: None)
+        for _ in range(2):
+            sent = fill(box)
+            watch.wait(block=False)
+            assert box.waiting
+            taken = drain(theirs)
+            watch.wait()  # it would not end if the socket were not watched for room
+            assert not box.waiting
+            assert taken + drain(theirs) == sent
+            watch.wait(block=False)
+        watch.forget(mine)
+
+
+def test_a_descriptor_that_comes_again_is_watched_anew():
+    """A socket that was forgotten while it was full leaves nothing to the next one with its number."""
+    watch = Watch()
+    for _ in range(2):
+        mine, theirs = pair()
+        with theirs:
+            box = watch.add_socket(mine, lambda: None)
+            sent = fill(box)
+            watch.wait(block=False)
+            taken = drain(theirs)
+            watch.wait()
+            assert taken + drain(theirs) == sent
+            fill(box)
+            watch.wait(block=False)
+            watch.forget(mine)
+
+
+def test_readable_names_those_that_are():
+    """Of several sockets; an end counts as something to read."""
+    (one, other), (third, fourth), (fifth, sixth) = pair(), pair(), pair()
+    with one, other, third, fourth, fifth, sixth:
+        assert readable(one, third, fifth) == set()
+        other.send(b"x")
+        sixth.close()
+        assert readable(one, third, fifth) == {one.fileno(), fifth.fileno()}
+        assert readable() == set()
