@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -23,13 +22,14 @@ class Message:
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kind: type[Any] = type(self)
-        return kind, _fields(kind)(self)
+        kind = type(self)
+        if (read := _readers.get(kind)) is None:
+            read = _readers[kind] = attrgetter(*(field.name for field in fields(kind)))  # type: ignore[arg-type]
+        return kind, read(self)
 
 
-@cache
-def _fields(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter(*(field.name for field in fields(kind)))
+_readers: dict[type[Message], Callable[[Any], tuple[Any, ...]]] = {}
+"""By kind of message: how to read all its fields."""
 
 
 @dataclass(frozen=True, slots=True)
