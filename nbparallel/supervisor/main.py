@@ -332,7 +332,6 @@ class Supervisor:
                 self._unknown[death.pid] = death
                 while len(self._unknown) > UNKNOWN_DEATHS:
                     del self._unknown[next(iter(self._unknown))]
-
         self._strays.end({self._template_pid, *(rank.pid for rank in self._ranks.values())})
 
     def _template_died(self, death: processes.Death) -> None:
