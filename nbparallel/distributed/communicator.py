@@ -68,6 +68,8 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         self._tickets = Tickets()
         self.forgotten: list[str] = []
         """What the last cell has begun and never waited for."""
+        self.unreceived: list[str] = []
+        """What earlier cells have sent to this rank, and nobody has received."""
         self._closed = False
         _living.add(self)
 
@@ -122,6 +124,7 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         self._messages.drop()
         self._teams.drop()
         self.forgotten = self._tickets.settle()
+        self.unreceived = self._messages.end_cell()
         self._member.end_cell(failure)
         self.release()
 

@@ -20,6 +20,7 @@ from nbparallel.distributed.messages import INTRODUCTION, Parcel
 from nbparallel.distributed.posted import Posted, Receive
 from nbparallel.distributed.ring import Incoming, Message
 from nbparallel.distributed.sending import Sending
+from nbparallel.distributed.unreceived import Unreceived
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
 from nbparallel.wire.control import Operation
@@ -40,6 +41,7 @@ class PointToPoint(Sending):
         self._last = -1
         self._posted = Posted(lambda: [m for pending in self._pending for m in pending], self._serve)
         self._sources: tuple[int, ...] = ()
+        self._unreceived = Unreceived(member.world_size)
         member.progress = self.drain
 
     # -- receiving -------------------------------------------------------------------------------------
@@ -227,6 +229,11 @@ class PointToPoint(Sending):
     def drop(self) -> None:
         """End what was posted in a cell with it."""
         self._posted.drop()
+
+    def end_cell(self) -> list[str]:
+        """Return what earlier cells have sent to this rank and nobody has received, in words."""
+        arrived = [incoming.number for incoming in self._in]
+        return self._unreceived.end_cell(self._pending, arrived, self._packer.form)
 
     # -- introductions of groups -----------------------------------------------------------------------
 

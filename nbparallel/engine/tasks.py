@@ -78,6 +78,8 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
         communicator.end_cell(failure)
         for forgotten in communicator.forgotten if failure is None else ():
             sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
+        for unreceived in communicator.unreceived if failure is None else ():
+            sys.stderr.write(f"nbparallel: {unreceived}\n")
         wait_ns = communicator.wait_ns - waited
     return _with_value(engine, task, failure, value, started, notes, wait_ns)
 

@@ -41,6 +41,45 @@ def test_a_collective_posted_meanwhile_leaves_the_waiting_one_open(ranks: Callab
     assert ranks(2, work) == [True, True]
 
 
+@pytest.mark.fault("F35")
+def test_messages_that_nobody_receives_are_told_once(ranks: Callable[..., list[Any]]) -> None:
+    """At the end of a later cell, with their number, form, tag and line; they can still be received."""
+
+    def work(c: Communicator) -> list[list[str]]:
+        line, file = work.__code__.co_firstlineno, work.__code__.co_filename
+        if c.rank == 0:
+            for _ in range(2):
+                c.send(np.zeros(3), 1, tag=5)
+            c.send("text", 1)
+            c.send("taken later", 1, tag=7)
+        c.barrier()
+        told = []
+        for cell in range(2, 5):
+            c.finish_cell()
+            c.end_cell(None)
+            told.append(c.unreceived)
+            c.begin_cell(cell, (0, 1), file)
+            c.barrier()
+            if c.rank == 1 and cell == 2:
+                assert c.recv(src=0, tag=7) == "taken later"
+        if c.rank == 1:
+            assert (c.recv(src=0, tag=5) == 0).all()
+            assert c.recv(src=0) == "text"
+            assert told == [
+                [],
+                [
+                    f"2 messages from rank 0 (float64 (3,), tag 5), sent on line {line + 4} in an earlier "
+                    "cell, were not received: recv(src=0, tag=5) still takes them",
+                    f"a message from rank 0 (no array), sent on line {line + 5} in an earlier cell, was not "
+                    "received: recv(src=0) still takes it",
+                ],
+                [],
+            ]
+        return told if c.rank == 0 else []
+
+    assert ranks(2, work)[0] == [[], [], []]
+
+
 @pytest.mark.fault("F64")
 def test_a_child_that_returns_into_an_operation_is_no_rank(ranks: Callable[..., list[Any]]) -> None:
     """A handler forks while the rank waits, and returns in the child too: only the rank goes on."""

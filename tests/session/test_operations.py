@@ -60,6 +60,19 @@ def test_work_that_nobody_waited_for() -> None:
             session.run("w.wait()", ranks=(0,))
 
 
+@pytest.mark.fault("F35")
+@pytest.mark.time_limit(60)
+def test_messages_that_nobody_receives() -> None:
+    """They are told once, under a later cell of the rank that they were sent to, and can be received."""
+    with Session(2) as session:
+        assert session.run("send(rank, 1 - rank, tag=3)\nbarrier()").ranks[0].stderr == ""
+        told = session.run("rank").ranks[0].stderr
+        assert "a message from rank 1 (no array, tag 3), sent on line 1 in an earlier cell, was not" in told
+        again = session.run("recv(src=1 - rank, tag=3)")
+        assert again.values == [1, 0]
+        assert again.ranks[0].stderr == ""
+
+
 SLOW = """
 import os, time
 import numpy as np
