@@ -201,3 +201,56 @@ def test_no_late_writer_into_the_root(outcomes: Any) -> None:
     found = outcomes(2, work, faults="half_payload:0:2:stop", meanwhile=meanwhile)
     assert isinstance(found[1].error, KeyboardInterrupt), found
     assert found[0].error is None, found
+
+
+def killed_at_random(outcomes: Any, seed: int, times: int) -> None:
+    """Kill a random rank at a random moment of everything, again and again."""
+    rng = np.random.default_rng(seed)
+    for _ in range(times):
+        moment, victim, n = rng.uniform(0.0, 0.06), int(rng.integers(3)), 3
+
+        def work(c: Communicator, n: int = n) -> Any:
+            small, shared, large = np.ones(10), c._member.store.empty(60_000), np.ones(300_000)
+            shared[...] = 1
+            try:
+                while True:
+                    for x in (small, shared, large):
+                        c.all_reduce(x, "max")
+                    c.send(small, (c.rank + 1) % n)
+                    c.recv(src=(c.rank - 1) % n)
+                    c.all_gather(small)
+                    c.broadcast(large, src=1)
+            except NbParallelError as error:
+                return type(error).__name__, getattr(error, "rank", None), str(error)
+
+        def meanwhile(running: Running, moment: float = moment, victim: int = victim) -> bool:
+            if time.monotonic_ns() - running.started_ns < moment * 1e9:
+                return False
+            os.kill(running.pids[victim], signal.SIGKILL)
+            return True
+
+        for outcome in outcomes(n, work, meanwhile=meanwhile, seconds=120):
+            if outcome.rank == victim:
+                assert outcome.signal == signal.SIGKILL, outcome
+                continue
+            assert outcome.error is None, outcome
+            name, blamed, text = outcome.value
+            if name == "SegmentLostError":
+                continue  # its memory went with it, between its last word and our fetch: nobody keeps it here
+            assert (name, blamed) == ("PeerFailedError", victim), outcome
+            assert "SIGKILL" in text
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.time_limit(600)
+def test_killed_at_random_moments(outcomes: Any) -> None:
+    """The others are freed and know who died, wherever it was."""
+    killed_at_random(outcomes, 0, 10)
+
+
+@pytest.mark.stress
+@pytest.mark.once
+@pytest.mark.time_limit(3600)
+def test_killed_at_a_thousand_random_moments(outcomes: Any) -> None:
+    """The same a thousand times."""
+    killed_at_random(outcomes, 1, 1000)
