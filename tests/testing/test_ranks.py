@@ -17,8 +17,10 @@ from nbparallel.testing.ranks import run_ranks
 
 def work(c):
     if c.rank == 0:
-        print("there", flush=True)
-    c.recv(src=1 - c.rank) if c.rank == 0 else time.sleep(1000)
+        print(c.recv(src=1), flush=True)
+        c.recv(src=1)
+    c.send("both there", 0)
+    time.sleep(1000)
 
 run_ranks(2, work, seconds=600)
 """
@@ -29,13 +31,16 @@ run_ranks(2, work, seconds=600)
 def test_a_killed_run_leaves_no_rank(number: int) -> None:
     """Both the one that waits in an operation and the one that sleeps end with it."""
     with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "there\n"
-        ranks = [record for record in processes.family(run.pid) if record.pid != run.pid]
-        assert len(ranks) == 2
-        run.send_signal(number)
-        run.wait(30)
-        deadline = time.monotonic() + 30
-        while living := [r for r in ranks if (now := processes.read(r.pid)) and now.started == r.started]:
-            assert time.monotonic() < deadline, living
-            time.sleep(0.01)
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "both there\n"
+            ranks = [record for record in processes.family(run.pid) if record.pid != run.pid]
+            assert len(ranks) == 2
+            run.send_signal(number)
+            run.wait(30)
+            deadline = time.monotonic() + 30
+            while living := [r for r in ranks if (now := processes.read(r.pid)) and now.started == r.started]:
+                assert time.monotonic() < deadline, living
+                time.sleep(0.01)
+        finally:
+            run.kill()  # else leaving the block waits for it
