@@ -15,8 +15,8 @@ from nbparallel.distributed.arguments import deadline
 from nbparallel.distributed.batches import Batches, Plan, disagreement
 from nbparallel.distributed.calling import GroupLike
 from nbparallel.distributed.combining import Combining, Timeout
+from nbparallel.distributed.gradient_plans import BUCKET
 from nbparallel.distributed.gradients import (
-    BUCKET,
     average,
     average_riding,
     check_announcements,
@@ -203,22 +203,20 @@ class DataParallel(Combining):
         def tell(value: Any) -> list[Any]:
             return self._run(team, limit, lambda c: c.tell(Operation.average_gradients, shown, value, limit))
 
-        def tell_short(data: bytes) -> list[bytes] | None:
-            return self._run(
-                team, limit, lambda c: c.tell_short(Operation.average_gradients, shown, data, limit)
-            )
-
-        told = tell_short(own + gradients.riding() if gradients.rides else own)
+        brought = own + gradients.riding()
+        told = self._run(
+            team, limit, lambda c: c.tell_short(Operation.average_gradients, shown, brought, limit)
+        )
         same, total = check_announcements(tell(own) if told is None else told, team.ranks)
         if not same:
             raise mismatch(tell((gradients.forms(), bucket_nbytes)), team.ranks)
-        if told is not None and gradients.rides:
+        if told is not None and gradients.plan.rides:
             average_riding(gradients, total, told)
         else:
-            average(
-                gradients,
-                total,
-                lambda x, op: self._run(team, limit, lambda c: c.all_reduce.run(x, op, limit)),
+            self._run(
+                team,
+                limit,
+                lambda c: average(gradients, total, lambda x, op: c.all_reduce.run(x, op, limit)),
             )
         return arrays
 

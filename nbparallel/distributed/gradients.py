@@ -8,111 +8,100 @@ every rank, and all of it is combined in rank order: all ranks get the same bits
 
 from __future__ import annotations
 
-import hashlib
 import math
 import numbers
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.arguments import overlapping_pair
+from nbparallel.distributed.gradient_plans import Plan, names_of, plan_of
 from nbparallel.distributed.memory import AnyArray, Span, conflict
 from nbparallel.errors import CollectiveMismatchError, rank_list
 from nbparallel.sharing.store import Store
 
-BUCKET = 4 << 20
-"""Bytes: far above what a reduction costs at least, and still in a last-level cache."""
-ALONE = 256 << 10
-"""Bytes: copying a larger array into a bucket and back takes longer than a reduction of its own."""
-RIDE = 8 << 10
-"""Bytes of all arrays together that ride along: half a slot of a small group."""
 _HEAD = struct.Struct("<16s?dI")
 """Digest of the form, weight, number of parts of shared memory."""
 _SPAN = struct.Struct("<QQQ")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gradients:
     """The arrays of one call, checked, in the order in which all ranks take them."""
 
-    names: list[str]
+    names: tuple[str, ...] | None
+    """None: they came as a list."""
     arrays: list[AnyArray]
     weight: float | None
     bucket_nbytes: int
+    plan: Plan = field(init=False)
+
+    def __post_init__(self) -> None:
+        forms = tuple([(x.dtype, x.shape) for x in self.arrays])
+        self.plan = plan_of(self.names, forms, self.bucket_nbytes)
 
     def forms(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Return name, dtype and shape of each: what must be the same on all ranks."""
-        return [(n, str(x.dtype), x.shape) for n, x in zip(self.names, self.arrays, strict=True)]
+        names = names_of(self.names, len(self.arrays))
+        return [(n, str(x.dtype), x.shape) for n, x in zip(names, self.arrays, strict=True)]
 
     def announcement(self, store: Store) -> bytes:
         """Return what the others must know before anything is written: form, weight, shared memory."""
-        said = repr((self.bucket_nbytes, self.names, [(x.dtype.str, x.shape) for x in self.arrays]))
-        digest = hashlib.blake2b(said.encode("utf-8", "backslashreplace"), digest_size=16).digest()
-        weighted = self.weight is not None
         spans = []
-        for x in self.arrays:
-            location = store.location(x) if x.base is not None else None
+        for x in [x for x in self.arrays if x.base is not None]:
+            location = store.location(x)
             if location is not None:
                 spans.append(_SPAN.pack(location.segment, location.start, location.stop))
+        weighted = self.weight is not None
         weight = self.weight if self.weight is not None else 1.0
-        return _HEAD.pack(digest, weighted, weight, len(spans)) + b"".join(spans)
-
-    @property
-    def rides(self) -> bool:
-        """Whether all arrays together are so small that they ride along with the announcement."""
-        return sum(x.nbytes for x in self.arrays) <= RIDE
+        return _HEAD.pack(self.plan.digest, weighted, weight, len(spans)) + b"".join(spans)
 
     def riding(self) -> bytes:
-        """Return the content of all arrays, bucket by bucket."""
-        return b"".join(x.tobytes() for bucket in self.buckets() for x in bucket)
+        """Return the content of all arrays, bucket by bucket, if they are small enough to ride along."""
+        if not self.plan.rides:
+            return b""
+        return b"".join([x.tobytes() for bucket in self.buckets() for x in bucket])
 
-    def buckets(self) -> Iterator[list[AnyArray]]:
-        """Yield the arrays that are reduced together: of one dtype, not empty."""
-        open_buckets: dict[np.dtype[Any], list[AnyArray]] = {}
-        filled: dict[np.dtype[Any], int] = {}
-        alone = min(self.bucket_nbytes, ALONE)
-        for x in self.arrays:
-            if not x.size:
-                continue
-            if x.nbytes >= alone:
-                yield [x]
-                continue
-            bucket = open_buckets.setdefault(x.dtype, [])
-            if bucket and filled[x.dtype] + x.nbytes > self.bucket_nbytes:
-                yield bucket
-                bucket = open_buckets[x.dtype] = []
-            filled[x.dtype] = (filled[x.dtype] if bucket else 0) + x.nbytes
-            bucket.append(x)
-        yield from (bucket for bucket in open_buckets.values() if bucket)
+    def buckets(self) -> list[list[AnyArray]]:
+        """Return the arrays that are reduced together."""
+        return [[self.arrays[i] for i in bucket] for bucket in self.plan.buckets]
 
 
 def checked_gradients(arrays: Any, weight: Any, bucket_nbytes: Any) -> Gradients:
     """Return what a user passed to `average_gradients`; its errors name the array that is wrong."""
+    names: tuple[str, ...] | None = None
     if isinstance(arrays, np.ndarray):
-        named = [("", arrays)]
+        names, passed = ("",), [arrays]
     elif isinstance(arrays, Mapping):
-        named = sorted(((f"[{key!r}]", x) for key, x in arrays.items()), key=lambda entry: entry[0])
+        entries = sorted(((f"[{key!r}]", x) for key, x in arrays.items()), key=lambda entry: entry[0])
+        names, passed = tuple(name for name, _ in entries), [x for _, x in entries]
     elif isinstance(arrays, Iterable) and not isinstance(arrays, str | bytes):
-        named = [(f"[{i}]", x) for i, x in enumerate(arrays)]
+        passed = list(arrays)
     else:
         raise TypeError(
             "average_gradients needs an array, a list of arrays or a dict of them, not "
             f"{type(arrays).__name__}"
         )
-    plain = [_checked(f"arrays{name}", x) for name, x in named]
+    plain = [
+        x
+        if type(x) is np.ndarray and x.dtype.kind in "fc" and x.flags.writeable
+        else _checked(f"arrays{names_of(names, len(passed))[i]}", x)
+        for i, x in enumerate(passed)
+    ]
     pair = overlapping_pair(plain)
     if pair is not None:
+        one, other = (names_of(names, len(passed))[i] for i in pair)
         raise ValueError(
-            f"arrays{named[pair[0]][0]} and arrays{named[pair[1]][0]} share memory, and average_gradients "
-            "writes both: each needs memory of its own"
+            f"arrays{one} and arrays{other} share memory, and average_gradients writes both: each needs "
+            "memory of its own"
         )
     if isinstance(bucket_nbytes, bool) or not isinstance(bucket_nbytes, int) or bucket_nbytes < 1:
         raise ValueError(f"bucket_nbytes must be a number of bytes, at least 1, not {bucket_nbytes!r}")
-    return Gradients([name for name, _ in named], plain, _checked_weight(weight), bucket_nbytes)
+    return Gradients(names, plain, _checked_weight(weight), bucket_nbytes)
 
 
 def _checked(name: str, x: Any) -> AnyArray:
@@ -151,6 +140,8 @@ def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bo
         shared memory.
     """
     heads = [_HEAD.unpack_from(data) for data in told]
+    if heads.count(heads[0]) == len(heads) and heads[0][1:] == (False, 1.0, 0):
+        return True, None  # the same arrays, private to each rank, and no weights: as nearly always
     if len({head[0] for head in heads}) > 1:
         return False, None
     spans: list[list[tuple[Span, bool]]] = [
@@ -222,11 +213,7 @@ def average(gradients: Gradients, total: float | None, reduce: Callable[[AnyArra
             _scale(bucket[0], factor)
             reduce(bucket[0], op)
             continue
-        flat = np.empty(sum(x.size for x in bucket), bucket[0].dtype)
-        start = 0
-        for x in bucket:
-            flat[start : start + x.size].reshape(x.shape)[...] = x
-            start += x.size
+        flat = np.concatenate([x.reshape(-1) for x in bucket], dtype=bucket[0].dtype)
         _scale(flat, factor)
         reduce(flat, op)
         _unpack(flat, bucket)
@@ -235,20 +222,24 @@ def average(gradients: Gradients, total: float | None, reduce: Callable[[AnyArra
 def average_riding(gradients: Gradients, total: float | None, told: Sequence[bytes]) -> None:
     """Replace the arrays by their averages over all ranks, whose announcements brought them along."""
     starts = [_start(data) for data in told]
-    factors = [None if total is None else float(_HEAD.unpack_from(data)[2]) / total for data in told]
-    for bucket in gradients.buckets():
-        dtype, count = bucket[0].dtype, sum(x.size for x in bucket)
-        with np.errstate(all="ignore"):
-            combined: AnyArray | None = None
-            for data, start, factor in zip(told, starts, factors, strict=True):
-                theirs = np.frombuffer(data, dtype, count, start).copy()
-                _scale(theirs, factor)
-                combined = theirs if combined is None else np.add(combined, theirs, out=combined)
-            assert combined is not None, "there is at least this rank"
+    with np.errstate(all="ignore"):
+        for bucket in gradients.buckets():
+            dtype, count = bucket[0].dtype, sum([x.size for x in bucket])
+            brought = [
+                np.frombuffer(data, dtype, count, start) for data, start in zip(told, starts, strict=True)
+            ]
+            if total is not None:
+                brought = [x.copy() for x in brought]
+                for x, data in zip(brought, told, strict=True):
+                    _scale(x, float(_HEAD.unpack_from(data)[2]) / total)
+            combined = brought[0].copy() if len(told) == 1 else np.add(brought[0], brought[1])
+            combined = combined.astype(dtype, copy=False)  # numpy adds in native order
+            for x in brought[2:]:
+                np.add(combined, x, out=combined)
             if total is None and len(told) > 1:
                 np.true_divide(combined, len(told), out=combined)
-        _unpack(combined, bucket)
-        starts = [start + combined.nbytes for start in starts]
+            _unpack(combined, bucket)
+            starts = [start + combined.nbytes for start in starts]
 
 
 def _unpack(flat: AnyArray, bucket: list[AnyArray]) -> None:

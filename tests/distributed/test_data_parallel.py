@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.gradients import BUCKET, Gradients
+from nbparallel.distributed.gradient_plans import BUCKET
+from nbparallel.distributed.gradients import Gradients
 from nbparallel.errors import CollectiveMismatchError, PeerFailedError
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (), (7,), (0, 2), (40, 50), (1, 1, 1))
@@ -189,20 +190,21 @@ def test_shared_memory_of_several_ranks(ranks: Any) -> None:
     assert ranks(3, work) == [[2.0, 3.0] * 3] * 3
 
 
-@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("step", [0, 1, 2, 4])
 def test_a_rank_dies_between_buckets(outcomes: Any, step: int) -> None:
-    """Whenever a rank is killed, the others are freed and say who died."""
+    """Whenever a rank is killed, before the comparison or a bucket, the others say who died."""
 
     def work(c: Communicator) -> None:
         if c.rank == 1:
-            run, count = c._run, iter(range(100))
+            owner, name = (c._world.all_reduce, "run") if step else (c, "_run")
+            call, count = getattr(owner, name), iter(range(1, 100))
 
             def dying(*args: Any) -> Any:
-                if next(count) == step:
+                if next(count) == max(step, 1):
                     os.kill(os.getpid(), signal.SIGKILL)
-                return run(*args)
+                return call(*args)
 
-            c._run = dying  # type: ignore[method-assign]
+            setattr(owner, name, dying)
         c.average_gradients([np.ones(5000) for _ in range(4)], bucket_nbytes=40_000)
 
     for outcome in outcomes(3, work):
@@ -218,8 +220,7 @@ def test_buckets_hold_everything_once() -> None:
     rng = np.random.default_rng(0)
     for limit in (1, 64, 1000, 10**9):
         arrays = [np.zeros(rng.integers(0, 40), rng.choice(["f4", "f8", "c16"])) for _ in range(60)]
-        names = [str(i) for i in range(60)]
-        buckets = list(Gradients(names, arrays, None, limit).buckets())
+        buckets = list(Gradients(None, arrays, None, limit).buckets())
         assert sorted(id(x) for b in buckets for x in b) == sorted(id(x) for x in arrays if x.size)
         for bucket in buckets:
             assert len({x.dtype for x in bucket}) == 1
