@@ -26,7 +26,7 @@ from nbparallel.distributed.reduce import (
     find_operator,
     is_number,
 )
-from nbparallel.distributed.scratch import Scratch
+from nbparallel.distributed.scratch import Pieces, Scratch
 from nbparallel.wire.control import GENERATIONS, Operation
 
 SHARED_INLINE = 8 << 10
@@ -158,11 +158,12 @@ class AllReduce:
             views[self._index][...] = x
         direct = place is not None and place.direct
         source: AnyArray = x if x.flags.c_contiguous else np.ascontiguousarray(x)
+        pieces = Pieces(x.size, x.itemsize, self._size)
         if place is not None and direct:
             meeting.put(self._memory.packed(x, place))
             self._member.exposed = True
         elif not through_slots:
-            meeting.put(self._scratch.offer(source))
+            meeting.put(self._scratch.offer(source, pieces))
         elif place is not None:
             views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
             views[self._index][...] = x
@@ -189,9 +190,9 @@ class AllReduce:
             return
         if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
             if direct:
-                meeting.put(self._scratch.offer(source))
+                meeting.put(self._scratch.offer(source, pieces))
             meeting.again()
-        self._scratch.reduce(source, plan.operator, source.reshape(-1), averaged=plan.averaged)
+        self._scratch.reduce(source, plan.operator, pieces, source.reshape(-1), averaged=plan.averaged)
         if source is not x:
             x[...] = source
 

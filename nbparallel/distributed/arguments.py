@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.memory import AnyArray
+from nbparallel.distributed.partition import part_of
 from nbparallel.errors import rank_list
 
 MAX_TAG = (1 << 63) - 1
@@ -160,7 +161,7 @@ def parts_of(x: Any, size: int, operation: str) -> list[Any]:
     if isinstance(x, np.ndarray):
         if x.ndim == 0:
             raise ValueError(f"{operation} splits an array along axis 0, and this one has no axis")
-        return np.array_split(x, size)
+        return [x[part_of(len(x), part, size)] for part in range(size)]  # what `array_split` does, quicker
     if not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray):
         raise TypeError(
             f"{operation} needs a sequence of {size} values, one for each rank, or an array to split along "

@@ -1,4 +1,7 @@
-"""broadcast: the root leaves its bytes, or where they lie; everybody else copies them out."""
+"""broadcast: the root leaves its bytes, or where they lie; everybody else copies them out.
+
+If all arrays are large and lie in shared memory, every member copies one slice of the root's to all others'.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import objects
-from nbparallel.distributed.fingerprint import SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.direct import direct_broadcast
+from nbparallel.distributed.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.meeting import Meeting
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.scratch import Scratch
+from nbparallel.distributed.streaming import flat_octets
 from nbparallel.errors import InternalError
 from nbparallel.wire.control import Operation
 
@@ -59,12 +64,28 @@ class Broadcast:
         elif mine:
             lasting, keep = self._leave_object(data, keep)
             source = None
-        same = meeting.meet(SHARED if place is not None else 0, place)
-        if not same:
-            meeting.compare(root=root)
-        bits = meeting.bits()
-        if any(bits):
-            meeting.check_overlap(bits, root=root)
+        direct = 0
+        if array is not None and place is not None and place.direct and array.nbytes > meeting.payload_nbytes:
+            direct = DIRECT  # if everybody's is, all members copy a slice each
+            if not mine:
+                meeting.put(member.memory.packed(array, place))
+                member.exposed = True
+        same = meeting.meet((SHARED if place is not None else 0) | direct, place)
+        try:
+            if not same:
+                meeting.compare(root=root)
+            bits = meeting.bits()
+            if any(bits):
+                meeting.check_overlap(bits, root=root)
+        except ValueError:
+            member.exposed = False  # nobody writes: all ranks have seen the same
+            raise
+        if array is not None and all(b & DIRECT for b in bits):
+            self._copy_together(array, root)
+            member.exposed = False
+            meeting.end()
+            return x
+        member.exposed = False
         if mine:
             if source is not None and lasting == _SCRATCH:
                 self._scratch.broadcast(source.reshape(-1).view(np.uint8), root, b"")
@@ -75,6 +96,21 @@ class Broadcast:
             result = self._take(x, array, root)
         meeting.end()
         return result
+
+    def _copy_together(self, array: AnyArray, root: int) -> None:
+        """Copy one slice of the root's array to everybody else's, as all members do."""
+        member, meeting = self._member, self._meeting
+        source, targets = array, []
+        for i in range(len(meeting.ranks)):
+            packed = bytes(meeting.get(i))
+            if i == root:
+                if i != meeting.index:
+                    packed = packed[_HEAD.size + _HEAD.unpack_from(packed)[1] :]
+                    source = member.memory.attach(packed, writable=False)
+            elif not meeting.same_memory(i, root):
+                own = i == meeting.index
+                targets.append(array if own else member.memory.attach(packed, writable=True))
+        direct_broadcast(member, meeting, flat_octets(source), [flat_octets(x) for x in targets])
 
     def _label(self, x: Any, array: AnyArray | None, root: int, *, mine: bool) -> Fingerprint:
         """Return the fingerprint; what is moved is left open by ranks that brought no array."""
@@ -162,6 +198,6 @@ class Broadcast:
             if own is not None and (own.offset, own.strides) == (theirs.offset, theirs.strides):
                 return  # the very same memory
         # Attached as it lies: the root's strides need not be ours.
-        np.copyto(array, member.attach(theirs, writable=False))
+        np.copyto(array, member.memory.look(packed))
         # A root that failed meanwhile may be changing it already.
         member.check_peers(self._meeting.peers)

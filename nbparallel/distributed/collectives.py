@@ -41,7 +41,7 @@ class Collectives:
         self._broadcast = Broadcast(member, self._meeting, self._scratch)
         reducing = Reducing(member, self._meeting, self._scratch)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
-        self._exchange = Exchange(member, self._meeting)
+        self._exchange = Exchange(member, self._meeting, self._scratch)
         self._gathering = gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
         self.later = Deferring(area.ranks, area.index)

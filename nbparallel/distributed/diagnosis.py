@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping
 
 from nbparallel.distributed.area import Area, group_area
-from nbparallel.distributed.member import Member, Wait
+from nbparallel.distributed.awaiting import Wait
+from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import decode_handle
 from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State

@@ -1,7 +1,8 @@
 """Reductions of shared arrays where they lie: member i combines slice i of all, and writes it to all.
 
 Every input byte is read once and every output byte written once; nothing else is moved.  In blocks of 64 Ki
-elements, so that the partial sums of a block stay in the cache until the last input was added.
+elements, so that the partial sums of a block stay in the cache until the last input was added.  A broadcast
+is done likewise: member i copies slice i of the root's array to all others, so that no core is idle.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from nbparallel.distributed.reduce import Operator
 
 BLOCK = 64 << 10
 """Elements combined at a time: 256 KiB of float32."""
+BLOCK_NBYTES = 512 << 10
+"""Bytes copied at a time."""
 CHECK_EVERY = 16
 """Blocks between two looks whether somebody has failed: well under a millisecond."""
 
@@ -47,6 +50,25 @@ def direct_all_reduce(
                 combine_block(arrays, begin, min(begin + BLOCK, stop), operator, averaged=averaged)
                 if faultpoints.ARMED and i == len(blocks) // 2:
                     faultpoints.hit("half_payload", member.rank)
+        member.waiter.fence()
+        member.words[member.writing] = 0
+    meeting.again()
+
+
+def direct_broadcast(member: Member, meeting: Meeting, source: AnyArray, targets: list[AnyArray]) -> None:
+    """Copy this member's slice of the bytes of `source` to all targets, as the others do with theirs."""
+    start, stop = slice_bounds(source.size, meeting.index, len(meeting.ranks))
+    if start < stop:
+        member.may_write(meeting.number, meeting.peers)
+        blocks = range(start, stop, BLOCK_NBYTES)
+        for i, begin in enumerate(blocks):
+            if i % CHECK_EVERY == CHECK_EVERY - 1:
+                member.check_peers(meeting.peers)
+            block = source[begin : min(begin + BLOCK_NBYTES, stop)]
+            for target in targets:
+                target[begin : begin + block.size] = block
+            if faultpoints.ARMED and i == len(blocks) // 2:
+                faultpoints.hit("half_payload", member.rank)
         member.waiter.fence()
         member.words[member.writing] = 0
     meeting.again()

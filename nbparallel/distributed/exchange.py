@@ -3,7 +3,8 @@
 ::
 
     pack what the others are to get                (small: into the letter; shared arrays: where they lie;
-                                                    large private ones: a copy in shared memory)
+                                                    large private ones: a copy in shared memory, or, if
+                                                    those who take them fill buffers, by relay)
     leave the letter in the slot, meet, compare what was called
     compare every form that is brought with the form that is expected, and all shared memory: every member
     does so for all, and comes to the same result
@@ -38,7 +39,9 @@ from nbparallel.distributed.letters import (
 )
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import AnyArray, Span, conflict, decode_handle, encode_handle
-from nbparallel.distributed.messages import OBJECT, VIEW, Packer
+from nbparallel.distributed.messages import OBJECT, RELAYED, VIEW, Packer
+from nbparallel.distributed.relaying import Arrival, Relay
+from nbparallel.distributed.scratch import Scratch
 from nbparallel.errors import InternalError
 from nbparallel.wire.control import Operation
 
@@ -110,9 +113,12 @@ class Movement:
 class Exchange:
     """One rank's side of all movements in a group."""
 
-    def __init__(self, member: Member, meeting: MeetingLater) -> None:
+    def __init__(self, member: Member, meeting: MeetingLater, scratch: Scratch) -> None:
         self._member, self._meeting = member, meeting
-        self._packer = Packer(member.store, member.attach, meeting.payload_nbytes)
+        self._relay = Relay(member, meeting, scratch)
+        self._filled: dict[int, bool] = {}
+        """Whether all readers of the last movement had buffers, by its fingerprint: so it will be again."""
+        self._packer = Packer(member.store, member.attach, member.memory.look, meeting.payload_nbytes)
         self._forms: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
         self._held: deque[tuple[int, object]] = deque()
 
@@ -121,7 +127,8 @@ class Exchange:
         member, meeting = self._member, self._meeting
         self.release()
         values = _apart(movement.values, movement.outputs)
-        draft, keep = self._write(movement, values)
+        relay = not movement.view and self._filled.get(movement.label.word, False)
+        draft, keep = self._write(movement, values, relay=relay)
         letter, memory = self._fold(draft)
         meeting.deadline_ns = deadline_ns
         meeting.begin(movement.operation, movement.label, member.calling.line())
@@ -132,6 +139,7 @@ class Exchange:
         if not meeting.meet():
             meeting.compare()
         letters, found = self._read(movement, values)
+        self._remember_buffers(movement, letters)
         if any(letter.waits for letter in letters):
             member.check_peers(meeting.peers)  # who failed may be changing what was just copied
             meeting.stop_reading()
@@ -145,7 +153,48 @@ class Exchange:
         letters = [self._open(i) for i in range(len(self._meeting.ranks))]
         self._check_forms(letters, movement)
         self._check_memory(letters)
-        return letters, [self._take(movement, values, letters[i], i) for i in movement.sources]
+        came: dict[int, AnyArray] = {}
+        rounds = max(letter.rounds for letter in letters)
+        if rounds:
+            came = self._relayed(movement, letters, rounds)
+        return letters, [
+            came[i] if i in came else self._take(movement, values, letters[i], i) for i in movement.sources
+        ]
+
+    def _relayed(self, movement: Movement, letters: Sequence[Letter], rounds: int) -> dict[int, AnyArray]:
+        """Take part in all rounds; return what came in them, by its source."""
+        index = self._meeting.index
+        came: dict[int, AnyArray] = {}
+        arrivals = []
+        for source in movement.sources:
+            if source == index or not letters[source].rounds:
+                continue
+            message = letters[source].parcel(source, index)
+            form = self._packer.form(message) if message.kind == RELAYED else None
+            if form is not None:
+                output = movement.outputs.get(source)
+                whole = output is not None and output.flags.c_contiguous
+                target = output if output is not None and whole else np.empty(form[1], form[0])
+                arrivals.append(Arrival(target, bytes(message.body)))
+                came[source] = target
+                self._member.nbytes += target.nbytes
+        self._relay.run(rounds, arrivals)
+        for source, array in came.items():
+            output = movement.outputs.get(source)
+            if output is not None and output is not array:
+                np.copyto(output, array)
+                came[source] = output
+        return came
+
+    def _remember_buffers(self, movement: Movement, letters: Sequence[Letter]) -> None:
+        if movement.values:
+            index, root = self._meeting.index, movement.root
+            readers = (root,) if movement.to_root else range(len(letters))
+            if len(self._filled) >= MAX_FORMS:
+                self._filled.clear()
+            self._filled[movement.label.word] = all(
+                letters[i].expects for i in readers if i is not None and i != index
+            )
 
     # -- without waiting -----------------------------------------------------------------------------------
 
@@ -188,7 +237,9 @@ class Exchange:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def _write(self, movement: Movement, values: Sequence[Any]) -> tuple[Draft, list[object]]:
+    def _write(
+        self, movement: Movement, values: Sequence[Any], *, relay: bool = False
+    ) -> tuple[Draft, list[object]]:
         """Return the letter, and what must live until it was read."""
         index, size = self._meeting.index, len(self._meeting.ranks)
         inline = (self._meeting.payload_nbytes - 8 * size) // max(1, len(values)) - 2 * OVERHEAD
@@ -200,24 +251,32 @@ class Exchange:
             alone = size == 1 or (movement.to_root and movement.root == index)
             own = not movement.view and array is not None and (alone or (len(values) > 1 and i == index))
             parcel = (
-                NOTHING if own else self._packer.leave(value, inline, view=movement.view, readers=readers)
+                NOTHING
+                if own
+                else self._packer.leave(value, inline, view=movement.view, readers=readers, relay=relay)
             )
             draft.parcels.append(parcel)
             draft.brought.append(OBJECT_FORM if array is None else self._form(array))
-            if array is not None and parcel.kind == VIEW:
-                self._name_source(draft, array, movement)
+            if array is not None and parcel.kind == VIEW and not movement.view:  # with views nobody writes
+                self._name_source(draft, array)
             if parcel.keep is not None or movement.view:
                 keep.append((parcel.keep, value))
             self._member.nbytes += parcel.nbytes
         if movement.outputs:
             self._name_outputs(draft, movement)
+        relayed = [i for i, parcel in enumerate(draft.parcels) if parcel.kind == RELAYED]
+        if relayed:
+            arrays = [as_plain_array(values[i]) for i in relayed]
+            bodies, draft.rounds = self._relay.offer([array for array in arrays if array is not None])
+            for i, body in zip(relayed, bodies, strict=True):
+                draft.parcels[i].body = body
         return draft, keep
 
-    def _name_source(self, draft: Draft, array: AnyArray, movement: Movement) -> None:
+    def _name_source(self, draft: Draft, array: AnyArray) -> None:
         location = self._member.store.location(array)
         if location is not None:
             draft.reads = [*draft.reads, (location.segment, location.start, location.stop)]
-            draft.waits = draft.waits or not movement.view
+            draft.waits = True
 
     def _name_outputs(self, draft: Draft, movement: Movement) -> None:
         outputs = movement.outputs
@@ -283,6 +342,7 @@ class Exchange:
             return
         found = conflict(spans)
         if found is not None:
+            self._relay.forget()
             raise self._meeting.overlap(*found)
 
     def _take(self, movement: Movement, values: Sequence[Any], letter: Letter, source: int) -> Any:
@@ -299,7 +359,7 @@ class Exchange:
             self._member.nbytes += output.nbytes
             return output
         if message.kind == VIEW:
-            array = self._member.attach(decode_handle(message.body), writable=False)
+            array = self._member.memory.look(message.body)
             return _read_only(array) if movement.view else np.array(array, order="C")
         if message.kind == OBJECT:
             message.body = bytes(message.body)

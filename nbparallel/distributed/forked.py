@@ -23,7 +23,7 @@ class ForkedWaiter(Waiter):
             "rank's"
         )
 
-    announce = spin = spin_until = until = _refuse
+    announce = spin = spin_until = until = within = _refuse
 
     def ring(self) -> None:
         """Wake nobody."""

@@ -25,7 +25,8 @@ from nbparallel.distributed.messages import Parcel
 from nbparallel.distributed.ring import Message
 
 _HEAD = struct.Struct("<BBHHHQ")
-"""Where the letter lies, whether its writer waits for readers; numbers of parcels, expected forms, spans."""
+"""Where the letter lies, whether its writer waits for readers; numbers of parcels, expected forms, spans, and
+of the rounds in which large arrays come; elsewhere: the length of the handle."""
 _PARCEL = struct.Struct("<BxH")
 """Kind, and length of the description before the body."""
 _SPAN = struct.Struct("<QQQ")
@@ -61,6 +62,8 @@ class Draft:
     """The shared memory that the writer will write."""
     waits: bool = False
     """Whether the writer waits until everybody has read its memory."""
+    rounds: int = 0
+    """In how many steps the writer brings large arrays (`relaying`)."""
 
     def pack(self) -> bytes:
         """Return the letter."""
@@ -73,7 +76,7 @@ class Draft:
         for body in bodies:
             offset += len(body)
             offsets.append(offset)
-        head = _HEAD.pack(HERE, self.waits, count, expected, len(spans), 0)
+        head = _HEAD.pack(HERE, self.waits, count, expected, len(spans), self.rounds)
         forms = struct.pack(f"<{count + expected}Q", *self.brought, *self.expected)
         return b"".join([head, forms, *spans, struct.pack(f"<{count + 1}Q", *offsets), *bodies])
 
@@ -92,11 +95,11 @@ def reference(data: memoryview) -> bytes | None:
 class Letter:
     """A letter as its readers see it."""
 
-    __slots__ = ("_data", "_expected", "_parcels", "_spans", "waits")
+    __slots__ = ("_data", "_expected", "_parcels", "_spans", "rounds", "waits")
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        _, waits, self._parcels, self._expected, self._spans, _ = _HEAD.unpack_from(data)
+        _, waits, self._parcels, self._expected, self._spans, self.rounds = _HEAD.unpack_from(data)
         self.waits = bool(waits)
 
     @property

@@ -21,9 +21,10 @@ import time
 
 from nbparallel.distributed import faultpoints
 from nbparallel.distributed.area import Area
+from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.diagnosis import wait_text
 from nbparallel.distributed.fingerprint import BITS, Fingerprint, parse, table
-from nbparallel.distributed.member import Member, Wait
+from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import Place, Span, conflict, overlapping
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
@@ -193,6 +194,11 @@ class Meeting:
         found = overlapping(spans)
         if found is not None:
             raise self.overlap(*found)
+
+    def same_memory(self, one: int, other: int) -> bool:
+        """Whether two members, both with shared arrays, passed the very same memory."""
+        words, (first, second) = self._words, (self._slot_words[i][self.generation] for i in (one, other))
+        return words[first + SEGMENT : first + STOP + 1] == words[second + SEGMENT : second + STOP + 1]
 
     def write(self, place: Place | None) -> None:
         """Say which shared memory this rank will write, before it arrives."""

@@ -6,10 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from nbparallel.distributed import faultpoints
 from nbparallel.distributed.area import Area
+from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.calling_line import CallingLine
 from nbparallel.distributed.failure import describe, first_failure
 from nbparallel.distributed.memory import AnyArray, Memory
@@ -24,7 +24,7 @@ from nbparallel.errors import (
     rank_list,
 )
 from nbparallel.sharing.store import Store
-from nbparallel.wire.control import Cause, ControlView, Operation, State
+from nbparallel.wire.control import Cause, ControlView, State
 from nbparallel.wire.handles import ArrayHandle
 
 SILENCE_NS = 1_000_000_000
@@ -35,32 +35,6 @@ LOSS_NS = 500_000_000
 
 def _nothing(*_: object) -> None:
     """Stand in for what other modules plug in."""
-
-
-@dataclass(slots=True)
-class Wait:
-    """One wait that did not end at once."""
-
-    operation: Operation
-    awaited: Callable[[], list[int]]
-    """Who is still missing, by their words; empty: the wait is over."""
-    explain: Callable[[list[int]], NbParallelError]
-    """The error when these have finished the cell without doing what is waited for."""
-    line: int
-    any_source: bool = False
-    """One of the awaited is enough."""
-    peer: int = -1
-    tag: int = 0
-    sequence: int = 0
-    target: int = 0
-    deadline_ns: int | None = None
-    area: Area | None = None  # of the group that meets
-    look: Callable[[], None] | None = None
-    """Called in every slice: raises if what has arrived so far is wrong already."""
-    began_ns: int = field(default_factory=time.monotonic_ns)
-    suspicion: object = None
-    """What the last look for a deadlock saw (`diagnosis`)."""
-    suspected_ns: int = 0
 
 
 class Member:
@@ -248,7 +222,13 @@ class Member:
                 self.write_timing()
 
     def check(self, wait: Wait) -> None:
-        """Raise if `wait` cannot end well."""
+        """Raise if `wait` cannot end well; meanwhile, go on with what others need of this rank."""
+        if self.check_alone(wait):
+            self.progress()
+            self.diagnose(wait)
+
+    def check_alone(self, wait: Wait) -> bool:
+        """Raise if somebody's end or the time ends `wait`; whether it is worth more looks."""
         peers = self._concerning(wait)
         opened = self.open
         try:
@@ -257,7 +237,7 @@ class Member:
             if wait.awaited():
                 raise
             self.open = opened  # what is waited for came first: who brought it may fail on its own then
-            return
+            return False
         lost = None if self.overseer is None else self.overseer.lost()
         if lost is not None:
             raise self.doom(lost)
@@ -279,8 +259,7 @@ class Member:
                     f"{wait.operation.name} on line {wait.line}: time ran out after {seconds:.1f} s; "
                     f"{rank_list(missing)} did not arrive"
                 )
-        self.progress()
-        self.diagnose(wait)
+        return True
 
     def _concerning(self, wait: Wait) -> Sequence[int]:
         """Return whose failure ends a wait: anybody's or, in a cell that goes on, theirs who are awaited."""

@@ -67,7 +67,9 @@ class Memory:
     def __init__(self, store: Store, attach: Callable[..., AnyArray]) -> None:
         self.store, self._attach = store, attach
         self._places: dict[int, Place] = {}
-        self._attached: OrderedDict[tuple[bytes, bool], AnyArray] = OrderedDict()
+        self._attached: OrderedDict[tuple[bytes, bool | None], AnyArray] = OrderedDict()
+        """By handle and right; None instead of it: as they lie, not flat."""
+        self._seen: set[bytes] = set()
         self._attached_nbytes = 0
 
     def place(self, x: AnyArray) -> Place | None:
@@ -105,18 +107,41 @@ class Memory:
         array = self._attached.get(key)
         if array is None:
             array = self._attach(decode_handle(packed), writable=writable).reshape(-1)
-            self._attached_nbytes += array.nbytes
-            while self._attached and self._attached_nbytes > MAX_ATTACHED_NBYTES:
-                _, dropped = self._attached.popitem(last=False)
-                self._attached_nbytes -= dropped.nbytes
-            self._attached[key] = array
+            self._keep(key, array)
         else:
             self._attached.move_to_end(key)
         return array
 
+    def look(self, packed: bytes | memoryview) -> AnyArray:
+        """Return another rank's array as it lies, read-only; if it comes again, it stays attached.
+
+        A program that shows new arrays all the time does not keep their owners from using memory again.
+        """
+        key = (bytes(packed), None)
+        array = self._attached.get(key)
+        if array is not None:
+            self._attached.move_to_end(key)
+            return array
+        array = self._attach(decode_handle(key[0]), writable=False)
+        if key[0] in self._seen:
+            self._keep(key, array)
+        else:
+            if len(self._seen) >= MAX_KNOWN:
+                self._seen.clear()
+            self._seen.add(key[0])
+        return array
+
+    def _keep(self, key: tuple[bytes, bool | None], array: AnyArray) -> None:
+        self._attached_nbytes += array.nbytes
+        while self._attached and self._attached_nbytes > MAX_ATTACHED_NBYTES:
+            _, dropped = self._attached.popitem(last=False)
+            self._attached_nbytes -= dropped.nbytes
+        self._attached[key] = array
+
     def forget(self) -> None:
         """Let go of what was attached."""
         self._attached.clear()
+        self._seen.clear()
         self._attached_nbytes = 0
         self._places.clear()
 

@@ -1,8 +1,9 @@
 """Messages: values as parcels, which travel in a ring or wait in a slot, and back.
 
 Small values travel inside the record.  A large array is copied once, by its sender, into shared memory of its
-own, which the receiver adopts (or copies into the buffer it gave); a large pickle likewise.  The sender holds
-that memory until the receiver has acknowledged the message: from then on it is the receiver's alone.
+own, which the receiver adopts; a large pickle likewise.  The sender holds that memory until the receiver has
+acknowledged the message: from then on it is the receiver's alone.  A receiver who fills buffers gets large
+arrays through a stream (`streaming`), and so do all of them what fits into its window.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from nbparallel.distributed import objects
 from nbparallel.distributed.broadcasting import as_plain_array
 from nbparallel.distributed.memory import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.ring import RECORD, Message
+from nbparallel.distributed.streaming import LEAST, StreamOut
 from nbparallel.errors import InternalError
 from nbparallel.sharing.store import Store
 
-ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION = range(1, 8)
+ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, RELAYED = range(1, 10)
 """Kinds of records: an array inside, one in shared memory, a handle of the sender's own array, a builtin, a
-pickle inside, a pickle in shared memory; where a group meets, which is no user's message."""
+pickle inside, a pickle in shared memory; where a group meets, which is no user's message; an array whose
+content comes through a stream, or through the chunks of a group (`relaying`)."""
 _BUILTINS = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -53,31 +56,46 @@ class Packer:
     ----------
     attach : callable
         ``attach(handle, writable=…)``, returns another rank's array.
+    look : callable
+        ``look(packed)``, returns it read-only, and may keep it for the next time.
     inline : int
         Bytes that may travel inside a record.
     """
 
-    def __init__(self, store: Store, attach: Callable[..., AnyArray], inline: int) -> None:
-        self._store, self._attach, self._inline = store, attach, inline
+    def __init__(
+        self,
+        store: Store,
+        attach: Callable[..., AnyArray],
+        look: Callable[[bytes | memoryview], AnyArray],
+        inline: int,
+    ) -> None:
+        self._store, self._attach, self._look, self._inline = store, attach, look, inline
         self._metas: dict[Any, bytes] = {}
         self._forms: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._shown: tuple[weakref.ref[AnyArray], tuple[Any, ...], bytes] | None = None
         """The array whose handle was sent last, its form, and the handle: others are often sent it too."""
 
-    def pack(self, x: Any, *, view: bool) -> Parcel:
-        """Return `x` as a parcel; changes of `x` after this do not reach the receiver (but for a view)."""
+    def pack(self, x: Any, *, view: bool, stream: StreamOut | None = None) -> Parcel:
+        """Return `x` as a parcel; changes of `x` after this do not reach the receiver (but for a view).
+
+        What is `STREAMED` is only announced by it: the sender has to write it to `stream`.
+        """
         array = as_plain_array(x)
         if view:
             return self._pack_view(x, array)
         if array is None:
             return self._pack_other(x, self._inline)
-        return self._pack_inline(array, self._inline) or self._pack_copy(array, ADOPTED)
+        parcel = self._pack_inline(array, self._inline)
+        if parcel is None and stream is not None:
+            parcel = self._pack_stream(array, stream)
+        return parcel or self._pack_copy(array, ADOPTED)
 
-    def leave(self, x: Any, inline: int, *, view: bool, readers: int) -> Parcel:
+    def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Parcel:
         """Return `x` as a parcel that waits for its readers while the sender waits for them.
 
         A shared array stays where it is, and whoever reads it copies it from there (kind `VIEW`); a large
-        private one is copied to shared memory, where a single reader keeps it and several copy it.
+        private one is copied to shared memory, where a single reader keeps it and several copy it.  With
+        `relay` it is only announced: the sender has to bring it by the `Relay`, and says where as the body.
         """
         array = as_plain_array(x)
         if view:
@@ -90,6 +108,8 @@ class Packer:
         handle = self._store.handle(array, writable=False)
         if handle is not None:
             return Parcel(VIEW, b"", encode_handle(handle), None, array.nbytes)
+        if relay and array.flags.c_contiguous:
+            return Parcel(RELAYED, self._meta(array), b"", nbytes=array.nbytes)
         return self._pack_copy(array, ADOPTED if readers == 1 else VIEW)
 
     def _pack_other(self, x: Any, inline: int) -> Parcel:
@@ -124,14 +144,25 @@ class Packer:
     def _pack_inline(self, array: AnyArray, inline: int) -> Parcel | None:
         nbytes = array.nbytes
         if nbytes <= inline:
-            key = (array.dtype, array.shape)
-            meta = self._metas.get(key)
-            if meta is None:
-                meta = pickle.dumps(key, 5)
-                if len(meta) < self._inline:
-                    self._remember(self._metas, key, meta)
+            meta = self._meta(array)
             if len(meta) <= min(self._inline, 0xFFFF):
                 return Parcel(ARRAY, meta, array.tobytes(), nbytes=nbytes)
+        return None
+
+    def _meta(self, array: AnyArray) -> bytes:
+        key = (array.dtype, array.shape)
+        meta = self._metas.get(key)
+        if meta is None:
+            meta = pickle.dumps(key, 5)
+            if len(meta) < self._inline:
+                self._remember(self._metas, key, meta)
+        return meta
+
+    def _pack_stream(self, array: AnyArray, stream: StreamOut) -> Parcel | None:
+        if array.nbytes >= LEAST and array.flags.c_contiguous and len(meta := self._meta(array)) <= 1024:
+            body = stream.offer(array.nbytes)
+            if body is not None:
+                return Parcel(STREAMED, meta, body, nbytes=array.nbytes)
         return None
 
     def _pack_copy(self, array: AnyArray, kind: int) -> Parcel:
@@ -154,7 +185,7 @@ class Packer:
 
     def form(self, message: Message) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return dtype and shape of the array that a message brings, None if it brings none."""
-        if message.kind == ARRAY:
+        if message.kind in (ARRAY, STREAMED, RELAYED):
             form = self._forms.get(message.meta)
             if form is None:
                 form = pickle.loads(message.meta)
@@ -176,7 +207,7 @@ class Packer:
         if message.kind == ADOPTED:
             return self._attach(decode_handle(message.body), writable=True)
         if message.kind == VIEW:
-            return self._attach(decode_handle(message.body), writable=False)
+            return self._look(message.body).view()
         if message.kind == NUMBER:
             return marshal.loads(message.body)
         if message.kind == OBJECT:
@@ -189,5 +220,7 @@ class Packer:
         if message.kind == ARRAY:
             if buffer.size:
                 buffer[...] = np.frombuffer(message.body, buffer.dtype).reshape(buffer.shape)
+        elif message.kind == VIEW:
+            np.copyto(buffer, self._look(message.body))
         else:
             np.copyto(buffer, self._attach(decode_handle(message.body), writable=False))

@@ -12,14 +12,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from nbparallel.distributed import faultpoints
+from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.fingerprint import table
-from nbparallel.distributed.member import Member, Wait
+from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import AnyArray
-from nbparallel.distributed.messages import INTRODUCTION, Parcel
+from nbparallel.distributed.messages import ADOPTED, INTRODUCTION, STREAMED, Parcel
 from nbparallel.distributed.posted import Posted, Receive
 from nbparallel.distributed.ring import Incoming, Message
 from nbparallel.distributed.sending import Sending
+from nbparallel.distributed.streaming import Call, StreamIn
 from nbparallel.distributed.unreceived import Unreceived
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
@@ -35,6 +39,7 @@ class PointToPoint(Sending):
         super().__init__(member)
         view, waiter, rank = member.view, member.waiter, member.rank
         self._in = [Incoming(view, waiter, r, rank) for r in range(member.world_size)]
+        self._streams_in = [StreamIn(member, r) for r in range(member.world_size)]
         self._pending: list[deque[Message]] = [deque() for _ in range(member.world_size)]
         self._introductions: dict[tuple[int, int], bytes] = {}
         self._newest = [0] * member.world_size
@@ -78,16 +83,40 @@ class PointToPoint(Sending):
         if buffer is not None:
             self._check(buffer, message, line)
         try:
-            if buffer is None:
-                value = self._packer.unpack(message)
-            else:
-                self._packer.fill(buffer, message)
-                value = buffer
+            value = self._content(buffer, message, line, deadline_ns)
         finally:
             self._took(message)
         member.operations += 1
         member.nbytes += len(message.body)
         return value, message.source
+
+    def _content(self, buffer: AnyArray | None, message: Message, line: int, deadline_ns: int | None) -> Any:
+        """Return the value, or the buffer, filled."""
+        kind = message.kind
+        if kind in (ADOPTED, STREAMED):
+            self._streams_in[message.source].prefer(buffers=buffer is not None)
+        if kind == STREAMED:
+            return self._read_stream(buffer, message, line, deadline_ns)
+        if buffer is None:
+            return self._packer.unpack(message)
+        self._packer.fill(buffer, message)
+        return buffer
+
+    def _read_stream(
+        self, buffer: AnyArray | None, message: Message, line: int, deadline_ns: int | None
+    ) -> AnyArray:
+        form = self._packer.form(message)
+        assert form is not None, "only arrays are streamed"
+        whole = buffer is not None and buffer.flags.c_contiguous
+        target = buffer if buffer is not None and whole else np.empty(form[1], form[0])
+        member = self._member
+        outer, member.open = member.open, member.open or -1  # half a message voids the epoch
+        self._streams_in[message.source].read(target, message.body, Call(line, message.tag, deadline_ns))
+        member.open = outer
+        if buffer is None or whole:
+            return target
+        np.copyto(buffer, target)
+        return buffer
 
     def _find(self, src: int | None, tag: int, group: int) -> Message | None:
         """Return the first message that matches; it stays pending until it was taken."""
@@ -214,13 +243,12 @@ class PointToPoint(Sending):
             work.fail(error)
             return
         try:
-            if receive.buffer is None:
-                work.finish(self._packer.unpack(message), message.source)
-            else:
-                self._packer.fill(receive.buffer, message)
-                work.finish(receive.tensor, message.source)
-        except Exception as error:  # noqa: BLE001 - whatever a value raises while it is rebuilt
+            value = self._content(receive.buffer, message, work.line, None)
+            work.finish(value if receive.buffer is None else receive.tensor, message.source)
+        except Exception as error:  # whatever a value raises while it is rebuilt
             work.fail(error)
+            if message.kind == STREAMED:
+                raise  # in the middle of it: nothing more can come through that stream
         finally:
             self._took(message)
         self._member.operations += 1
@@ -326,6 +354,10 @@ class PointToPoint(Sending):
         """Drop all messages."""
         for held in self._held:
             held.clear()
+        for out in self._streams_out:
+            out.close()
+        for stream in self._streams_in:
+            stream.close()
         for pending in self._pending:
             pending.clear()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from nbparallel.distributed.reduce import (
     find_operator,
     is_number,
 )
-from nbparallel.distributed.scratch import Scratch
+from nbparallel.distributed.scratch import Pieces, Scratch
 from nbparallel.wire.control import Operation
 
 MAX_LABELS = 1024
@@ -55,6 +56,8 @@ class Reduction:
     start: int = 0
     """The first element of the result that `target` takes."""
     root: int | None = None
+    parts: Sequence[tuple[int, int]] | None = None
+    """First element and the one behind the last that each member takes, if not all take all."""
 
     @property
     def averaged(self) -> bool:
@@ -156,7 +159,8 @@ class Reducing:
             if whole is not None and direct
             else np.concatenate([a.reshape(-1) for a in arrays], dtype=mine.dtype)  # else in native order
         )
-        start = sum(a.size for a in arrays[: self._index])
+        ends = list(accumulate(a.size for a in arrays))
+        parts = list(zip([0, *ends], ends, strict=False))
         in_place = output is not None and output.flags.c_contiguous
         if output is not None and any(np.may_share_memory(output, array) for array in arrays):
             in_place = False  # others may still read what would be written
@@ -167,7 +171,8 @@ class Reducing:
             Reduction(
                 Operation.reduce_scatter, operator,
                 self._label("reduce_scatter", operator, mine.dtype, shapes, None),
-                source, place, place is not None and direct, target, written, start=start,
+                source, place, place is not None and direct, target, written,
+                start=parts[self._index][0], parts=parts,
             )
         )  # fmt: skip
         result = target.reshape(mine.shape)
@@ -195,6 +200,7 @@ class Reducing:
         member.nbytes += source.nbytes
         meeting.write(reduction.target_place)
         small = source.nbytes <= meeting.payload_nbytes
+        pieces = Pieces(source.size, source.itemsize, self._size, reduction.parts)
         if small:
             if faultpoints.ARMED:
                 faultpoints.hit("half_payload", member.rank)
@@ -202,7 +208,7 @@ class Reducing:
         elif reduction.direct:
             meeting.put(self._addresses(reduction))
         else:
-            meeting.put(self._scratch.offer(source))
+            meeting.put(self._scratch.offer(source, pieces))
         bits = (SHARED if reduction.place is not None else 0) | (DIRECT if reduction.direct else 0)
         if not meeting.meet(bits, reduction.place):
             meeting.compare()
@@ -220,11 +226,12 @@ class Reducing:
             member.exposed = False
             if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the scratch
                 if reduction.direct:
-                    meeting.put(self._scratch.offer(source))
+                    meeting.put(self._scratch.offer(source, pieces))
                 meeting.again()
             self._scratch.reduce(
-                source, reduction.operator, reduction.target, reduction.start, averaged=reduction.averaged
-            )
+                source, reduction.operator, pieces, reduction.target, reduction.start,
+                averaged=reduction.averaged,
+            )  # fmt: skip
         meeting.end()
 
     def _slot(self, index: int, like: AnyArray) -> AnyArray:

@@ -4,9 +4,14 @@ The chunks are used in turn, over all operations of an epoch.  One synchronisati
 that fills chunk q + 1 has passed the synchronisation of chunk q - 1, before which everybody had read out
 chunk q - 2, and that is the one whose place it takes.  Nobody writes into another rank's scratch, so a
 failure leaves no late writers.
+
+In a reduction each rank combines a piece of every chunk.  It copies in what others combine, and reads its own
+values where they are: so of N ranks' bytes (N - 1) / N are copied in, and as many out.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,6 +28,56 @@ CHUNK = 1 << 20
 CHUNKS = 3
 
 
+class Pieces:
+    """Which elements each member combines, chunk by chunk, and where in the chunk they lie.
+
+    Parameters
+    ----------
+    count : int
+        Elements of a member's array.
+    itemsize : int
+        Their bytes.
+    parts : sequence of (int, int), optional
+        The elements that each member wants, if it wants no others: then it combines these, and shows them to
+        nobody.  Without it each chunk is divided among all members.
+
+    Attributes
+    ----------
+    chunks : int
+        How many there are.
+    shown : bool
+        Whether results are read by others.
+    """
+
+    def __init__(
+        self, count: int, itemsize: int, members: int, parts: Sequence[tuple[int, int]] | None = None
+    ) -> None:
+        self._count, self._size, self._members, self._parts = count, CHUNK // itemsize, members, parts
+        self._share = self._size // members
+        self.shown = parts is None
+        longest = max(high - low for low, high in parts) if parts is not None else 0
+        self.chunks = -(-longest // self._share) if parts is not None else -(-count // self._size)
+
+    def __call__(self, chunk: int, member: int) -> tuple[int, int, int]:
+        """Return the first element and the one behind the last of a member's piece, and its place."""
+        if self._parts is None:
+            begin = chunk * self._size
+            low, high = slice_bounds(min(self._size, self._count - begin), member, self._members)
+            return begin + low, begin + high, low
+        first, last = self._parts[member]
+        low = min(first + chunk * self._share, last)
+        return low, min(low + self._share, last), member * self._share
+
+
+def _combine(inputs: Sequence[AnyArray], out: AnyArray, operator: Operator, *, averaged: bool) -> None:
+    """Combine in rank order; `out` may be the array at its own place, or none of them."""
+    total = inputs[0]
+    for other in inputs[1:]:
+        total = operator.ufunc(total, other, out=out)
+    if averaged:
+        np.true_divide(out, len(inputs), out)
+
+
 class Scratch:
     """One rank's scratch memory and the others' as attached here; all are made on first use."""
 
@@ -32,7 +87,6 @@ class Scratch:
         self._packed = b""
         self._attached: dict[bytes, AnyArray] = {}
         self._position = 0
-        self._sum: AnyArray | None = None
 
     def _mine(self) -> AnyArray:
         if self._own is None:
@@ -56,9 +110,35 @@ class Scratch:
             memory = self._attached[packed] = self._member.attach(decode_handle(packed), writable=False)
         return memory
 
-    def offer(self, x: AnyArray) -> bytes:
-        """Copy the first chunk of a contiguous `x` in; returns the scratch's handle, for the slot."""
-        self._copy_in(self._mine(), x.reshape(-1), 0, self._position)
+    def window(self) -> tuple[AnyArray, bytes]:
+        """Return this rank's chunks as bytes, and their handle."""
+        memory = self._mine()
+        return memory, self._packed
+
+    def window_of(self, packed: bytes) -> AnyArray:
+        """Return another rank's chunks as bytes."""
+        return self._attach(packed)
+
+    def place(self, index: int) -> int:
+        """Return the first byte of the chunk that is `index` behind the next one."""
+        return (self._position + index) % CHUNKS * CHUNK
+
+    def pass_by(self, chunks: int) -> None:
+        """Count chunks that all members have used."""
+        self._position += chunks
+
+    def offer(self, x: AnyArray, pieces: Pieces | None = None) -> bytes:
+        """Copy the first chunk of a contiguous `x` in; returns the scratch's handle, for the slot.
+
+        Parameters
+        ----------
+        pieces : Pieces, optional
+            Of a reduction: only what others combine is copied.
+        """
+        if pieces is None:
+            self._copy_in(self._mine(), x.reshape(-1), 0, self._position)
+        else:
+            self._copy_pieces(self._mine(), x.reshape(-1), pieces, 0, self._position)
         return self._packed
 
     def _copy_in(self, memory: AnyArray, flat: AnyArray, index: int, position: int) -> None:
@@ -68,8 +148,26 @@ class Scratch:
         if faultpoints.ARMED:
             faultpoints.hit("half_payload", self._member.rank)
 
+    def _copy_pieces(
+        self, memory: AnyArray, flat: AnyArray, pieces: Pieces, index: int, position: int
+    ) -> None:
+        chunk = self._chunk(memory, position, flat)
+        for member in range(len(self._meeting.ranks)):
+            if member != self._meeting.index:
+                low, high, place = pieces(index, member)
+                chunk[place : place + high - low] = flat[low:high]
+        if faultpoints.ARMED:
+            faultpoints.hit("half_payload", self._member.rank)
+
     def reduce(
-        self, x: AnyArray, operator: Operator, target: AnyArray | None, start: int = 0, *, averaged: bool
+        self,
+        x: AnyArray,
+        operator: Operator,
+        pieces: Pieces,
+        target: AnyArray | None,
+        start: int = 0,
+        *,
+        averaged: bool,
     ) -> None:
         """Combine a contiguous `x` of all members; everybody has offered the first chunk.
 
@@ -85,49 +183,28 @@ class Scratch:
             self._mine() if i == index else self._attach(bytes(self._meeting.get(i))) for i in range(size)
         ]
         flat = x.reshape(-1)
-        count = CHUNK // flat.dtype.itemsize
-        chunks = -(-flat.size // count)
-        for chunk in range(chunks):
+        for chunk in range(pieces.chunks):
             position = self._position
             parts = [self._chunk(memory, position, flat) for memory in memories]
-            begin = chunk * count
-            length = min(count, flat.size - begin)
-            low, high = slice_bounds(length, index, size)
+            low, high, place = pieces(chunk, index)
             if low < high:
+                inputs = [part[place : place + high - low] for part in parts]
+                out = inputs[index]
+                inputs[index] = flat[low:high]
+                if not pieces.shown and target is not None:
+                    out = target[low - start : high - start]
                 with np.errstate(all="ignore"):
-                    self._combine(parts, low, high, operator, averaged=averaged)
+                    _combine(inputs, out, operator, averaged=averaged)
             self._position = position + 1
-            if chunk + 1 < chunks:
-                self._copy_in(memories[index], flat, chunk + 1, position + 1)
+            if chunk + 1 < pieces.chunks:
+                self._copy_pieces(memories[index], flat, pieces, chunk + 1, position + 1)
             self._meeting.again()
-            if target is None:
+            if target is None or not pieces.shown:
                 continue
             for i in range(size):
-                low, high = slice_bounds(length, i, size)
-                low, high = max(low, start - begin), min(high, start + target.size - begin)
+                low, high, place = pieces(chunk, i)
                 if low < high:
-                    target[begin + low - start : begin + high - start] = parts[i][low:high]
-
-    def _combine(
-        self, parts: list[AnyArray], start: int, stop: int, operator: Operator, *, averaged: bool
-    ) -> None:
-        """Combine one slice in rank order into this rank's own chunk, which nobody else reads there."""
-        index, ufunc = self._meeting.index, operator.ufunc
-        slices = [part[start:stop] for part in parts]
-        mine = slices[index]
-        total = slices[0]
-        for i, other in enumerate(slices[1:], 1):
-            # This rank's own values are read when their turn comes; from then on their place takes the sum.
-            out = mine if i >= index else self._partial(mine)
-            total = ufunc(total, other, out=out)
-        if averaged:
-            np.true_divide(mine, len(parts), mine)
-
-    def _partial(self, like: AnyArray) -> AnyArray:
-        """Return memory for a sum that cannot lie in the chunk yet."""
-        if self._sum is None:
-            self._sum = np.empty(CHUNK, np.uint8)
-        return np.ndarray(like.shape, like.dtype, self._sum)
+                    target[low - start : high - start] = parts[i][place : place + high - low]
 
     def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
         """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
@@ -150,5 +227,5 @@ class Scratch:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._own = self._sum = None
+        self._own = None
         self._attached.clear()

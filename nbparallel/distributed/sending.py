@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed import faultpoints
-from nbparallel.distributed.member import Member, Wait
-from nbparallel.distributed.messages import Packer
+from nbparallel.distributed.awaiting import Wait
+from nbparallel.distributed.broadcasting import as_plain_array
+from nbparallel.distributed.member import Member
+from nbparallel.distributed.messages import STREAMED, Packer
 from nbparallel.distributed.ring import RECORD, Outgoing
+from nbparallel.distributed.streaming import Call, StreamOut
 from nbparallel.distributed.work import Work
 from nbparallel.errors import DeadlockError, NbParallelError
 from nbparallel.wire.control import Operation
@@ -26,8 +29,9 @@ class Sending:
         self._member = member
         self._out = [Outgoing(view, waiter, rank, r) for r in range(member.world_size)]
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(member.world_size)]
+        self._streams_out = [StreamOut(member, r) for r in range(member.world_size)]
         inline = min(INLINE, view.layout.ring_capacity // 2) - RECORD.size
-        self._packer = Packer(member.store, member.attach, inline)
+        self._packer = Packer(member.store, member.attach, member.memory.look, inline)
         self.strict = False
 
     def _drain_from(self, source: int) -> None:
@@ -40,7 +44,8 @@ class Sending:
         """Send `x`; returns when the receiver has it or it is buffered."""
         member = self._member
         line = member.calling.line()
-        parcel = self._packer.pack(x, view=view)
+        stream = self._streams_out[dst] if dst != member.rank else None
+        parcel = self._packer.pack(x, view=view, stream=stream)
         record = parcel.record(tag, line, group)
         ring = self._out[dst]
         self.release(dst)
@@ -54,7 +59,17 @@ class Sending:
         if faultpoints.ARMED:
             faultpoints.hit("wrote_header", member.rank)
             faultpoints.hit("half_payload", member.rank)
-        ring.put(record)
+        if parcel.kind == STREAMED:
+            outer, member.open = member.open, member.open or -1  # half a message voids the epoch
+            ring.put(record)
+            array = as_plain_array(x)
+            assert stream is not None and array is not None, "that is what was packed"  # noqa: PT018
+            rest = stream.write(array, Call(line, tag, deadline_ns, number))
+            member.open = outer
+            if rest is not None:
+                self._held[dst].append((number, rest))
+        else:
+            ring.put(record)
         if faultpoints.ARMED:
             faultpoints.hit("wrote_flag", member.rank)
         member.operations += 1

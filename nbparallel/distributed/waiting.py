@@ -234,21 +234,36 @@ class Waiter:
             self._halves[self._my_parked] = 0
             self.wait_ns += time.monotonic_ns() - begin
 
-    def _sleep(self, satisfied: Callable[[], bool], peer: int) -> None:
+    def within(self, satisfied: Callable[[], bool], peer: int, limit_ns: int) -> bool:
+        """Sleep until `satisfied`, which `peer` brings about, or the time is over; whether it was in time."""
+        begin = now = time.monotonic_ns()
+        try:
+            while not satisfied():
+                left = begin + limit_ns - now
+                if left <= 0:
+                    return False
+                self._sleep(satisfied, peer, min(left, SLICE_NS))
+                now = time.monotonic_ns()
+            return True
+        finally:
+            self._halves[self._my_parked] = 0
+            self.wait_ns += time.monotonic_ns() - begin
+
+    def _sleep(self, satisfied: Callable[[], bool], peer: int, slice_ns: int = SLICE_NS) -> None:
         halves = self._halves
         halves[self._my_parked] = peer + 1 if peer >= 0 else ANYBODY
         self.fence()
         bells = self._bells if peer < 0 else self._bells[peer : peer + 1]
         values = [halves[bell] for bell in bells]
         if not satisfied():
-            self._futex_wait(bells, values)
+            self._futex_wait(bells, values, slice_ns)
         halves[self._my_parked] = 0
 
-    def _futex_wait(self, bells: Sequence[int], values: Sequence[int]) -> None:
+    def _futex_wait(self, bells: Sequence[int], values: Sequence[int], slice_ns: int) -> None:
         if self._syscall is None:
             time.sleep(0.0005)  # no futex here: short sleeps
         elif len(bells) == 1:
-            timeout = _Timespec(0, SLICE_NS)
+            timeout = _Timespec(0, slice_ns)
             address = ctypes.c_void_p(self._address + bells[0] * 4)
             self._syscall(
                 _SYS_FUTEX, address, _WAIT, ctypes.c_uint32(values[0]), ctypes.byref(timeout), None, 0
@@ -261,7 +276,7 @@ class Waiter:
                     for bell, value in zip(bells, values, strict=True)
                 )
             )
-            end = time.monotonic_ns() + SLICE_NS
+            end = time.monotonic_ns() + slice_ns
             timeout = _Timespec(end // 1_000_000_000, end % 1_000_000_000)
             result = self._syscall(
                 _SYS_FUTEX_WAITV, vector, len(bells), 0, ctypes.byref(timeout), time.CLOCK_MONOTONIC

@@ -55,13 +55,17 @@ class Layout:
         return (2 + self.world_size * RANK_LINES) * LINE
 
     def tail_word(self, source: int, destination: int) -> int:
-        """Return the word in which `source` counts the bytes it put into the pair's ring."""
+        """Return the word in which `source` counts the bytes it put into the pair's ring.
+
+        The next two: how many chunks it has streamed, and from which on they lie elsewhere (`streaming`).
+        """
         return self._pairs + (source * self.world_size + destination) * 2 * LINE
 
     def head_word(self, source: int, destination: int) -> int:
         """Return the word in which `destination` counts the bytes it took.
 
-        The next two: up to which message its user has taken all, and the newest that he has taken.
+        The next two: up to which message its user has taken all, and the newest that he has taken.  Then: how
+        many chunks it has taken out of the stream, and whether it fills buffers (`streaming`).
         """
         return self.tail_word(source, destination) + LINE
 

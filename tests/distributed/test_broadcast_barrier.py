@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator
+from nbparallel.distributed import Communicator, broadcasting, direct
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -79,6 +79,38 @@ def test_broadcast_of_the_same_shared_array(ranks: Any) -> None:
             c.barrier()
 
     ranks(3, work)
+
+
+def test_large_shared_arrays_are_copied_by_all(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every member copies a slice to all others; the root's own memory and private arrays are no trouble."""
+    calls: list[int] = []
+
+    def count(member: Any, meeting: Any, source: Any, targets: Any) -> None:
+        calls.append(len(targets))
+        direct.direct_broadcast(member, meeting, source, targets)
+
+    monkeypatch.setattr(broadcasting, "direct_broadcast", count)
+
+    def work(c: Communicator) -> list[int]:
+        store = c._member.store
+        for size in (100_000, 100_001, 700_003):
+            x = store.empty(size, "i2")
+            data = (np.arange(size) % 9973).astype("i2")
+            handle = c.broadcast(store.handle(x, writable=True) if c.rank == 1 else None, src=1)
+            same = store.attach(handle, writable=True) if c.rank == 0 else x  # of ranks 0 and 1
+            x[...] = -1
+            c.barrier()
+            if c.rank == 1:
+                x[...] = data
+            c.broadcast(same, src=1)
+            assert (same == data).all()
+            c.barrier()
+            mixed = x if c.rank == 1 else store.zeros(size, "i2") if c.rank == 2 else np.zeros(size, "i2")
+            c.broadcast(mixed, src=1)
+            assert (mixed == data).all()
+        return calls
+
+    assert ranks(3, work) == [[1, 1, 1]] * 3
 
 
 def test_broadcast_errors(ranks: Any) -> None:

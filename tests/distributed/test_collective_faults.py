@@ -18,7 +18,9 @@ from nbparallel.testing.ranks import Outcome, Running
 from nbparallel.wire.control import Cause
 
 POINTS = [p for p in faultpoints.POINTS if p != "waiting"]
-OPERATIONS = ("reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "group", "list")
+OPERATIONS = (
+    "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "group", "list", "broadcast",
+)  # fmt: skip
 SIZES = {"8 B": 1, "4 MiB": 1 << 19}
 
 
@@ -31,6 +33,7 @@ def arrays(c: Communicator, count: int, shared: bool) -> list[np.ndarray[Any, An
 def call_of(c: Communicator, operation: str, x: list[Any]) -> Callable[[], Any]:
     """Return a call that all three ranks make."""
     group = c.new_group([0, 1, 2], tag="again")
+    turns = itertools.count()  # of roots: not all points lie on the way of the others
     calls: dict[str, Callable[[], Any]] = {
         "reduce": lambda: c.reduce(x[0], 1),
         "reduce_scatter": lambda: c.reduce_scatter(x[0]),
@@ -40,6 +43,7 @@ def call_of(c: Communicator, operation: str, x: list[Any]) -> Callable[[], Any]:
         "all_to_all": lambda: c.all_to_all(x[1:]),
         "group": lambda: c.all_reduce(x[0], "max", group=group),
         "list": lambda: c.all_gather(x[1:], x[0]),
+        "broadcast": lambda: c.broadcast(x[0], next(turns) % 3),
     }
     return calls[operation]
 
