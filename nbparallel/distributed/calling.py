@@ -10,7 +10,7 @@ from nbparallel.distributed.collectives import Collectives
 from nbparallel.distributed.deferring import Deferring, Plan
 from nbparallel.distributed.group import Group, Team, Teams
 from nbparallel.distributed.member import Member
-from nbparallel.distributed.point_to_point import PointToPoint
+from nbparallel.distributed.messages_at_once import MessagesAtOnce
 from nbparallel.distributed.work import Tickets, Work
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Caller:
     world_size: int
     _member: Member
     _world: Collectives
-    _messages: PointToPoint
+    _messages: MessagesAtOnce
     _teams: Teams
     _tickets: Tickets
 

@@ -14,10 +14,10 @@ from nbparallel.distributed.forked import make_inert
 from nbparallel.distributed.group import Teams
 from nbparallel.distributed.grouping import Grouping
 from nbparallel.distributed.member import Member
+from nbparallel.distributed.messages_at_once import MessagesAtOnce
 from nbparallel.distributed.messaging import Messaging
 from nbparallel.distributed.object_lists import ObjectLists
 from nbparallel.distributed.oversight import Overseer
-from nbparallel.distributed.point_to_point import PointToPoint
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
@@ -61,7 +61,7 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         self._member.overseer = overseer
         self._member.diagnose = lambda wait: look_for_deadlock(self._member, wait)
         self._world = Collectives(self._member, world_area(self._view, rank))
-        self._messages = PointToPoint(self._member)
+        self._messages = MessagesAtOnce(self._member)
         self._teams = Teams(self._member, self._messages, self._world)
         self._member.progress = self._progress
         self.rank, self.world_size, self.epoch = rank, world_size, epoch

@@ -109,7 +109,7 @@ class Packer:
         if handle is not None:
             return Parcel(VIEW, b"", encode_handle(handle), None, array.nbytes)
         if relay and array.flags.c_contiguous:
-            return Parcel(RELAYED, self._meta(array), b"", nbytes=array.nbytes)
+            return Parcel(RELAYED, self.meta(array), b"", nbytes=array.nbytes)
         return self._pack_copy(array, ADOPTED if readers == 1 else VIEW)
 
     def _pack_other(self, x: Any, inline: int) -> Parcel:
@@ -144,12 +144,13 @@ class Packer:
     def _pack_inline(self, array: AnyArray, inline: int) -> Parcel | None:
         nbytes = array.nbytes
         if nbytes <= inline:
-            meta = self._meta(array)
+            meta = self.meta(array)
             if len(meta) <= min(self._inline, 0xFFFF):
                 return Parcel(ARRAY, meta, array.tobytes(), nbytes=nbytes)
         return None
 
-    def _meta(self, array: AnyArray) -> bytes:
+    def meta(self, array: AnyArray) -> bytes:
+        """Return dtype and shape as they stand in a record."""
         key = (array.dtype, array.shape)
         meta = self._metas.get(key)
         if meta is None:
@@ -159,7 +160,7 @@ class Packer:
         return meta
 
     def _pack_stream(self, array: AnyArray, stream: StreamOut) -> Parcel | None:
-        if array.nbytes >= LEAST and array.flags.c_contiguous and len(meta := self._meta(array)) <= 1024:
+        if array.nbytes >= LEAST and array.flags.c_contiguous and len(meta := self.meta(array)) <= 1024:
             body = stream.offer(array.nbytes)
             if body is not None:
                 return Parcel(STREAMED, meta, body, nbytes=array.nbytes)

@@ -6,8 +6,11 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from nbparallel.distributed.arguments import check_buffer, check_tag, deadline
 from nbparallel.distributed.calling import Caller, GroupLike
+from nbparallel.distributed.memory import AnyArray
 from nbparallel.distributed.posted import Receive
 from nbparallel.distributed.work import Work
 
@@ -97,8 +100,14 @@ class Messaging(Caller):
             tag = check_tag(tag)
         member.ready = False
         try:
-            limit = None if timeout is None else deadline(timeout)
-            self._messages.send(tensor, dst, tag, view=view, deadline_ns=limit, group=word)
+            if (
+                type(tensor) is not np.ndarray
+                or word
+                or view
+                or not self._messages.send_short(tensor, dst, tag)
+            ):
+                limit = None if timeout is None else deadline(timeout)
+                self._messages.send(tensor, dst, tag, view=view, deadline_ns=limit, group=word)
             member.ready = True
         except BaseException as error:
             member.failed(error)
@@ -143,8 +152,32 @@ class Messaging(Caller):
         CollectiveTimeoutError
             The time-out ran out.
         """
+        if (
+            type(tensor) is np.ndarray
+            and type(src) is int
+            and type(tag) is int
+            and group is None
+            and group_src is None
+            and timeout is None
+            and 0 <= src < self.world_size
+            and self._member.ready
+            and tensor.flags.writeable
+            and self._receive_short(tensor, src, tag)
+        ):
+            return src
         value, source = self._receive(tensor, src, group, tag, group_src, timeout)
         return value if tensor is None else source
+
+    def _receive_short(self, tensor: AnyArray, src: int, tag: int) -> bool:
+        member = self._member
+        member.ready = False
+        try:
+            received = self._messages.recv_short(tensor, src, tag)
+            member.ready = True
+        except BaseException as error:
+            member.failed(error)
+            raise
+        return received
 
     def _receive(
         self,

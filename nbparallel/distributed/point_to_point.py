@@ -44,6 +44,8 @@ class PointToPoint(Sending):
         self._introductions: dict[tuple[int, int], bytes] = {}
         self._newest = [0] * member.world_size
         self._last = -1
+        self._spun = False
+        """Whether the receive that begins has waited for a short while already."""
         self._posted = Posted(lambda: [m for pending in self._pending for m in pending], self._serve)
         self._sources: tuple[int, ...] = ()
         self._unreceived = Unreceived(member.world_size)
@@ -195,8 +197,9 @@ class PointToPoint(Sending):
                 any_source=src is None, peer=-1 if src is None else src, tag=tag, deadline_ns=deadline_ns,
             )  # fmt: skip
             self._sources = tuple(peers)
+            spun, self._spun = self._spun, False
             try:
-                if not member.waiter.spin_until(has_message):
+                if spun or not member.waiter.spin_until(has_message):
                     member.wait(satisfied, -1 if src is None else src, wait)
             finally:
                 self._sources = ()

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from nbparallel.distributed.waiting import Waiter
 from nbparallel.errors import ProtocolError
@@ -17,6 +21,7 @@ from nbparallel.wire.control import ControlView
 RECORD = struct.Struct("<IHBxqIQ")
 """Length of the whole record, of its description; kind; tag; line of the sender's cell; group."""
 ALIGN = 8
+AnyArray = npt.NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -72,6 +77,21 @@ class Outgoing:
         self.position = position
         self.number += 1
 
+    def put_at_once(self, record: bytes) -> bool:
+        """Do the same if there is room for it in one piece; whether it was done."""
+        nbytes, position = len(record), self.position
+        offset = position % self.capacity
+        room = self.capacity - nbytes
+        if offset > room or position - self._words[self._head] > room:
+            return False
+        start = self._start + offset
+        self._octets[start : start + nbytes] = record
+        position += (nbytes + ALIGN - 1) & -ALIGN
+        self._waiter.announce(self._words, self._tail, position)
+        self.position = position
+        self.number += 1
+        return True
+
 
 class Incoming:
     """The reading end of a ring."""
@@ -106,6 +126,43 @@ class Incoming:
         return Message(
             self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
         )
+
+    def comes(self) -> bool:
+        """Whether a record is there, or comes within a short while."""
+        words, tail, position = self._words, self._tail, self._position
+        return words[tail] != position or self._waiter.spin(words, tail, position + 1)
+
+    def take_at_once(self, x: AnyArray, kind: int, meta: bytes, tag: int) -> int:
+        """Take the next record, if it is such an array in one piece, into `x`; its number, 0 if it is not.
+
+        Its message counts as taken: there must be none before it that is not.
+        """
+        position, octets = self._position, self._octets
+        offset = position % self._capacity
+        start = self._start + offset
+        if offset + RECORD.size > self._capacity:
+            return 0
+        if not self._waiter.strong_order:
+            self._waiter.fence()  # the record's bytes after the word that announced them
+        length, meta_length, its_kind, its_tag, _, group = RECORD.unpack_from(octets, start)
+        begin = start + RECORD.size
+        body = begin + meta_length
+        if (
+            its_kind != kind
+            or its_tag != tag
+            or group
+            or offset + length > self._capacity
+            or length != RECORD.size + meta_length + x.nbytes
+            or octets[begin:body] != meta
+        ):
+            return 0
+        x[...] = np.ndarray(x.shape, x.dtype, octets, body)
+        self.number = number = self.number + 1
+        self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
+        words, head = self._words, self._head
+        words[head + 1] = words[head + 2] = number
+        self._waiter.announce(words, head, position)
+        return number
 
     def _copy(self, position: int, nbytes: int) -> bytes:
         offset = position % self._capacity
