@@ -208,7 +208,7 @@ class Packer:
         if message.kind == ADOPTED:
             return self._attach(decode_handle(message.body), writable=True)
         if message.kind == VIEW:
-            return self._look(message.body).view()
+            return self._attach(decode_handle(message.body), writable=False)
         if message.kind == NUMBER:
             return marshal.loads(message.body)
         if message.kind == OBJECT:

@@ -353,16 +353,22 @@ class PointToPoint(Sending):
             )
         )
 
+    def release(self, dst: int | None = None) -> None:  # noqa: D102 - inherited
+        super().release(dst)
+        if dst is None:
+            for stream in self._streams_in:
+                stream.release()
+
     def close(self) -> None:
         """Drop all messages."""
         for held in self._held:
             held.clear()
+        for pending in self._pending:
+            pending.clear()
         for out in self._streams_out:
             out.close()
         for stream in self._streams_in:
-            stream.close()
-        for pending in self._pending:
-            pending.clear()
+            stream.release()
 
 
 def _served(work: Work) -> Work | None:

@@ -97,6 +97,8 @@ class Sending:
             held = self._held[rank]
             while held and held[0][0] <= self._out[rank].taken():
                 held.popleft()
+            if dst is None:
+                self._streams_out[rank].release()
 
     def _wait_for_room(self, dst: int, nbytes: int, tag: int, line: int, deadline_ns: int | None) -> None:
         ring, member = self._out[dst], self._member

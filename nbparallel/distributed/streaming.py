@@ -71,7 +71,7 @@ def flat_octets(x: AnyArray) -> AnyArray:
 
 
 class StreamOut:
-    """The sending end of a pair's stream; its memory is made on first use."""
+    """The sending end of a pair's stream; its memory is made on first use in a cell."""
 
     def __init__(self, member: Member, destination: int) -> None:
         layout, rank = member.view.layout, member.rank
@@ -177,6 +177,11 @@ class StreamOut:
         )  # fmt: skip
         member.wait(self._has_room, destination, wait)
 
+    def release(self) -> None:
+        """Let go of the window, if nothing in it is still to be read; the next message makes another one."""
+        if self._position == self._words[self._taken]:
+            self._window = None
+
     def close(self) -> None:
         """Let go of the window."""
         self._window = None
@@ -220,7 +225,7 @@ class StreamIn:
         waiter.announce(words, self._taken, base + -(-data.size // CHUNK))
 
     def _attach(self, packed: bytes) -> AnyArray:
-        """Return the sender's window, which stays attached for the epoch."""
+        """Return the sender's window, which stays attached until the cell ends."""
         if self._window is None or packed != self._packed:
             self._window = self._member.attach(decode_handle(packed), writable=False)
             self._packed = packed
@@ -250,6 +255,6 @@ class StreamIn:
         )  # fmt: skip
         member.waiter.until(arrived, source, check=check)
 
-    def close(self) -> None:
-        """Let go of the window."""
+    def release(self) -> None:
+        """Let go of the sender's window; the next message names it again."""
         self._window = None
