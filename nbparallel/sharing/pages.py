@@ -30,7 +30,7 @@ def advise(memory: mmap.mmap, fd: int) -> None:
     if hasattr(mmap, "MADV_DONTDUMP"):
         # A crash of one rank must not write gigabytes of everybody's arrays into a core file.
         _try(memory, mmap.MADV_DONTDUMP)
-    if len(memory) >= HUGE_NBYTES and huge_mode(os.fstat(fd).st_dev) not in ("never", "deny"):
+    if len(memory) >= HUGE_NBYTES and _mode_of(fd) not in ("never", "deny"):
         _try(memory, mmap.MADV_HUGEPAGE)
 
 
@@ -39,7 +39,7 @@ def reserve_huge(fd: int, size: int) -> bool:
 
     If not, nothing is wrong: whatever there is too little of shows when small ones are reserved.
     """
-    if size < HUGE_NBYTES or huge_mode(os.fstat(fd).st_dev) != "advise":
+    if size < HUGE_NBYTES or _mode_of(fd) != "advise":
         return False
     os.ftruncate(fd, size)
     try:
@@ -69,6 +69,13 @@ def _try(memory: mmap.mmap, advice: int) -> None:
         memory.madvise(advice)
     except OSError:
         pass  # it is advice: nothing depends on it
+
+
+def _mode_of(fd: int) -> str:
+    try:
+        return huge_mode(os.fstat(fd).st_dev)
+    except OSError:
+        return "never"  # fstat(2) may lack memory: small pages do as well
 
 
 @lru_cache(maxsize=64)

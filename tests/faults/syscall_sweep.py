@@ -182,17 +182,21 @@ def attempt(notebook: Notebook, point: Point) -> Outcome:
         lines = tracer.end()
     killed = point.action == "SIGKILL" and any("killed by SIGKILL" in line for line in lines)
     reached = killed or any("(INJECTED)" in line for line in lines)
-    if said is None:
-        if not killed or point.victim not in ("notebook", "pump"):
-            return Outcome(point, "broken", f"the notebook ended: {notebook.last_words()}")
+    if killed and point.victim in ("notebook", "pump"):  # it may have answered before that call came
         left = notebook.left_behind()
         return Outcome(point, "leak" if left else "ended", left)
+    if said is None:
+        return Outcome(point, "broken", f"the notebook ended: {notebook.last_words()}")
     return _judge(notebook, point, said, reached=reached)
 
 
 def _judge(notebook: Notebook, point: Point, said: dict[str, str], *, reached: bool) -> Outcome:
     try:
         found = notebook.check()
+        if found["more"] and point.call == "unlink":
+            # A record that could not be removed goes with the next name that does.
+            notebook.work()
+            found = notebook.check()
     except (EOFError, HungError) as error:
         return Outcome(point, "hang" if isinstance(error, HungError) else "broken", f"afterwards: {error}")
     if "broken" in found:

@@ -1,5 +1,6 @@
 """What the system is told about pages, and what it makes of it."""
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,23 @@ def test_huge_pages_are_asked_for_where_they_are_offered(monkeypatch, mode):
     assert large.all()
     assert not small.any()
     del large, small
+    store.close()
+
+
+def test_small_pages_where_the_file_does_not_tell_its_device(monkeypatch):
+    """A look at a file that fails for want of memory (fstat(2)) costs the huge pages, not the array."""
+    monkeypatch.setattr(pages, "huge_mode", lambda device: "advise")
+
+    def refuse(fd):
+        raise OSError(errno.ENOMEM, "no memory for looking")
+
+    store = Store()
+    with monkeypatch.context() as blind:
+        blind.setattr(pages.os, "fstat", refuse)
+        large = store.share(np.ones(pages.HUGE_NBYTES, "u1"), strategy="file_descriptor")
+    assert large.all()
+    assert "hg" not in flags_at(large.ctypes.data)
+    del large
     store.close()
 
 
