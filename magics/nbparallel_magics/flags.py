@@ -152,3 +152,10 @@ TRACEBACK = MagicParser(
     "%parallel_tb -r 2",
 )
 TRACEBACK.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only of these ranks")
+TIMELINE = MagicParser(
+    "%parallel_timeline",
+    "Show what each rank did when in the last cell: computing, waiting (and for whom), moving data.\n"
+    "With --save: write it as Chrome trace events, which ui.perfetto.dev opens.",
+    "%parallel_timeline\n%parallel_timeline --save trace.json",
+)
+TIMELINE.add_argument("--save", metavar="FILE", help="write the file instead; only a trace is overwritten")

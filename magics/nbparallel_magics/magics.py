@@ -12,7 +12,7 @@ from IPython.display import display
 
 import nbparallel
 from nbparallel.errors import rank_list
-from nbparallel_magics import background, bench, flags, sharing
+from nbparallel_magics import background, bench, flags, sharing, timeline
 from nbparallel_magics import cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.cell import CellRequest, lines_above
@@ -141,6 +141,11 @@ class ParallelMagics(Magics):
         from nbparallel.session import examine  # brings numpy, which loading must not
 
         display(examine(self.live.configuration.start_method))
+
+    @line_magic
+    @documented_by(flags.TIMELINE)
+    def parallel_timeline(self, line: str) -> None:
+        timeline.show(self.live, flags.TIMELINE.parse_line(line).save)
 
     @line_magic
     @documented_by(flags.RESTART)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbparallel.distributed.begun import Pending
 from nbparallel.distributed.collectives import Collectives
@@ -12,6 +12,9 @@ from nbparallel.distributed.group import Group, Team, Teams
 from nbparallel.distributed.member import Member
 from nbparallel.distributed.messages_at_once import MessagesAtOnce
 from nbparallel.distributed.work import Tickets, Work
+
+if TYPE_CHECKING:
+    from nbparallel.distributed.recording import Recorder
 
 T = TypeVar("T")
 GroupLike = Group | None
@@ -28,6 +31,7 @@ class Caller:
     _messages: MessagesAtOnce
     _teams: Teams
     _tickets: Tickets
+    _recorder: Recorder | None
 
     def _team(self, group: GroupLike) -> Team:
         """Return the team for a collective that begins now; raises why none can."""
@@ -44,6 +48,8 @@ class Caller:
         """Run one collective of a team."""
         member = self._member
         member.ready = False
+        if self._recorder is not None:
+            self._recorder.team = team
         try:
             collectives = team.collectives or self._teams.open(team, deadline_ns)
             if collectives.begun:

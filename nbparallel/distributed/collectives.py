@@ -35,17 +35,17 @@ class Collectives:
 
     def __init__(self, member: Member, area: Area) -> None:
         self._member, self._area = member, area
-        self._meeting = MeetingLater(member, area)
-        self._scratch = Scratch(member, self._meeting)
-        self.all_reduce = AllReduce(member, self._meeting, self._scratch)
-        self._broadcast = Broadcast(member, self._meeting, self._scratch)
-        reducing = Reducing(member, self._meeting, self._scratch)
+        self.meeting = MeetingLater(member, area)
+        self._scratch = Scratch(member, self.meeting)
+        self.all_reduce = AllReduce(member, self.meeting, self._scratch)
+        self._broadcast = Broadcast(member, self.meeting, self._scratch)
+        reducing = Reducing(member, self.meeting, self._scratch)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
-        self._exchange = Exchange(member, self._meeting, self._scratch)
+        self._exchange = Exchange(member, self.meeting, self._scratch)
         self._gathering = gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
         self.later = Deferring(area.ranks, area.index)
-        self.begun = Begun(self._meeting, self._exchange, self._changed)
+        self.begun = Begun(self.meeting, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)
         self.scatter, self.all_to_all = self._scattering.scatter, self._scattering.all_to_all
 
@@ -56,7 +56,7 @@ class Collectives:
 
     def barrier(self, deadline_ns: int | None) -> None:
         """Wait until every member is here."""
-        meeting = self._meeting
+        meeting = self.meeting
         meeting.deadline_ns = deadline_ns
         meeting.begin(Operation.barrier, _BARRIER, self._member.calling.line())
         if not meeting.meet():
@@ -68,7 +68,7 @@ class Collectives:
         """Give everybody what `root` has."""
         if view:
             return self._scattering.show(x, root, deadline_ns, mine=self._area.index == root)
-        self._meeting.deadline_ns = deadline_ns
+        self.meeting.deadline_ns = deadline_ns
         self._member.operations += 1
         return self._broadcast(x, root)
 
@@ -76,9 +76,9 @@ class Collectives:
         self, operation: Operation, shown: Any, data: bytes, deadline_ns: int | None
     ) -> list[bytes] | None:
         """Return everybody's few bytes, as `tell`; None, on all, if one's do not fit into a slot."""
-        self._meeting.deadline_ns = deadline_ns
+        self.meeting.deadline_ns = deadline_ns
         label = self._gathering.label(operation, shown)
-        return exchange_bytes(self._member, self._meeting, operation, label, data)
+        return exchange_bytes(self._member, self.meeting, operation, label, data)
 
     def release(self) -> None:
         """Let go of copies that everybody has read."""
@@ -89,5 +89,5 @@ class Collectives:
         self._scratch.close()
         self._exchange.close()
         self.all_reduce.close()
-        self._meeting.close()
+        self.meeting.close()
         self._area.close()

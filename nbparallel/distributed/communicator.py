@@ -18,9 +18,11 @@ from nbparallel.distributed.messages_at_once import MessagesAtOnce
 from nbparallel.distributed.messaging import Messaging
 from nbparallel.distributed.object_lists import ObjectLists
 from nbparallel.distributed.oversight import Overseer
+from nbparallel.distributed.recording import Recorder
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.timeline import RankTimeline
 
 
 class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
@@ -66,12 +68,22 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         self._member.progress = self._progress
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
+        self._recorder: Recorder | None = None
         self.forgotten: list[str] = []
         """What the last cell has begun and never waited for."""
         self.unreceived: list[str] = []
         """What earlier cells have sent to this rank, and nobody has received."""
         self._closed = False
         _living.add(self)
+
+    def record(self) -> None:
+        """Note from the next cell on when its statements and operations begin and end (`timeline`)."""
+        self._recorder = Recorder(self, self._member, self._world)
+        self._member.waited = self._recorder.waited
+
+    def timeline(self) -> RankTimeline | None:
+        """Return the notes on the cell that has ended; None if nothing is noted."""
+        return None if self._recorder is None else self._recorder.take()
 
     # -- cells ---------------------------------------------------------------------------------------
 
@@ -93,10 +105,14 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         """
         self.release()
         self._member.begin_cell(cell, participants, filename, go_on=go_on)
+        if self._recorder is not None:
+            self._recorder.begin()
 
     def at_line(self, line: int) -> None:
         """Publish the line of the cell's statement that begins now; the error about a death names it."""
         self._member.at_line(line)
+        if self._recorder is not None:
+            self._recorder.at_line(line)
 
     def finish_cell(self) -> None:
         """Finish the collectives that the cell has begun, and take in the messages that have arrived.
@@ -125,6 +141,8 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         self._teams.drop()
         self.forgotten = self._tickets.settle()
         self.unreceived = self._messages.end_cell()
+        if self._recorder is not None:
+            self._recorder.end()
         self._member.end_cell(failure)
         self.release()
 
@@ -153,6 +171,8 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         if self._closed:
             return
         self._closed = True
+        if self._recorder is not None:
+            self._recorder.close()
         self._messages.close()
         self._teams.close()
         self._member.close()

@@ -90,13 +90,13 @@ class Member:
         self.cause: BaseException | None = None
         self.progress: Callable[[], None] = _nothing
         self.diagnose: Callable[[Wait], None] = _nothing
+        self.waited: Callable[[Wait, int], None] = _nothing  # hears of every wait that has ended
         self.areas: dict[bytes, Area] = {}  # of groups, by handle: this rank's own, and those it looked at
         self.nbytes = self.operations = 0
-        self._go_on = False
         self.overseer: Overseer | None = None
         self.calling = CallingLine()
         self._began_ns = self._past_ns = 0
-        self._forked = False
+        self._go_on = self._forked = False
 
     # -- cells ---------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Member:
         self.memory.close()
         self.areas.clear()
         self.progress = _nothing
-        self.diagnose = _nothing
+        self.diagnose = self.waited = _nothing
 
     def write_timing(self) -> None:
         """Publish where the time went."""
@@ -220,6 +220,7 @@ class Member:
             if not self._forked:
                 view.write_slot(rank, cell, State.COMPUTING, line=self._statement)
                 self.write_timing()
+                self.waited(wait, peer)
 
     def check(self, wait: Wait) -> None:
         """Raise if `wait` cannot end well; meanwhile, go on with what others need of this rank."""

@@ -145,6 +145,7 @@ class Engine:
             epoch=join.epoch,
             usable_cpus=self.configure.usable_cpus,
         )
+        self.communicator.record()
         distributed.set_current(self.communicator)
         defaults.resize_environment(join.world_size)
         self.defaults.set(world_size=join.world_size)

@@ -29,6 +29,7 @@ from nbparallel.wire.messages import (
     Task,
     WithdrawTask,
 )
+from nbparallel.wire.timeline import RankTimeline
 
 if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine
@@ -208,6 +209,13 @@ def _snapshot(value: Any) -> Any:
     return value
 
 
+def _timeline(engine: Engine, task: Task) -> RankTimeline | None:
+    """Return the notes on the user's code that a task has run; what the session does by itself has none."""
+    if engine.communicator is None or not isinstance(task, CellTask | CallTask | ScriptTask):
+        return None
+    return engine.communicator.timeline()
+
+
 def _outcome(
     engine: Engine,
     task: Task,
@@ -236,4 +244,5 @@ def _outcome(
         applied=engine.applied == task.number,
         memory=_memory(),
         void=engine.communicator is not None and engine.communicator.failed,
+        timeline=_timeline(engine, task),
     )

@@ -13,10 +13,11 @@ from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.result import CellResult, RankResult
 from nbparallel.session.task_output import TaskOutput
 from nbparallel.session.task_run import TaskRun
+from nbparallel.session.timeline import CellRecord
 from nbparallel.session.values import RankValues, RemoteValue
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.failures import Cause, RankFailure
-from nbparallel.wire.messages import Outcome
+from nbparallel.wire.messages import CellTask, Outcome, Task
 
 
 def result_of(
@@ -58,6 +59,19 @@ def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
         return loads(outcome.value)
     except Exception as error:  # noqa: BLE001  rebuilding runs code of the user's classes
         return RemoteValue(outcome.text, f"it cannot be rebuilt here: {type(error).__name__}: {error}")
+
+
+def record_of(run: TaskRun, task: Task | None) -> CellRecord | None:
+    """Return what ranks noted for the timeline; None if it was no code of the user's."""
+    ranks = {rank: outcome.timeline for rank, outcome in run.outcomes.items() if outcome.timeline is not None}
+    if not ranks:
+        return None
+    number: int = 0
+    source: tuple[str, ...] = ()
+    if isinstance(task, CellTask):
+        number, source = task.execution_count, ("",) * task.line_offset + tuple(task.source.split("\n"))
+    died = {rank: describe_death(death) for rank, death in run.deaths.items()}
+    return CellRecord(number, source, ranks, died)
 
 
 def raise_if_failed(

@@ -19,6 +19,7 @@ from nbparallel.session.result import CellResult
 from nbparallel.session.sink import OutputSink
 from nbparallel.session.task_output import TaskOutput
 from nbparallel.session.task_run import TaskRun
+from nbparallel.session.timeline import CellRecord
 from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.control import ControlView
@@ -44,6 +45,8 @@ class Launched:
     shared: Mapping[str, int]
     kept: object
     """What ranks have not taken yet must not go."""
+    task: Task | None
+    """What was sent to one of them."""
 
 
 class Tasks:
@@ -53,6 +56,8 @@ class Tasks:
         self._names = names
         self._outputs: dict[int, TaskOutput] = {}
         self._number = 0
+        self.record: CellRecord | None = None
+        """What ranks noted of the last cell or call that has ended."""
         self._kept_choice: object = None
         """Keeps what ranks have not unpacked yet."""
 
@@ -109,7 +114,9 @@ class Tasks:
             if (other := make(rank)) != task:  # as a rule it is the same for all
                 task, pickled = other, pickle.dumps(other, 5)
             handle.send_pickled(Kind.CELL, pickled, epoch=crew.epoch)
-        return Launched(crew, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept)
+        return Launched(
+            crew, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept, task
+        )
 
     def finish(self, launched: Launched, presses: Presses) -> CellResult:
         """Wait for all ranks, and raise what there is to raise."""
@@ -124,6 +131,7 @@ class Tasks:
             notes.append(crew.supervisor.notes.popleft())
             output.note(notes[-1])
         self._note_delivery(run, output, notes)
+        self.record = outcomes.record_of(run, launched.task) or self.record
         store = sharing.current_store()
         broker = crew.supervisor.broker
         result = outcomes.result_of(

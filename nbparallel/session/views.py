@@ -10,6 +10,8 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.session import statistics
 from nbparallel.session.crew import Crew
 from nbparallel.session.names import Names
+from nbparallel.session.tasks import Tasks
+from nbparallel.session.timeline import Timeline, build
 from nbparallel.session.who import SessionNames, compare
 from nbparallel.wire.sighting import Completion
 
@@ -21,6 +23,7 @@ class SessionViews:
     _start_method: str
     _crew: Crew | None
     _names: Names
+    _tasks: Tasks
 
     def statistics(self, namespace: Mapping[str, Any] | None = None) -> statistics.SessionStatistics:
         """Return a frozen picture of the session; waits for no rank, works while a cell runs.
@@ -72,6 +75,15 @@ class SessionViews:
         if crew is None or not crew.handles:
             return ()
         return crew.looking.complete(crew.handles[0], text, cursor, patience).found
+
+    def timeline(self) -> Timeline | None:
+        """Return what each rank did when in the last cell or call that has ended; None if there was none.
+
+        Of more than 2000 operations in a cell, or of many short ones in one statement, some are only counted:
+        `RankRow.omitted`.
+        """
+        record = self._tasks.record
+        return None if record is None else build(record)
 
     @property
     def broker(self) -> SegmentClient:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from nbparallel.wire.identity import Process
+from nbparallel.wire.timeline import RankTimeline
 
 
 class Message:
@@ -227,6 +228,8 @@ class Outcome(Message):
     """Shared memory that this rank made."""
     void: bool = False
     """Whether an operation failed here, even if the cell caught its error: no other one can begin."""
+    timeline: RankTimeline | None = None
+    """When statements and operations of a cell, a call or a script began and ended."""
 
 
 @dataclass(frozen=True, slots=True)

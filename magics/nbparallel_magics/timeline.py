@@ -1,0 +1,58 @@
+"""``%parallel_timeline``: the last cell as a picture, or as a file of trace events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display
+
+from nbparallel_magics import flags
+from nbparallel_magics.live import Live
+
+if TYPE_CHECKING:
+    from nbparallel.session.timeline import Timeline
+
+
+def show(live: Live, save: str | None) -> None:
+    """Show the timeline of the last cell, or write it to a file; UsageError if there is none."""
+    if live.background is not None and not live.background.done():
+        flags.TIMELINE.error(
+            "the --async cell still runs: wait for it with %parallel_result, then its timeline is there"
+        )
+    session = live.running_session()
+    timeline = None if session is None else session.timeline()
+    if timeline is None:
+        flags.TIMELINE.error("no cell has run on these ranks yet: run a %%parallel cell first")
+    if save is None:
+        from nbparallel_widgets.timeline import TimelineView
+
+        display(TimelineView(timeline))
+    else:
+        _save(timeline, Path(save).expanduser())
+
+
+def _save(timeline: Timeline, path: Path) -> None:
+    from nbparallel.session import trace_events
+
+    try:
+        if path.exists() and not _is_ours(path, trace_events.PRODUCER):
+            flags.TIMELINE.error(f"{path} exists and is no trace of nbparallel: choose another name")
+        trace = trace_events.trace(timeline)
+        path.write_text(json.dumps(trace), encoding="utf-8")
+    except OSError as error:
+        flags.TIMELINE.error(f"{path} cannot be written: {error.strerror or error}")
+    count = len(trace["traceEvents"])
+    print(f"{path}: {count:,} trace events; open it at https://ui.perfetto.dev or chrome://tracing")  # noqa: T201
+
+
+def _is_ours(path: Path, producer: str) -> bool:
+    """Whether a file is one that this magic has written."""
+    if not path.is_file():
+        return False
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # no JSON, or no text at all
+        return False
+    return isinstance(found, dict) and (found.get("otherData") or {}).get("producer") == producer

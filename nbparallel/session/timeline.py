@@ -1,0 +1,218 @@
+"""Timeline: what each rank did when in one cell: computing, waiting for whom, moving data.
+
+Ranks note their operations (`distributed.recording`); here the notes of all are laid side by side.  A rank
+knows how long it slept in an operation, but not always for whom: in a collective that is the one that came
+last, which only the notes of all members tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nbparallel.wire.timeline import OperationSpan, RankTimeline
+
+COMPUTING, WAITING, MOVING, UNKNOWN = "computing", "waiting", "moving", "not noted"
+"""Kinds of a `Span`; of what ran before an `UNKNOWN` one ended, operations are only counted."""
+_OF_TWO = ("send", "recv", "isend", "irecv")
+
+_Met = tuple[tuple[int, ...], int]
+"""Group and number: one collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of one rank's time."""
+
+    kind: str
+    """``computing``, ``waiting``, ``moving`` or ``not noted``."""
+    begin: float
+    """Seconds since the cell began."""
+    end: float
+    """Likewise."""
+    operation: str = ""
+    """The operation between ranks that it belongs to; empty when computing."""
+    line: int = 0
+    """The line of the cell; 0 unknown."""
+    nbytes: int = 0
+    """Bytes that the operation moved or reduced."""
+    peer: int = -1
+    """The root of the operation, or the rank that was sent to or received from; -1 none, or any."""
+    waits_for: int = -1
+    """The rank that was waited for (in a collective the last one to come); -1 unknown."""
+    failed: bool = False
+    """Whether the operation raised."""
+
+    @property
+    def seconds(self) -> float:
+        """Return its length."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank's time in a cell."""
+
+    rank: int
+    """Its number."""
+    pid: int
+    """Its process; 0 unknown."""
+    began: float
+    """When its first statement began, in seconds since the cell began."""
+    ended: float
+    """When it had ended the cell."""
+    spans: tuple[Span, ...]
+    """In order, from `began` to `ended`, without gaps."""
+    statements: tuple[tuple[int, float], ...]
+    """Line and beginning of each statement of the cell."""
+    operations: int
+    """Operations in all."""
+    omitted: int
+    """Operations that were only counted."""
+    died: str = ""
+    """How its process ended, if it did: then there are no spans."""
+
+    def total(self, kind: str) -> float:
+        """Return the seconds of all spans of a kind."""
+        return sum(span.seconds for span in self.spans if span.kind == kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """All time that one rank waited for another one in one line."""
+
+    rank: int
+    """Who waited."""
+    waits_for: int
+    """For whom; -1 unknown."""
+    operation: str
+    """In which operation."""
+    line: int
+    """On which line of the cell; 0 unknown."""
+    seconds: float
+    """How long in all."""
+    count: int
+    """How often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One cell on all ranks that took part."""
+
+    number: int
+    """The notebook's ``In[n]``; 0 if it was no cell."""
+    seconds: float
+    """From the first rank's beginning to the last one's end."""
+    rows: tuple[RankRow, ...]
+    """In rank order."""
+    source: tuple[str, ...]
+    """The cell's lines, line 1 first, as the gutter counts them."""
+
+    def text_of(self, line: int) -> str:
+        """Return a line of the cell, or an empty string."""
+        return self.source[line - 1].strip() if 0 < line <= len(self.source) else ""
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Return who waited for whom, in which line; the longest first."""
+        found: dict[tuple[int, int, str, int], tuple[float, int]] = {}
+        for row in self.rows:
+            for span in row.spans:
+                if span.kind == WAITING:
+                    key = (row.rank, span.waits_for, span.operation, span.line)
+                    seconds, count = found.get(key, (0.0, 0))
+                    found[key] = (seconds + span.seconds, count + 1)
+        waits = [Wait(*key, seconds, count) for key, (seconds, count) in found.items()]
+        return tuple(sorted(waits, key=lambda wait: -wait.seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """What a session keeps of the last cell until somebody asks for its timeline."""
+
+    number: int
+    """The notebook's ``In[n]``; 0 if it was no cell."""
+    source: tuple[str, ...]
+    """Its lines."""
+    ranks: Mapping[int, RankTimeline]
+    """What ranks noted."""
+    died: Mapping[int, str]
+    """How ranks ended that died in it."""
+
+
+def build(record: CellRecord) -> Timeline:
+    """Lay the notes of all ranks side by side."""
+    spans = {rank: notes.spans() for rank, notes in record.ranks.items()}
+    last = _last_to_come(spans)
+    zero = min((notes.began_ns for notes in record.ranks.values()), default=0)
+    rows = [_row(notes, spans[rank], last, zero) for rank, notes in record.ranks.items()]
+    end = max((row.ended for row in rows), default=0.0)
+    rows += [RankRow(rank, 0, 0.0, end, (), (), 0, 0, how) for rank, how in record.died.items()]
+    return Timeline(record.number, end, tuple(sorted(rows, key=lambda row: row.rank)), record.source)
+
+
+def _last_to_come(spans: Mapping[int, Sequence[OperationSpan]]) -> dict[_Met, tuple[int, int]]:
+    """Return for every collective when its last member came, and who that was."""
+    found: dict[_Met, tuple[int, int]] = {}
+    for rank, operations in spans.items():
+        for span in operations:
+            if span.number:
+                key = (span.group, span.number)
+                found[key] = max(found.get(key, (0, -1)), (span.begin_ns, rank))
+    return found
+
+
+def _row(
+    notes: RankTimeline, spans: Sequence[OperationSpan], last: Mapping[_Met, tuple[int, int]], zero: int
+) -> RankRow:
+    statements = notes.statements()
+    begin = statements[0][1] if statements else notes.began_ns
+    return RankRow(
+        rank=notes.rank,
+        pid=notes.pid,
+        began=(begin - zero) / 1e9,
+        ended=(notes.ended_ns - zero) / 1e9,
+        spans=tuple(_pieces(notes, [_with_the_last(span, notes.rank, last) for span in spans], begin, zero)),
+        statements=tuple((line, (ns - zero) / 1e9) for line, ns in statements),
+        operations=notes.operations,
+        omitted=notes.omitted,
+    )
+
+
+def _with_the_last(span: OperationSpan, rank: int, last: Mapping[_Met, tuple[int, int]]) -> OperationSpan:
+    """Return an operation with who was waited for, and for how long, as far as the others' notes tell."""
+    if not span.number:
+        known = span.awaited if span.awaited >= 0 or not span.name.startswith(_OF_TWO) else span.peer
+        return replace(span, awaited=known)
+    came, who = last[span.group, span.number]
+    if who == rank or came <= span.begin_ns:
+        return span
+    wait = min(came, span.end_ns) - span.begin_ns
+    return replace(span, awaited=who, wait_ns=max(span.wait_ns, wait))
+
+
+def _pieces(notes: RankTimeline, spans: Sequence[OperationSpan], begin: int, zero: int) -> Iterator[Span]:
+    """Yield a rank's whole time in the cell, in order."""
+
+    def seconds(ns: int) -> float:
+        return (ns - zero) / 1e9
+
+    now = begin
+    if notes.noted_from_ns > now:
+        yield Span(UNKNOWN, seconds(now), seconds(notes.noted_from_ns))
+        now = notes.noted_from_ns
+    for span in spans:
+        start, end = max(span.begin_ns, now), max(span.end_ns, now)
+        if start > now:
+            yield Span(COMPUTING, seconds(now), seconds(start))
+        middle = min(max(start, span.begin_ns + span.wait_ns), end)
+        moving = Span(
+            MOVING, seconds(middle), seconds(end), span.name, span.line, span.nbytes, span.peer,
+            span.awaited if span.wait_ns else -1, span.failed,
+        )  # fmt: skip
+        if middle > start:
+            yield replace(moving, kind=WAITING, begin=seconds(start), end=seconds(middle))
+        if end > middle or middle == start:
+            yield moving
+        now = end
+    if notes.ended_ns > now:
+        yield Span(COMPUTING, seconds(now), seconds(notes.ended_ns))

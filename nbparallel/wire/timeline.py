@@ -1,0 +1,118 @@
+"""What a rank notes of one cell: when its statements and operations began and ended; standard library only.
+
+All times are those of ``time.monotonic_ns``, which is one clock for all processes of a machine
+(``CLOCK_MONOTONIC``, clock_gettime(2)), so that those of different ranks can be compared.  A record travels
+packed: a thousand frozen objects would take longer to pickle than the operations took.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Noted = tuple[str, int, int, int, int, int, int, int, int, tuple[int, ...], bool]
+"""The fields of an `OperationSpan`, in their order."""
+_OPERATION = struct.Struct("<HIqqqqiiqHB")
+_STATEMENT = struct.Struct("<Iq")
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSpan:
+    """One operation between ranks, as one of them saw it."""
+
+    name: str
+    """As users call it."""
+    line: int
+    """Line of the cell as the gutter counts it; 0 unknown."""
+    begin_ns: int
+    """When it was called."""
+    end_ns: int
+    """When it returned or raised."""
+    wait_ns: int
+    """Of that, time in which this rank slept or gave its processor away until others came."""
+    nbytes: int
+    """Bytes that it moved or reduced."""
+    peer: int
+    """The root, the receiver or the source that was asked for; -1: none, or any."""
+    awaited: int
+    """The rank that was waited for last; -1: nobody, or not noticed."""
+    number: int
+    """Which collective of its group it was, in the epoch; 0: none, or not known."""
+    group: tuple[int, ...]
+    """The members of its group; empty: the world."""
+    failed: bool
+    """Whether it raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """What one rank noted of one cell."""
+
+    rank: int
+    """Its number."""
+    pid: int
+    """Its process."""
+    began_ns: int
+    """When the cell reached it."""
+    ended_ns: int
+    """When it had ended it."""
+    noted_from_ns: int
+    """Operations that ended earlier are only counted."""
+    operations: int
+    """Operations in all, the omitted ones as well."""
+    omitted: int
+    """Operations that were only counted: too many, or too short and too many."""
+    names: tuple[str, ...]
+    """What the packed operations refer to."""
+    groups: tuple[tuple[int, ...], ...]
+    """Likewise."""
+    packed_operations: bytes
+    """See `spans`."""
+    packed_statements: bytes
+    """See `statements`."""
+
+    def spans(self) -> tuple[OperationSpan, ...]:
+        """Return the operations that were noted one by one, in order."""
+        found = []
+        for fields in _OPERATION.iter_unpack(self.packed_operations):
+            name, line, begin, end, wait, nbytes, peer, awaited, number, group, failed = fields
+            found.append(
+                OperationSpan(
+                    self.names[name], line, begin, end, wait, nbytes, peer, awaited, number,
+                    self.groups[group], bool(failed),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    def statements(self) -> tuple[tuple[int, int], ...]:
+        """Return line and time of each statement of the cell that began, in order."""
+        return tuple(_STATEMENT.iter_unpack(self.packed_statements))
+
+
+def pack(
+    rank: int,
+    pid: int,
+    began_ns: int,
+    ended_ns: int,
+    *,
+    noted_from_ns: int,
+    operations: int,
+    omitted: int,
+    noted: Iterable[Noted],
+    statements: Sequence[tuple[int, int]],
+) -> RankTimeline:
+    """Return the record of one rank and cell."""
+    names: dict[str, int] = {}
+    groups: dict[tuple[int, ...], int] = {}
+    packed = b"".join(
+        _OPERATION.pack(
+            names.setdefault(name, len(names)), *fields, groups.setdefault(group, len(groups)), failed
+        )
+        for name, *fields, group, failed in noted
+    )
+    lines = b"".join(_STATEMENT.pack(line, ns) for line, ns in statements)
+    return RankTimeline(
+        rank, pid, began_ns, ended_ns, noted_from_ns, operations, omitted,
+        tuple(names), tuple(groups), packed, lines,
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""The notes of all ranks side by side: no gap, and who came last is whom the others waited for."""
+
+from __future__ import annotations
+
+import json
+
+from nbparallel.session.timeline import CellRecord, Timeline, build
+from nbparallel.session.trace_events import trace
+from nbparallel.wire.timeline import Noted, RankTimeline, pack
+
+MS = 1_000_000
+START = 10_000_000_000
+
+
+def operation(name: str, begin: int, end: int, *, wait: int = 0, peer: int = -1, awaited: int = -1,
+              number: int = 0) -> Noted:  # fmt: skip
+    """Return an operation on line 2, times in milliseconds since the cell's start."""
+    return (
+        name, 2, START + begin * MS, START + end * MS, wait * MS, 80, peer, awaited, number, (), False
+    )  # fmt: skip
+
+
+def notes(rank: int, *noted: Noted, ended: int = 100, noted_from: int = 0) -> RankTimeline:
+    """Return what a rank noted of a cell whose first statement began after 5 ms."""
+    return pack(
+        rank, 4000 + rank, START, START + ended * MS, noted_from_ns=START + noted_from * MS,
+        operations=len(noted), omitted=0, noted=noted, statements=((2, START + 5 * MS),),
+    )  # fmt: skip
+
+
+def timeline(*ranks: RankTimeline, died: dict[int, str] | None = None) -> Timeline:
+    """Lay them side by side."""
+    source = ("", "total = all_reduce(x)")
+    return build(CellRecord(3, source, {notes.rank: notes for notes in ranks}, died or {}))
+
+
+def shape(found: Timeline, rank: int) -> list[tuple[str, int, int, int]]:
+    """Return a rank's spans: kind, begin and end in milliseconds, who was waited for."""
+    spans = found.rows[rank].spans
+    return [(s.kind, round(s.begin * 1000), round(s.end * 1000), s.waits_for) for s in spans]
+
+
+def test_who_came_last_was_waited_for() -> None:
+    """In a collective all wait for its last member, also those that did not sleep long enough to notice."""
+    found = timeline(
+        notes(0, operation("all_reduce", 10, 60, wait=5, number=1)),
+        notes(1, operation("all_reduce", 50, 60, number=1)),
+        notes(2, operation("all_reduce", 20, 60, wait=33, awaited=0, number=1)),
+    )
+    assert shape(found, 0) == [
+        ("computing", 5, 10, -1), ("waiting", 10, 50, 1), ("moving", 50, 60, 1), ("computing", 60, 100, -1)
+    ]  # fmt: skip
+    assert shape(found, 1) == [("computing", 5, 50, -1), ("moving", 50, 60, -1), ("computing", 60, 100, -1)]
+    assert shape(found, 2)[1] == ("waiting", 20, 53, 1)
+    waits = [(wait.rank, wait.waits_for, round(wait.seconds, 3)) for wait in found.waits()]
+    assert waits == [(0, 1, 0.04), (2, 1, 0.033)]
+    assert found.text_of(2) == "total = all_reduce(x)"
+    assert found.text_of(0) == found.text_of(9) == ""
+
+
+def test_a_receiver_waits_for_its_source() -> None:
+    """A message has no number: who was asked for is who was waited for."""
+    found = timeline(notes(0, operation("recv", 10, 40, wait=20, peer=1)), notes(1))
+    assert shape(found, 0)[1:3] == [("waiting", 10, 30, 1), ("moving", 30, 40, 1)]
+
+
+def test_there_are_no_gaps() -> None:
+    """A row is whole from the first statement to the end; what was not noted is said to be."""
+    found = timeline(
+        notes(0, operation("barrier", 50, 52), operation("barrier", 52, 90), noted_from=50), notes(1)
+    )
+    assert shape(found, 0)[0] == ("not noted", 5, 50, -1)
+    for row in found.rows:
+        edges = [row.began, *(span.end for span in row.spans)]
+        assert [span.begin for span in row.spans] == edges[:-1]
+        assert edges[-1] == row.ended == found.seconds
+
+
+def test_a_dead_rank_has_a_row() -> None:
+    """Of a rank that died there is how it ended."""
+    found = timeline(notes(0), notes(2), died={1: "was killed by SIGKILL"})
+    assert [row.rank for row in found.rows] == [0, 1, 2]
+    assert (found.rows[1].died, found.rows[1].spans) == ("was killed by SIGKILL", ())
+
+
+def test_trace_events() -> None:
+    """The file has what Perfetto needs: names, and complete events in microseconds that lie in each other."""
+    found = timeline(
+        notes(0, operation("all_reduce", 10, 60, wait=5, number=1)),
+        notes(2, operation("all_reduce", 50, 60, number=1)),
+        died={1: "was killed by SIGKILL"},
+    )
+    made = json.loads(json.dumps(trace(found)))
+    events = made["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert set(names.values()) == {"rank 0", "rank 1 (was killed by SIGKILL)", "rank 2"}
+    complete = [e for e in events if e["ph"] == "X"]
+    assert {e["ph"] for e in events} == {"X", "M"}
+    assert all(e["pid"] in names and e["tid"] == e["pid"] for e in events)
+    mine = {e["cat"]: e for e in complete if names[e["pid"]] == "rank 0"}
+    assert (mine["statement"]["ts"], mine["statement"]["dur"]) == (5000, 95000)
+    assert mine["statement"]["name"] == "line 2: total = all_reduce(x)"
+    assert (mine["operation"]["ts"], mine["operation"]["dur"]) == (10000, 50000)
+    assert mine["operation"]["args"] == {"line": 2, "bytes": 80}
+    assert (mine["waiting"]["name"], mine["waiting"]["dur"]) == ("waits for rank 2", 40000)

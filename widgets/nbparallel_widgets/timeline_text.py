@@ -1,0 +1,111 @@
+"""A timeline in letters, for terminals and text files; and its table, which stands below the picture too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbparallel.session.timeline import COMPUTING, MOVING, UNKNOWN, WAITING, RankRow, Timeline, Wait
+from nbparallel.table import Table
+from nbparallel_widgets.times import seconds_text, ticks
+
+WIDTH = 60
+"""Letters for the whole cell."""
+LETTERS = {COMPUTING: "█", WAITING: "·", MOVING: "▒", UNKNOWN: "?"}
+SHOWN_WAITS = 6
+"""Lines about who waited for whom."""
+_TICKS = 5
+
+
+def text(timeline: Timeline) -> str:
+    """Return the whole timeline as text."""
+    label = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
+    bars = [f"{f'rank {row.rank}':<{label}} |{bar(row, timeline.seconds)}|" for row in timeline.rows]
+    return "\n".join(
+        [title(timeline), legend(timeline), *bars, _axis(timeline.seconds, label + 2), table(timeline).text()]
+    )
+
+
+def title(timeline: Timeline) -> str:
+    """Return what it is about: ``In[3] on ranks 0-3: 1.3 s``."""
+    from nbparallel.errors import rank_list
+
+    ranks = rank_list([row.rank for row in timeline.rows])
+    what = f"In[{timeline.number}]" if timeline.number else "the last call"
+    return f"{what} on {ranks}: {seconds_text(timeline.seconds)}"
+
+
+def legend(timeline: Timeline) -> str:
+    """Return which letter means what."""
+    kinds = {span.kind for row in timeline.rows for span in row.spans} | {COMPUTING, WAITING, MOVING}
+    return "   ".join(f"{LETTERS[kind]} {kind}" for kind in LETTERS if kind in kinds)
+
+
+def bar(row: RankRow, seconds: float) -> str:
+    """Return one letter for each part of the cell: what took most of it; blank where the cell did not run."""
+    if row.died:
+        return row.died[:WIDTH].ljust(WIDTH)
+    shares: list[dict[str, float]] = [{} for _ in range(WIDTH)]
+    part = seconds / WIDTH or 1.0
+    for span in row.spans:
+        first, last = int(span.begin / part), min(int(span.end / part), WIDTH - 1)
+        for i in range(first, last + 1):
+            length = min(span.end, (i + 1) * part) - max(span.begin, i * part)
+            shares[i][span.kind] = shares[i].get(span.kind, 0.0) + max(0.0, length)
+    return "".join(LETTERS[max(share, key=lambda kind: share[kind])] if share else " " for share in shares)
+
+
+def table(timeline: Timeline) -> Table:
+    """Return how long each rank did what, and below it who waited for whom."""
+    waits = timeline.waits()
+    rows = [
+        (
+            str(row.rank),
+            *(seconds_text(row.total(kind)) for kind in (COMPUTING, WAITING, MOVING)),
+            f"{row.operations:,}",
+            _most(row, waits),
+        )
+        if not row.died
+        else (str(row.rank), "", "", "", "", row.died)
+        for row in timeline.rows
+    ]
+    head = ("rank", COMPUTING, WAITING, MOVING, "operations", "waited most")
+    return Table("", head, rows, "\n".join(_foot(timeline, waits))).without_empty_columns()
+
+
+def _most(row: RankRow, waits: Sequence[Wait]) -> str:
+    return next((_for_whom(wait) for wait in waits if wait.rank == row.rank), "")
+
+
+def _for_whom(wait: Wait) -> str:
+    who = f"for rank {wait.waits_for}" if wait.waits_for >= 0 else "for others"
+    where = f", line {wait.line}" if wait.line else ""
+    return f"{who} in {wait.operation}{where}"
+
+
+def _foot(timeline: Timeline, waits: Sequence[Wait]) -> list[str]:
+    lines = []
+    for wait in waits[:SHOWN_WAITS]:
+        often = f", {wait.count:,} times" if wait.count > 1 else ""
+        code = timeline.text_of(wait.line)
+        lines.append(
+            f"rank {wait.rank} waited {seconds_text(wait.seconds)} {_for_whom(wait)}{often}"
+            + (f":  {code[:50]}" if code else "")
+        )
+    if len(waits) > SHOWN_WAITS:
+        rest = sum(wait.seconds for wait in waits[SHOWN_WAITS:])
+        lines.append(f"… and {len(waits) - SHOWN_WAITS} more waits, {seconds_text(rest)} in all")
+    omitted = {row.rank: row.omitted for row in timeline.rows if row.omitted > 0}
+    if omitted:
+        counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in omitted.items())
+        lines.append(f"counted but not drawn, being too many: {counts} operations")
+    return lines
+
+
+def _axis(seconds: float, indent: int) -> str:
+    line = ""
+    places, unit = ticks(seconds, _TICKS)
+    for place, label in places:
+        column = round(place / seconds * WIDTH) if seconds else 0
+        if column >= len(line):
+            line = line.ljust(column) + label + " "
+    return f"{' ' * indent}{line}{unit}"
