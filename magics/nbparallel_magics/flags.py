@@ -159,3 +159,10 @@ TIMELINE = MagicParser(
     "%parallel_timeline\n%parallel_timeline --save trace.json",
 )
 TIMELINE.add_argument("--save", metavar="FILE", help="write the file instead; only a trace is overwritten")
+PANEL = MagicParser(
+    "%parallel_panel",
+    "Show what the ranks do while they do it: state, for whom a rank waits and on which line, how long it\n"
+    "computed and waited in the last cell, strategy and shared memory.  %parallel_stop closes it too.",
+    "%parallel_panel",
+)
+PANEL.add_argument("--close", action="store_true", help="close it; what it showed last stays as text")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nbparallel.session import Session
     from nbparallel.wire.failures import RankFailure
     from nbparallel_magics.background import BackgroundCell
+    from nbparallel_widgets.panel import Panel
 
 
 def _ignited(world_size: int | None, start_method: str) -> Session:
@@ -46,6 +47,8 @@ class Live:
         """What ranks said in the last cell that failed, the root cause first; or where they were stopped."""
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
+        self.panel: Panel | None = None
+        """The live panel, if one is open."""
         self.welcomed = False
         """Whether the user was told what ranks find predefined."""
         self.logs = LogFolder()
@@ -97,24 +100,43 @@ class Live:
         return session
 
     def stop(self) -> None:
-        """End the ranks, if there are any; an interrupt meanwhile raises when none is left."""
-        if self.session is None:
-            return
+        """End the ranks, if there are any, and close the panel; an interrupt raises when none is left."""
         try:
-            self.session.stop()
+            self.close_panel()
         finally:
-            self.session = None
+            if self.session is not None:
+                try:
+                    self.session.stop()
+                finally:
+                    self.session = None
+
+    def _at_exit(self) -> None:
+        """End the ranks; the notebook is told nothing any more, least of all by a forked child."""
+        panel, self.panel = self.panel, None
+        if panel is not None:
+            panel.close(leave=False)
+        self._end()
+
+    def close_panel(self) -> None:
+        """Close the panel, if one is open; it stays as the text that it showed last."""
+        panel, self.panel = self.panel, None
+        if panel is not None:
+            panel.close()
 
     def begin_cell(self, info: Any) -> None:
         """Hear that a cell begins (IPython's ``pre_run_cell``)."""
         if self.notebook is None or self.notebook.begin_cell(self.shell.get_parent()):
             self.raw_cell = getattr(info, "raw_cell", "") or ""
+        if self.panel is not None:
+            self.panel.begin()
 
     def end_cell(self, _result: Any = None) -> None:
         """Hear that a cell has ended (``post_run_cell``): memory that it let go of goes back now."""
         sharing = sys.modules.get("nbparallel.sharing")
         if sharing is not None:
             sharing.current_store().drain()
+        if self.panel is not None:
+            self.panel.end()
 
     def install(self) -> None:
         """Put the hooks into the shell."""
@@ -123,11 +145,11 @@ class Live:
         self.shell.events.register("post_run_cell", self.end_cell)
         if self.notebook is not None:
             self.notebook.install()
-        atexit.register(self._end)
+        atexit.register(self._at_exit)
 
     def remove(self) -> None:
         """Undo `install` and end the ranks."""
-        atexit.unregister(self._end)
+        atexit.unregister(self._at_exit)
         if self.notebook is not None:
             self.notebook.remove()
         self.shell.events.unregister("post_run_cell", self.end_cell)

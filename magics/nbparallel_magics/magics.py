@@ -12,7 +12,7 @@ from IPython.display import display
 
 import nbparallel
 from nbparallel.errors import rank_list
-from nbparallel_magics import background, bench, flags, sharing, timeline
+from nbparallel_magics import background, bench, flags, panel, sharing, timeline
 from nbparallel_magics import cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.cell import CellRequest, lines_above
@@ -146,6 +146,11 @@ class ParallelMagics(Magics):
     @documented_by(flags.TIMELINE)
     def parallel_timeline(self, line: str) -> None:
         timeline.show(self.live, flags.TIMELINE.parse_line(line).save)
+
+    @line_magic
+    @documented_by(flags.PANEL)
+    def parallel_panel(self, line: str) -> None:
+        panel.show(self.live, close=flags.PANEL.parse_line(line).close)
 
     @line_magic
     @documented_by(flags.RESTART)

@@ -28,6 +28,7 @@ from nbparallel.wire.messages import (
     ScriptTask,
     Task,
     WithdrawTask,
+    runs_user_code,
 )
 from nbparallel.wire.timeline import RankTimeline
 
@@ -210,8 +211,8 @@ def _snapshot(value: Any) -> Any:
 
 
 def _timeline(engine: Engine, task: Task) -> RankTimeline | None:
-    """Return the notes on the user's code that a task has run; what the session does by itself has none."""
-    if engine.communicator is None or not isinstance(task, CellTask | CallTask | ScriptTask):
+    """Return the notes on the user's code that a task has run."""
+    if engine.communicator is None or not runs_user_code(task):
         return None
     return engine.communicator.timeline()
 

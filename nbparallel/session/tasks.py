@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from nbparallel import sharing
 from nbparallel.errors import NbParallelError
@@ -22,9 +22,9 @@ from nbparallel.session.task_run import TaskRun
 from nbparallel.session.timeline import CellRecord
 from nbparallel.sharing import registry
 from nbparallel.transfer import pickling
-from nbparallel.wire.control import ControlView
+from nbparallel.wire.control import ControlView, TimingRecord
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.messages import Task
+from nbparallel.wire.messages import Task, runs_user_code
 
 KEPT_OUTPUTS = 200
 """Tasks whose late output still finds its cell."""
@@ -49,6 +49,25 @@ class Launched:
     """What was sent to one of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class CellClock:
+    """When the last cell or call began and ended."""
+
+    number: int = 0
+    """The notebook's ``In[n]``; 0 if it was no cell."""
+    began_ns: int = 0
+    """By `time.monotonic_ns`."""
+    ended_ns: int = 0
+    """Likewise; 0 while it runs."""
+    former: Mapping[int, TimingRecord] = field(default_factory=dict)
+    """What the timing counters of its ranks said when it began."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.began_ns > self.ended_ns
+
+
 class Tasks:
     """The tasks of one session, one at a time."""
 
@@ -58,6 +77,7 @@ class Tasks:
         self._number = 0
         self.record: CellRecord | None = None
         """What ranks noted of the last cell or call that has ended."""
+        self.clock = CellClock()
         self._kept_choice: object = None
         """Keeps what ranks have not unpacked yet."""
 
@@ -109,11 +129,15 @@ class Tasks:
         presses.wake = crew.wake
         presses.check()  # nothing was sent yet
         task, pickled = None, b""
+        former = {rank: control.read_timing(rank) for rank in handles}
+        began = time.monotonic_ns()
         for rank, handle in handles.items():
             handle.task, handle.busy, handle.stderr_tail = number, True, ""
             if (other := make(rank)) != task:  # as a rule it is the same for all
                 task, pickled = other, pickle.dumps(other, 5)
             handle.send_pickled(Kind.CELL, pickled, epoch=crew.epoch)
+        if runs_user_code(task):
+            self.clock = CellClock(getattr(task, "execution_count", 0), began, 0, former)
         return Launched(
             crew, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept, task
         )
@@ -127,6 +151,9 @@ class Tasks:
         except NbParallelError:
             crew.void()
             raise
+        finally:
+            if runs_user_code(launched.task):
+                self.clock = replace(self.clock, ended_ns=time.monotonic_ns())
         while crew.supervisor.notes:
             notes.append(crew.supervisor.notes.popleft())
             output.note(notes[-1])

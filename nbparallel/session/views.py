@@ -7,7 +7,7 @@ from typing import Any
 
 from nbparallel import sharing
 from nbparallel.channel.segment_client import SegmentClient
-from nbparallel.session import statistics
+from nbparallel.session import activity, statistics
 from nbparallel.session.crew import Crew
 from nbparallel.session.names import Names
 from nbparallel.session.tasks import Tasks
@@ -75,6 +75,16 @@ class SessionViews:
         if crew is None or not crew.handles:
             return ()
         return crew.looking.complete(crew.handles[0], text, cursor, patience).found
+
+    def activity(self) -> activity.SessionActivity:
+        """Return what ranks do at this moment; takes a tenth of a millisecond and disturbs nobody.
+
+        Raises
+        ------
+        RuntimeError
+            As `statistics`.
+        """
+        return activity.take(self._running_crew(), self._tasks)
 
     def timeline(self) -> Timeline | None:
         """Return what each rank did when in the last cell or call that has ended; None if there was none.

@@ -135,6 +135,11 @@ class ScriptTask(Task):
     """``sys.argv[1:]``."""
 
 
+def runs_user_code(task: Task | None) -> bool:
+    """Whether a task has a timeline: what the session does by itself has none."""
+    return isinstance(task, CellTask | CallTask | ScriptTask)
+
+
 @dataclass(frozen=True, slots=True)
 class PullTask(Task):
     """Give the value of a variable."""
