@@ -88,8 +88,9 @@ def take(crew: Crew, tasks: Tasks) -> SessionActivity:
 
 def _rank(handle: RankHandle, control: ControlView | None, tasks: Tasks, now: int) -> RankActivity:
     rank, death = handle.rank, handle.death
-    state, operation, line, waits_for, waited = "computing" if handle.busy else "idle", "", 0, (), 0
-    operations, waiting_ns = 0, 0
+    state, operation, line = "computing" if handle.busy else "idle", "", 0
+    waits_for: tuple[int, ...] = ()
+    waited = waiting_ns = operations = 0
     if death is not None:
         state, operation = "dead", describe_death(death)
     elif control is not None and rank < control.world_size:
