@@ -23,9 +23,9 @@ class ForkedWaiter(Waiter):
             "rank's"
         )
 
-    announce = spin = spin_until = until = within = _refuse
+    announce = announce_to = spin = spin_until = until = within = _refuse
 
-    def ring(self) -> None:
+    def ring(self, bits: int = 0) -> None:
         """Wake nobody."""
 
 

@@ -48,6 +48,7 @@ class Outgoing:
         self._words, self._octets, self._waiter = view.words, view.octets, waiter
         self._tail, self._head = layout.tail_word(source, destination), layout.head_word(source, destination)
         self._start, self.capacity = layout.ring_byte(source, destination), layout.ring_capacity
+        self._destination = destination
         self.position = view.words[self._tail]
         self.number = 0
 
@@ -73,7 +74,7 @@ class Outgoing:
         if first < nbytes:
             self._octets[self._start : self._start + nbytes - first] = record[first:]
         position = self.position + ((nbytes + ALIGN - 1) & -ALIGN)
-        self._waiter.announce(self._words, self._tail, position)
+        self._waiter.announce_to(self._destination, self._words, self._tail, position)
         self.position = position
         self.number += 1
 
@@ -87,7 +88,7 @@ class Outgoing:
         start = self._start + offset
         self._octets[start : start + nbytes] = record
         position += (nbytes + ALIGN - 1) & -ALIGN
-        self._waiter.announce(self._words, self._tail, position)
+        self._waiter.announce_to(self._destination, self._words, self._tail, position)
         self.position = position
         self.number += 1
         return True
@@ -121,7 +122,7 @@ class Incoming:
         data = self._copy(self._position + RECORD.size, length - RECORD.size)
         self.number += 1
         position = self._position + ((length + ALIGN - 1) & -ALIGN)
-        self._waiter.announce(self._words, self._head, position)
+        self._waiter.announce_to(self._source, self._words, self._head, position)
         self._position = position
         return Message(
             self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
@@ -161,7 +162,7 @@ class Incoming:
         self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
         words, head = self._words, self._head
         words[head + 1] = words[head + 2] = number
-        self._waiter.announce(words, head, position)
+        self._waiter.announce_to(self._source, words, head, position)
         return number
 
     def _copy(self, position: int, nbytes: int) -> bytes:
@@ -176,4 +177,4 @@ class Incoming:
     def acknowledge(self, all_up_to: int, newest: int) -> None:
         """Tell the sender which messages have been taken: all up to one, and the newest of any."""
         self._words[self._head + 1] = all_up_to
-        self._waiter.announce(self._words, self._head + 2, newest)
+        self._waiter.announce_to(self._source, self._words, self._head + 2, newest)

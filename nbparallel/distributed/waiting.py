@@ -21,7 +21,9 @@ calls cannot leave a lock that the next fence would wait for.
 
 Some facts about futexes (futex(2)): the key of a shared mapping is the page of the file, so that processes
 with different mappings meet; the word has 32 bits; FUTEX_WAIT compares and sleeps atomically, EAGAIN if it
-differs; a signal ends it with EINTR; ``futex_waitv`` (Linux 5.16) sleeps on up to 128 words.
+differs; a signal ends it with EINTR; ``futex_waitv`` (Linux 5.16) sleeps on up to 128 words.  With bits
+(FUTEX_WAIT_BITSET, whose time-out is a point in time) a wake only reaches sleepers that share one with it:
+a message to one rank leaves the others that sleep on its sender's bell asleep.  ``futex_waitv`` has all bits.
 """
 
 from __future__ import annotations
@@ -50,8 +52,10 @@ SWITCH_NS = 3_000
 """A yield takes 0.5 µs if nobody else wants the processor, and more than this if somebody did."""
 ANYBODY = 0xFFFF_FFFF
 STRONG_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
-_WAIT, _WAKE = 0, 1
+_WAIT, _WAKE = 9, 10
+"""FUTEX_WAIT_BITSET, FUTEX_WAKE_BITSET."""
 _EVERYBODY = 0x7FFF_FFFF
+_ALL_BITS = 0xFFFF_FFFF
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
     platform.machine(), -1
 )
@@ -81,6 +85,16 @@ def _find_syscall() -> Callable[..., int] | None:
     return function
 
 
+def _from_now(nanoseconds: int) -> _Timespec:
+    end = time.monotonic_ns() + nanoseconds
+    return _Timespec(end // 1_000_000_000, end % 1_000_000_000)
+
+
+def _bit(rank: int) -> int:
+    """Return the bit that a rank sleeps with, which it shares with every 32nd."""
+    return 1 << (rank & 31)
+
+
 class Waiter:
     """One rank's way to sleep and to wake; used by one thread at a time.
 
@@ -98,6 +112,8 @@ class Waiter:
         self._my_bell, self._my_parked = view.half_bell(rank), view.half_parked(rank)
         self._bells = [view.half_bell(r) for r in range(view.world_size)]
         self._parked = [view.half_parked(r) for r in range(view.world_size) if r != rank]
+        self._parked_of = [view.half_parked(r) for r in range(view.world_size)]
+        self._mine = (rank + 1, ANYBODY)
         self._others = [r for r in range(view.world_size) if r != rank]
         self.spins = self._max_spins = SPINS if spin else 1
         self.strong_order = STRONG_ORDER
@@ -137,13 +153,27 @@ class Waiter:
                 self._ring()
                 return
 
+    def announce_to(self, reader: int, words: memoryview, word: int, value: int) -> None:
+        """Write one of this rank's words, which nobody but `reader` waits for, and wake that one."""
+        if STRONG_ORDER:
+            words[word] = value
+            lock = self._lock  # `fence`, without a call
+            lock.acquire(False)
+            lock.release()
+        else:
+            self.fence()
+            words[word] = value
+            self.fence()
+        if self._halves[self._parked_of[reader]] in self._mine:
+            self.ring(_bit(reader))
+
     def _ring(self) -> None:
-        mine = (self._rank + 1, ANYBODY)
+        mine = self._mine
         if any(self._halves[parked] in mine for parked in self._parked):
             self.ring()
 
-    def ring(self) -> None:
-        """Wake whoever sleeps for this rank, whatever for."""
+    def ring(self, bits: int = _ALL_BITS) -> None:
+        """Wake whoever sleeps for this rank, whatever for; with `bits` only ranks that have one of them."""
         self._halves[self._my_bell] = (self._halves[self._my_bell] + 1) & 0xFFFF_FFFF
         if self._syscall is not None:
             self._syscall(
@@ -153,7 +183,7 @@ class Waiter:
                 _EVERYBODY,
                 None,
                 None,
-                0,
+                ctypes.c_uint32(bits),
             )
 
     # -- sleeping ----------------------------------------------------------------------------------
@@ -263,11 +293,10 @@ class Waiter:
         if self._syscall is None:
             time.sleep(0.0005)  # no futex here: short sleeps
         elif len(bells) == 1:
-            timeout = _Timespec(0, slice_ns)
+            timeout = _from_now(slice_ns)
             address = ctypes.c_void_p(self._address + bells[0] * 4)
-            self._syscall(
-                _SYS_FUTEX, address, _WAIT, ctypes.c_uint32(values[0]), ctypes.byref(timeout), None, 0
-            )
+            value, bits = ctypes.c_uint32(values[0]), ctypes.c_uint32(_bit(self._rank))
+            self._syscall(_SYS_FUTEX, address, _WAIT, value, ctypes.byref(timeout), None, bits)
         elif self._has_waitv:
             flags_32_bits = 2
             vector = (_WaitV * len(bells))(
@@ -276,8 +305,7 @@ class Waiter:
                     for bell, value in zip(bells, values, strict=True)
                 )
             )
-            end = time.monotonic_ns() + slice_ns
-            timeout = _Timespec(end // 1_000_000_000, end % 1_000_000_000)
+            timeout = _from_now(slice_ns)
             result = self._syscall(
                 _SYS_FUTEX_WAITV, vector, len(bells), 0, ctypes.byref(timeout), time.CLOCK_MONOTONIC
             )
