@@ -10,9 +10,13 @@ Some facts (mm/oom_kill.c; Documentation/admin-guide/cgroup-v1/memory.rst, cgrou
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from nbparallel.sharing.headroom import ReadText, memory_cgroups, read_text
+
+GLANCE_SECONDS = 0.1
+"""Between two looks before tasks; reading the count takes as long as a tenth of a short task."""
 
 
 class MemoryKills:
@@ -31,7 +35,13 @@ class MemoryKills:
 
     def look(self) -> None:
         """Take note of the count: what comes later explains deaths that come later."""
+        self._looked = time.monotonic()
         self._seen = self._count(self._file) or 0
+
+    def glance(self) -> None:
+        """Do what `look` does, unless that was a moment ago: a script may run a thousand tasks a second."""
+        if time.monotonic() - self._looked >= GLANCE_SECONDS:
+            self.look()
 
     def explain(self) -> str:
         """Return why a process was killed just now, the end of ``was …``; empty if it was not for memory.

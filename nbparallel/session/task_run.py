@@ -159,6 +159,8 @@ class TaskRun:
             self._ladder.interrupt(handle)
 
     def _look_at_the_clock(self) -> None:
+        if self._deadline is None and self._failed_at is None and self._ladder.since is None:
+            return  # nothing is ever due
         now = time.monotonic()
         running = self.running
         if self._deadline is not None and now >= self._deadline and not self.timed_out and running:

@@ -125,7 +125,7 @@ class Tasks:
         )
         self._tell_strategy(crew, handles.values())
         tell_place(handles.values())
-        crew.supervisor.memory_kills.look()
+        crew.supervisor.memory_kills.glance()
         presses.wake = crew.wake
         presses.check()  # nothing was sent yet
         task, pickled = None, b""

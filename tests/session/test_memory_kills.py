@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
 
 from nbparallel.session import rank_handle
-from nbparallel.session.memory_kills import MemoryKills
+from nbparallel.session.memory_kills import GLANCE_SECONDS, MemoryKills
 from nbparallel.session.outcomes import describe_death
 
 V2 = {
@@ -70,3 +71,17 @@ def test_f6_without_a_count_nothing_is_claimed() -> None:
     assert kills.explain() == ""
     death = rank_handle.Death(7, None, 9, True, 0.0, kills.explain())
     assert describe_death(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
+
+
+def test_a_glance_reads_the_count_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that follow at once do not read it each; after a moment the next one does."""
+    machine = Counted(*PLACES["the machine"])
+    kills = MemoryKills(machine.read)
+    machine.kills = 4
+    kills.glance()
+    assert kills.explain() != ""
+    machine.kills = 5
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 10 * GLANCE_SECONDS)
+    kills.glance()
+    assert kills.explain() == ""
