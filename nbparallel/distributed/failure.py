@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 from nbparallel.errors import (
     CollectiveMismatchError,
@@ -14,6 +15,9 @@ from nbparallel.errors import (
     PeerFailedError,
 )
 from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
+
+_HEAP_TYPE = 1 << 9
+"""Flag of classes that were made by a ``class`` statement (Py_TPFLAGS_HEAPTYPE)."""
 
 
 def line_of(error: BaseException, filename: str) -> int:
@@ -52,6 +56,20 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception as second:  # noqa: BLE001 - a user's __str__ may do anything
         return f"<its text could not be had: {type(second).__name__}>"
+
+
+def without_frames(error: BaseException, rank: int) -> BaseException:
+    """Return an error that says the same and keeps no frame alive; of a kind that `Member.refuse` tells."""
+    known = isinstance(error, NbParallelError) and not isinstance(error, BaseExceptionGroup)
+    kind: Any = type(error) if known else PeerFailedError
+    builtin: Any = kind
+    while builtin.__flags__ & _HEAP_TYPE:
+        builtin = builtin.__base__
+    # Without `__init__`, which may want more than a text; `__new__` of the builtin class that lays out the
+    # objects, because the one that is inherited first need not fit: NbParallelError comes before MemoryError.
+    kept: BaseException = builtin.__new__(kind, _text(error) or type(error).__name__)
+    vars(kept)["rank"] = getattr(error, "rank", rank)
+    return kept
 
 
 def signal_name(number: int) -> str:

@@ -11,7 +11,7 @@ from nbparallel.distributed import faultpoints
 from nbparallel.distributed.area import Area
 from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.calling_line import CallingLine
-from nbparallel.distributed.failure import describe, first_failure
+from nbparallel.distributed.failure import describe, first_failure, without_frames
 from nbparallel.distributed.memory import AnyArray, Memory
 from nbparallel.distributed.oversight import Overseer
 from nbparallel.distributed.waiting import Waiter
@@ -146,10 +146,7 @@ class Member:
         """Keep of a failure only what `refuse` says of it: its frames hold the cell's arrays."""
         cause = self.cause
         if cause is not None and cause.__traceback__ is not None:
-            kind = type(cause) if isinstance(cause, NbParallelError) else PeerFailedError
-            kept = kind.__new__(kind, str(cause) or type(cause).__name__)
-            vars(kept)["rank"] = getattr(cause, "rank", self.rank)
-            self.cause = kept
+            self.cause = without_frames(cause, self.rank)
 
     def close(self) -> None:
         """Let go of everything that refers back here, so that the segment is unmapped at once."""
