@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import warnings
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
@@ -19,10 +21,28 @@ from nbparallel.engine.output import RankOutput
 
 
 class RankCompiler(CachingCompiler):
-    """Gives the code of each task a file name of its own, which is known before it is compiled."""
+    """Gives the code of each task a file name of its own, which is known before it is compiled.
+
+    The text of a cell is kept for tracebacks as long as code of it may run: to its end, or for good if it
+    defined a function.  A session may run any number of cells.
+    """
 
     filename = "<nbparallel>"
     """The name for the code that is compiled next."""
+    _defined = True
+    """Whether the cell of that name has defined anything that can run later."""
+
+    def begin(self, filename: str) -> str:
+        """Give the next cell its name, and forget the text of the last one if nobody can need it."""
+        if not self._defined:
+            linecache.cache.pop(self.filename, None)
+            self._filename_map.pop(self.filename, None)
+        self.filename, self._defined = filename, False
+        return filename
+
+    def see(self, code: CodeType) -> None:
+        """Take note of code of the cell that is about to run."""
+        self._defined = self._defined or any(isinstance(part, CodeType) for part in code.co_consts)
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         """Do as the base class says."""
@@ -151,6 +171,7 @@ class RankShell(InteractiveShell):
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run one statement of a cell (IPython compiles each by itself), after saying which."""
+        self.compile.see(code_obj)
         self.at_line(next((line for *_, line in code_obj.co_lines() if line), 0))
         return await super().run_code(code_obj, result, async_=async_)
 

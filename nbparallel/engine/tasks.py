@@ -105,7 +105,7 @@ def _filename(engine: Engine, task: Task) -> str:
     if isinstance(task, CellTask):
         engine.shell.execution_count = task.execution_count
         engine.shell.source = cell_text(task)
-        filename = engine.shell.compile.filename = f"<In[{task.execution_count}] #{task.number}>"
+        filename: str = engine.shell.compile.begin(f"<In[{task.execution_count}] #{task.number}>")
         return filename
     return task.path if isinstance(task, ScriptTask) else ""
 

@@ -158,7 +158,7 @@ class Day:
         """Have on every rank what cells use."""
         self.run(
             f"import numpy as np, nbparallel.sharing.pool as pool; pool.KEEP_SECONDS = {KEEP_SECONDS}\n"
-            "globals().pop('pushed', None)"
+            "if 'pushed' in globals(): del pushed"
         )
 
     def sizes(self) -> dict[str, Size]:
