@@ -295,6 +295,7 @@ def test_a_forked_child_is_inert(ranks: Any) -> None:
     ranks(2, work)
 
 
+@pytest.mark.fault("F65")
 def test_threads_take_turns(ranks: Any) -> None:
     """A second thread inside an operation gets an error at once; one after the other is fine."""
 

@@ -158,6 +158,7 @@ def test_many_small_messages_do_not_block_each_other(ranks: Any) -> None:
     ranks(3, work)
 
 
+@pytest.mark.fault("F33")
 def test_wrong_arguments(ranks: Any) -> None:
     """Wrong ranks, tags and buffers raise at once on the caller (F33), and nothing was sent."""
 
@@ -190,6 +191,7 @@ def test_wrong_arguments(ranks: Any) -> None:
     ranks(2, work)
 
 
+@pytest.mark.fault("F37")
 def test_a_message_that_does_not_fit(ranks: Any) -> None:
     """dtype, shape and kind are compared before a byte is written; the message can still be received."""
 
