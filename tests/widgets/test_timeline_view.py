@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -51,6 +52,21 @@ def test_text() -> None:
         "0", "500 ms", "400 ms", "100 ms", "2", "for rank 1 in all_reduce, line 2"
     ]  # fmt: skip
     assert lines[-1] == "rank 0 waited 400 ms for rank 1 in all_reduce, line 2:  x < y & all_reduce(z)"
+
+
+def test_short_waits_are_summed_up() -> None:
+    """What is short beside the cell, or too many, is one line; so are operations that were only counted."""
+    spans = [
+        piece
+        for i in range(20)
+        for piece in ((COMPUTING, i + 0.5, "", -1), (WAITING, i + 0.5 + 0.02 * i, f"send{i}", 1))
+    ]
+    counted = replace(row(0, *spans, (COMPUTING, 20.0, "", -1)), omitted=1234)
+    lines = repr(TimelineView(Timeline(0, 20.0, (counted,), ()))).splitlines()[-8:]
+    assert lines[0] == "rank 0 waited 380 ms for rank 1 in send19, line 2"
+    assert lines[5].startswith("rank 0 waited 280 ms")
+    assert lines[6] == "and 14 shorter waits, 1.82 s in all"
+    assert lines[7] == "short operations that were counted, not drawn: rank 0: 1,234"
 
 
 def test_picture() -> None:

@@ -15,7 +15,7 @@ from nbparallel_widgets.times import seconds_text
 
 NO_RANKS = "no ranks are running; the next %%parallel cell starts them"
 _HEAD = ("rank", "state", "computing", "waiting", "operations")
-_BAR = 120
+_BAR = 72
 """Width of the bar that shows how much of a rank's time it waited."""
 _CELL = "text-align:left;padding:1px 12px 1px 0;white-space:nowrap;font-variant-numeric:tabular-nums"
 
@@ -56,7 +56,7 @@ def title(activity: SessionActivity) -> str:
     if not activity.running and not activity.seconds:
         return f"{ranks}: no cell has run yet"
     what = f"In[{activity.number}]" if activity.number else "a call"
-    if activity.running:  # whole seconds from ten on, so that the line does not jump about
+    if activity.running:
         return f"{what} runs on {ranks}, for {_calm(activity.seconds)}"
     return f"{what} took {seconds_text(activity.seconds)} on {ranks}"
 
@@ -85,6 +85,9 @@ def state(rank: RankActivity) -> str:
 
 
 def _calm(seconds: float) -> str:
+    """Return a span that grows while people look at it: its digits stay in their places."""
+    if seconds < 1:
+        return seconds_text(seconds)
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
@@ -93,8 +96,8 @@ def _cells(rank: RankActivity) -> tuple[str, ...]:
     return (
         str(rank.rank),
         state(rank),
-        seconds_text(rank.computing) if took_part else "-",
-        seconds_text(rank.waiting) if took_part else "-",
+        _calm(rank.computing) if took_part else "-",
+        _calm(rank.waiting) if took_part else "-",
         f"{rank.operations:,}" if took_part else "-",
     )
 
@@ -103,7 +106,7 @@ def _row(rank: RankActivity) -> str:
     number, what, *figures = (html.escape(cell) for cell in _cells(rank))
     mark = f'<span style="color:{_MARKS[rank.state][1]}" aria-hidden="true">{_MARKS[rank.state][0]}</span>'
     first = f'<th scope="row" style="{_CELL}">rank {number}</th>'
-    cells = [f'<td style="{_CELL};min-width:26em">{mark} {what}</td>']
+    cells = [f'<td style="{_CELL};min-width:16em;white-space:normal">{mark} {what}</td>']
     cells += [f'<td style="{_CELL}">{figure}</td>' for figure in figures]
     cells.append(f'<td style="{_CELL}">{_bar(rank)}</td>')
     return f"<tr>{first}{''.join(cells)}</tr>"
@@ -124,7 +127,8 @@ def _bar(rank: RankActivity) -> str:
     wide = _BAR * rank.computing / whole
     about = f"{100 * rank.computing / whole:.0f} % computing, {100 * rank.waiting / whole:.0f} % waiting"
     return (
-        f'<svg role="img" aria-label="{about}" width="{_BAR}" height="12"><title>{about}</title>'
+        f'<svg role="img" aria-label="{about}" viewBox="0 0 {_BAR} 12" width="{_BAR}" height="12" '
+        f'style="width:{_BAR}px;max-width:none;height:12px"><title>{about}</title>'
         f'<rect width="{wide:.1f}" height="12" fill="{COLOURS[COMPUTING]}"/>'
         f'<rect x="{wide:.1f}" y="4" width="{_BAR - wide:.1f}" height="4" fill="{COLOURS[WAITING]}"/></svg>'
     )

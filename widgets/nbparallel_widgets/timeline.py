@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import html
+from dataclasses import dataclass, replace
 
 from nbparallel.session.timeline import Timeline
 from nbparallel_widgets import timeline_svg, timeline_text
@@ -20,4 +21,6 @@ class TimelineView:
 
     def _repr_html_(self) -> str:
         # The table says it once more where a page is cleaned of pictures (GitHub, an untrusted notebook).
-        return f"<div>{timeline_svg.svg(self.timeline)}</div>{timeline_text.table(self.timeline).html()}"
+        table = replace(timeline_text.table(self.timeline), foot="").html()
+        lines = "<br>".join(html.escape(line) for line in timeline_text.foot(self.timeline))
+        return f"<div>{timeline_svg.svg(self.timeline)}</div>{table}<div>{lines}</div>"

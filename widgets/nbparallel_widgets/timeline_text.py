@@ -55,7 +55,7 @@ def bar(row: RankRow, seconds: float) -> str:
 
 
 def table(timeline: Timeline) -> Table:
-    """Return how long each rank did what, and below it who waited for whom."""
+    """Return how long each rank did what, and below it `foot`."""
     waits = timeline.waits()
     rows = [
         (
@@ -69,7 +69,7 @@ def table(timeline: Timeline) -> Table:
         for row in timeline.rows
     ]
     head = ("rank", COMPUTING, WAITING, MOVING, "operations", "waited most")
-    return Table("", head, rows, "\n".join(_foot(timeline, waits))).without_empty_columns()
+    return Table("", head, rows, "\n".join(foot(timeline))).without_empty_columns()
 
 
 def _most(row: RankRow, waits: Sequence[Wait]) -> str:
@@ -82,22 +82,25 @@ def _for_whom(wait: Wait) -> str:
     return f"{who} in {wait.operation}{where}"
 
 
-def _foot(timeline: Timeline, waits: Sequence[Wait]) -> list[str]:
+def foot(timeline: Timeline) -> list[str]:
+    """Return who waited for whom, in lines; waits that are short beside the cell are only summed up."""
     lines = []
-    for wait in waits[:SHOWN_WAITS]:
+    waits = timeline.waits()
+    long = [wait for wait in waits[:SHOWN_WAITS] if wait.seconds >= timeline.seconds / 100]
+    for wait in long:
         often = f", {wait.count:,} times" if wait.count > 1 else ""
         code = timeline.text_of(wait.line)
         lines.append(
             f"rank {wait.rank} waited {seconds_text(wait.seconds)} {_for_whom(wait)}{often}"
             + (f":  {code[:50]}" if code else "")
         )
-    if len(waits) > SHOWN_WAITS:
-        rest = sum(wait.seconds for wait in waits[SHOWN_WAITS:])
-        lines.append(f"… and {len(waits) - SHOWN_WAITS} more waits, {seconds_text(rest)} in all")
+    if rest := waits[len(long) :]:
+        many = f"{len(rest)} short{'er' * bool(long)} wait{'s' * (len(rest) != 1)}"
+        lines.append(f"{'and ' if long else ''}{many}, {seconds_text(sum(w.seconds for w in rest))} in all")
     omitted = {row.rank: row.omitted for row in timeline.rows if row.omitted > 0}
     if omitted:
         counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in omitted.items())
-        lines.append(f"counted but not drawn, being too many: {counts} operations")
+        lines.append(f"short operations that were counted, not drawn: {counts}")
     return lines
 
 
