@@ -39,31 +39,44 @@ def every_case() -> list[tuple[str, str, str]]:
     return found + [(name, "", dtype) for name, dtype in itertools.product(MOVES, NUMERIC + OTHERS)]
 
 
+def call_all(c: Communicator, one_of: int = 1, first: int = 0) -> int:
+    """Run every case, or one of so many, each with other size, layouts and so on; return how many."""
+    turn = count = 0
+    for group, members in groups(c):
+        for name, op, dtype in every_case():
+            for root in range(len(members)) if name in ROOTED else [0]:
+                turn += 1
+                if c.rank not in members or turn % one_of != first:
+                    continue
+                setting = Setting(
+                    c, group, members, root, dtype, SIZES[turn % 5], op,
+                    LAYOUTS[(turn + c.rank) % 6], later=turn % 7 == 0, salt=turn,
+                )  # fmt: skip
+                case = ALL[name](setting)
+                complete(case, next(case), setting)
+                count += 1
+    return count
+
+
 @pytest.mark.time_limit(600)
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_every_collective(ranks: Any, n: int) -> None:
-    """Collective × operator × dtype × kind of group × root, with guards beside every buffer."""
+@pytest.mark.parametrize(
+    ("n", "one_of", "first", "least"), [(1, 1, 0, 800), (2, 1, 0, 1500), (3, 3, 0, 500), (4, 3, 1, 500)]
+)
+def test_every_collective(ranks: Any, n: int, one_of: int, first: int, least: int) -> None:
+    """Collective × operator × dtype × kind of group × root, with guards beside every buffer.
 
-    def work(c: Communicator) -> int:
-        turn = count = 0
-        left_out = {3: 0, 4: 1}.get(n)  # half of them with three ranks, the other half with four
-        for group, members in groups(c):
-            for name, op, dtype in every_case():
-                roots = range(len(members)) if name in ROOTED else [0]
-                for root in roots:
-                    turn += 1
-                    if c.rank not in members or turn % 2 == left_out:
-                        continue
-                    setting = Setting(
-                        c, group, members, root, dtype, SIZES[turn % 5], op,
-                        LAYOUTS[(turn + c.rank) % 6], later=turn % 7 == 0, salt=turn,
-                    )  # fmt: skip
-                    case = ALL[name](setting)
-                    complete(case, next(case), setting)
-                    count += 1
-        return count
+    A third of them with three ranks, another with four; the whole of it is in the long runs.
+    """
+    assert min(ranks(n, lambda c: call_all(c, one_of, first), seconds=500)) >= least
 
-    assert min(ranks(n, work, seconds=500)) > 350
+
+@pytest.mark.stress
+@pytest.mark.once
+@pytest.mark.time_limit(3600)
+@pytest.mark.parametrize("n", [3, 4])
+def test_every_collective_whole(ranks: Any, n: int) -> None:
+    """All of it with three and four ranks."""
+    assert min(ranks(n, call_all, seconds=3000)) > 1900
 
 
 def test_guards_notice(ranks: Any) -> None:
@@ -86,7 +99,7 @@ def test_guards_notice(ranks: Any) -> None:
         guards = Guards(c)
         guards.buffer(3, "f4", "strided")
         memory, outside = guards._surroundings[0]
-        assert len(outside) == len(memory) - 12
+        assert sum(part.size for part in outside) == len(memory) - 12
         memory[64 + 4] = 0
         with pytest.raises(AssertionError, match="beside"):
             guards.check()

@@ -42,9 +42,7 @@ class Fences(Guards):
         self._behind = not self._behind
         inside = octets[PAGE : (pages + 1) * PAGE]
         inside[...] = 0xA5
-        outside = np.ones(inside.shape, bool)
-        outside[at - PAGE : at - PAGE + nbytes] = False
-        self._surroundings.append((inside, np.flatnonzero(outside)))
+        self._surroundings.append((inside, [inside[: at - PAGE], inside[at - PAGE + nbytes :]]))
         return np.ndarray(shape, dtype, octets, at)
 
 

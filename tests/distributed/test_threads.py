@@ -15,7 +15,7 @@ from nbparallel.distributed import Communicator
 @pytest.mark.time_limit(600)
 def test_four_threads_hammer(ranks: Any) -> None:
     """Operations of four threads take turns: refused at once with RuntimeError, or complete and right."""
-    count = 200
+    count = 60
 
     def work(c: Communicator) -> tuple[int, int, list[str]]:
         guard, left, refused, wrong = threading.Lock(), count, 0, []
