@@ -42,11 +42,11 @@ CHUNKS = 4
 """How far the sender may be ahead."""
 LEAST = 32 << 10
 """Bytes of the smallest array that is streamed; smaller ones travel in the ring."""
-NBYTES_PER_NS = 8
-"""About how fast memory is copied: a receiver who is late is waited for as long as a copy would take."""
-LEAST_PATIENCE_NS = 200_000
+NBYTES_PER_NS = 2
+"""About how fast new memory is made and filled: for so long a receiver who is late is waited for."""
+LEAST_PATIENCE_NS = 1_000_000
 SKIPPED = 8
-"""Long messages that are copied after a receiver was late: he may be one who always is."""
+"""Long messages that are copied after a receiver took nothing of one: he may be one who always computes."""
 _HEAD = 4096
 """Bytes before the chunks: length and handle of the memory that holds the rest."""
 _BODY = struct.Struct("<Q")
@@ -104,12 +104,14 @@ class StreamOut:
     def write(self, x: AnyArray, call: Call) -> object:
         """Put in all of a C-contiguous `x`; returns memory that must live until the message was taken."""
         data, words = flat_octets(x), self._words
-        end = self._position + -(-data.size // CHUNK)
+        begin = self._position
+        end = begin + -(-data.size // CHUNK)
         for start in range(0, data.size, CHUNK):
             position = self._position
             if position - words[self._taken] >= CHUNKS and not self._is_followed(data.size - start):
                 rest = self._copy(data[start:])
                 if rest is not None:
+                    self._late = SKIPPED if words[self._taken] == begin else 0
                     self._put_rest(rest, end)
                     return rest
                 self._wait_for_room(call)
@@ -158,7 +160,7 @@ class StreamOut:
         window, packed = self._memory(), self._pack(rest)
         window[: _LENGTH.size + len(packed)] = np.frombuffer(_LENGTH.pack(len(packed)) + packed, np.uint8)
         self._words[self._put + 1] = self._position
-        self._position, self._late = end, SKIPPED
+        self._position = end
         self._waiter.announce(self._words, self._put, end)
 
     def _wait_for_room(self, call: Call) -> None:
