@@ -25,7 +25,7 @@ def store(monkeypatch):
 
 def test_the_same_view_is_packed_once(store):
     """The handle of the last array is remembered while it stays what it was; the array is not kept alive."""
-    packer = Packer(store, store.attach, 1000)
+    packer = Packer(store, store.attach, np.frombuffer, 1000)
     x = store.zeros((4, 6), for_all=True)
     first = packer.pack(x, view=True)
     assert packer.pack(x, view=True).body is first.body
