@@ -1,1 +1,4 @@
-"""Panels that render `statistics()`; no logic, no private attribute of the core."""
+"""What is looked at: the timeline's picture and the live panel; no private attribute of the core.
+
+Only `panel` imports ipywidgets, and nothing is imported before a magic needs it.
+"""
