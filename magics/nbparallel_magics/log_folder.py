@@ -37,7 +37,7 @@ class LogFolder:
         with self._lock:
             if self._removed:
                 raise FileNotFoundError("the extension was unloaded")
-            if not self._path:
+            if not os.path.isdir(self._path):  # not made yet, or somebody has cleaned up the temporary place
                 self._path = _make()
             self._count += 1
             path = os.path.join(self._path, f"output-{self._count}.log")

@@ -135,12 +135,15 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         self._messages.drain()
         self._teams.advance()
 
-    def end_cell(self, failure: BaseException | None) -> None:
-        """Leave the cell; with a failure, whoever waits for this rank raises `PeerFailedError`."""
+    def end_cell(self, failure: BaseException | None, *, could_receive: bool = True) -> None:
+        """Leave the cell; with a failure, whoever waits for this rank raises `PeerFailedError`.
+
+        `could_receive` is false where no code of the user ran: then no message counts as left from it.
+        """
         self._messages.drop()
         self._teams.drop()
         self.forgotten = self._tickets.settle()
-        self.unreceived = self._messages.end_cell()
+        self.unreceived = self._messages.end_cell() if could_receive else []
         if self._recorder is not None:
             self._recorder.end()
         self._member.end_cell(failure)

@@ -34,11 +34,12 @@ class Unreceived:
         form : callable
             Returns dtype and shape of a message, None for what is no array.
         """
-        left: dict[tuple[int, int, str], list[Message]] = {}
+        left: dict[tuple[int, int, int, str], list[Message]] = {}
         for source, messages in enumerate(pending):
             for message in messages:
                 if self._told[source] < message.number <= self._earlier[source]:
-                    left.setdefault((source, message.tag, _described(form(message))), []).append(message)
+                    key = source, message.tag, message.group, _described(form(message))
+                    left.setdefault(key, []).append(message)
         self._told, self._earlier = self._earlier, list(arrived)
         return [_sentence(*key, messages) for key, messages in left.items()]
 
@@ -47,12 +48,14 @@ def _described(form: tuple[Any, tuple[int, ...]] | None) -> str:
     return "no array" if form is None else f"{form[0]} {form[1]}"
 
 
-def _sentence(source: int, tag: int, described: str, messages: Sequence[Message]) -> str:
+def _sentence(source: int, tag: int, group: int, described: str, messages: Sequence[Message]) -> str:
     line = f"on line {messages[0].line} " if messages[0].line else ""
     many, were, them = ("a message", "was", "it")
     if len(messages) > 1:
         many, were, them = (f"{len(messages)} messages", "were", "them")
     what, call = (f"{described}, tag {tag}", f", tag={tag}") if tag else (described, "")
+    if group:
+        what, call = f"{what}, in a group", f"{call}, group=…"
     return (
         f"{many} from rank {source} ({what}), sent {line}in an earlier cell, {were} not received: "
         f"recv(src={source}{call}) still takes {them}"

@@ -19,6 +19,7 @@ from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.look import look
 from nbparallel.engine.output import RankOutput, mark_threads
+from nbparallel.engine.readable import packed
 from nbparallel.engine.shell import RankShell
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control import ControlView
@@ -98,10 +99,10 @@ class Engine:
             self.next_place = pickle.loads(frame.payload)
             return
         if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
-            self._channel.send(Kind.SEEN, pickle.dumps(look(self, pickle.loads(frame.payload)), 5))
+            self._channel.send(Kind.SEEN, packed(look(self, pickle.loads(frame.payload))))
             return
         if frame.kind is Kind.COMPLETE:
-            self._channel.send(Kind.SEEN, pickle.dumps(complete(self.shell, pickle.loads(frame.payload)), 5))
+            self._channel.send(Kind.SEEN, packed(complete(self.shell, pickle.loads(frame.payload))))
             return
         if frame.kind is Kind.INPUT:
             return  # the answer to a question that an interrupt has ended
@@ -165,4 +166,4 @@ class Engine:
 
     def _report(self, outcome: Outcome) -> None:
         self.output.settle()
-        self._channel.send(Kind.RESULT, pickle.dumps(outcome, 5), sequence=outcome.number)
+        self._channel.send(Kind.RESULT, packed(outcome), sequence=outcome.number)

@@ -14,7 +14,6 @@ import ctypes
 import fcntl
 import io
 import os
-import pickle
 import termios
 import threading
 import time
@@ -22,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbparallel.channel import Channel
+from nbparallel.engine.readable import packed
 from nbparallel.errors import ChannelClosedError
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import Display, Stream
@@ -192,12 +192,12 @@ class RankOutput:
         task = self.foreign_task()
         self.settle()
         message = Display(self.task if task is None else task, kind, data, metadata or {}, transient or {})
-        self._channel.send(Kind.DISPLAY, pickle.dumps(message, 5), sequence=message.number)
+        self._channel.send(Kind.DISPLAY, packed(message), sequence=message.number)
 
     def send_late(self, task: int, name: str, text: str) -> None:
         """Send what a thread of an earlier task printed."""
         with contextlib.suppress(ChannelClosedError):  # nobody is left to read it
-            self._channel.send(Kind.STREAM, pickle.dumps(Stream(task, name, text), 5), sequence=task)
+            self._channel.send(Kind.STREAM, packed(Stream(task, name, text)), sequence=task)
 
 
 def _flush_c() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,17 @@ def test_the_file_is_this_users_and_goes_with_the_extension(shell: InteractiveSh
     out.stream(0, "stdout", "t" * 50)
     out.finish()
     assert "the rest is lost, since no file can be made for it: the extension was unloaded" in page.text
+
+
+def test_a_folder_that_somebody_has_removed_is_made_again(page: Page, logs: LogFolder) -> None:
+    """As systems do with what lies long in their temporary place: the next cell has its file all the same."""
+    first = Path(logs.new_log()).parent
+    shutil.rmtree(first)
+    out = CellOutput(page, limit=10, logs=logs)
+    out.stream(0, "stdout", "more than ten characters\n")
+    out.finish()
+    assert "more than ten" in log_of(page).read_text()
+    assert not first.exists()
 
 
 def test_a_forked_child_removes_nothing(logs: LogFolder) -> None:

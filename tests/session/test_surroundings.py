@@ -83,3 +83,18 @@ def test_a_directory_that_a_rank_cannot_enter(tmp_path: Path, monkeypatch: pytes
         result = session.run("os.getcwd()")
         assert result.values == [before]
         assert "the notebook's directory cannot be entered" in result.ranks[0].stderr
+
+
+def test_a_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks stay in it, as the notebook does: what they write by relative names must not land elsewhere."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    with Session(1) as session:
+        session.start()
+        here.rmdir()
+        where = "import os; os.path.samestat(os.stat('.'), os.stat('/'))"
+        result = session.run(where)
+        assert (result.values, result.notes) == ([False], ())
+        monkeypatch.chdir(tmp_path)
+        assert session.run("os.getcwd()").values == [str(tmp_path)]
