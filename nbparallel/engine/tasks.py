@@ -77,7 +77,7 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
         failure = failures.improve(failure, engine.shell)
     wait_ns = 0
     if communicator is not None:
-        communicator.end_cell(failure, could_receive=isinstance(task, CellTask | CallTask | ScriptTask))
+        communicator.end_cell(failure, could_receive=runs_user_code(task))
         for forgotten in communicator.forgotten if failure is None else ():
             sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
         for unreceived in communicator.unreceived if failure is None else ():
