@@ -130,4 +130,21 @@ def _formatted(error: BaseException, trace: TracebackType | None, shell: RankShe
         lines = [f"{type(error).__name__}: {_text(error)}", f"(no traceback: {type(second).__name__})"]
     finally:
         shell.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
+        _forget_parsed()
     return tuple(lines)
+
+
+def _forget_parsed() -> None:
+    """Drop what finding the lines of a traceback leaves: `executing` keeps every parsed cell for ever."""
+    try:
+        from executing import executing
+        from stack_data.core import Source
+
+        for name in ("__source_cache_with_lines", "__executing_cache"):
+            Source._class_local(name, {}).clear()
+        for names in (executing, *Source.__mro__):
+            for function in vars(names).values():
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
+    except (ImportError, AttributeError):
+        pass  # an IPython that does without, or one that keeps it elsewhere

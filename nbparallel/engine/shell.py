@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -18,6 +19,8 @@ from traitlets import Integer, Type
 
 from nbparallel.engine import cell_sources, refusals
 from nbparallel.engine.output import RankOutput
+
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 class RankCompiler(CachingCompiler):
@@ -42,7 +45,7 @@ class RankCompiler(CachingCompiler):
 
     def see(self, code: CodeType) -> None:
         """Take note of code of the cell that is about to run."""
-        self._defined = self._defined or any(isinstance(part, CodeType) for part in code.co_consts)
+        self._defined = self._defined or _outlives(code)
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         """Do as the base class says."""
@@ -52,6 +55,19 @@ class RankCompiler(CachingCompiler):
         """Do as the base class says, for the notebook's other cells too."""
         label = cell_sources.label_of(name)
         return ("Cell", label) if label else super().format_code_name(name)
+
+
+def _outlives(code: CodeType) -> bool:
+    """Return whether code holds a function, class or generator, which may run when it has ended itself."""
+    parts = [part for part in code.co_consts if isinstance(part, CodeType)]
+    return any(part.co_name not in _COMPREHENSIONS or _outlives(part) for part in parts)
+
+
+class Unkept(defaultdict[int, list[Any]]):
+    """Takes what cells print and show, and keeps nothing: the notebook does, once."""
+
+    def __missing__(self, key: int) -> list[Any]:
+        return []
 
 
 class RankDisplayPublisher(DisplayPublisher):
@@ -150,6 +166,8 @@ class RankShell(InteractiveShell):
         manager: Any = HistoryManager
         manager.enabled = False
         super().init_history()
+        history: Any = self.history_manager
+        history.outputs = Unkept()  # newer IPythons keep what every cell printed, for ever
 
     compile: Any  # a RankCompiler
 

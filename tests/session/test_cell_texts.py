@@ -26,3 +26,30 @@ def test_a_session_may_run_any_number_of_cells() -> None:
             session.run("another(0)")
         (frames,) = [failure.frames for failure in caught.value.failures.values()]
         assert [frame.source for frame in frames] == ["another(0)", LAMBDA, "return 1 / x"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "times", "most"),
+    [
+        ("for _ in range(50): print('x' * 100_000)", 1, 500_000),
+        ("try: 1 / 0\nexcept ZeroDivisionError as error: get_ipython().showtraceback()", 3, 100_000),
+        ("b = [1, 2, 3]\n" * 200 + "1 / 0", 5, 1_000_000),
+    ],
+)
+def test_cells_leave_no_memory_behind(cell: str, times: int, most: int) -> None:
+    """What a cell printed, and what its traceback was made from, is not kept on the rank."""
+    with Session(1) as session:
+
+        def run() -> None:
+            try:
+                session.run(cell)
+            except ParallelError:
+                pass
+
+        run()
+        run()
+        session.run("import gc, tracemalloc\ngc.collect()\ntracemalloc.start()")
+        for _ in range(times):
+            run()
+        left = session.run("gc.collect()\ntracemalloc.get_traced_memory()[0]").values[0]
+        assert left < most
