@@ -249,7 +249,8 @@ class Exchange:
         for i, value in enumerate(values):
             array = as_plain_array(value)
             alone = size == 1 or (movement.to_root and movement.root == index)
-            own = not movement.view and array is not None and (alone or (len(values) > 1 and i == index))
+            own = array is not None and (alone or (len(values) > 1 and i == index))
+            own = own and (not movement.view or self._member.store.is_shared(array))
             parcel = (
                 NOTHING
                 if own
