@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -27,19 +27,30 @@ class RankCompiler(CachingCompiler):
     """Gives the code of each task a file name of its own, which is known before it is compiled.
 
     The text of a cell is kept for tracebacks as long as code of it may run: to its end, or for good if it
-    defined a function.  A session may run any number of cells.
+    defined a function.  That of the last cells is kept as well, since the user may show an error of theirs
+    that he has caught.  A session may run any number of cells.
     """
+
+    KEPT = 20
+    """Cells that defined nothing, whose text is kept."""
 
     filename = "<nbparallel>"
     """The name for the code that is compiled next."""
     _defined = True
     """Whether the cell of that name has defined anything that can run later."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._done: deque[str] = deque()
+
     def begin(self, filename: str) -> str:
-        """Give the next cell its name, and forget the text of the last one if nobody can need it."""
+        """Give the next cell its name, and forget the text of an old one that nobody can need."""
         if not self._defined:
-            linecache.cache.pop(self.filename, None)
-            self._filename_map.pop(self.filename, None)
+            self._done.append(self.filename)
+        while len(self._done) > self.KEPT:
+            old = self._done.popleft()
+            linecache.cache.pop(old, None)
+            self._filename_map.pop(old, None)
         self.filename, self._defined = filename, False
         return filename
 
