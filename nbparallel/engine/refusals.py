@@ -14,6 +14,7 @@ CELL_MAGICS = ("parallel", "rank")
 LINE_MAGICS = (
     *CELL_MAGICS, "share", "sharing_strategy", "parallel_status", "parallel_segments", "parallel_who",
     "parallel_doctor", "parallel_restart", "parallel_stop", "parallel_result", "parallel_tb",
+    "parallel_timeline", "parallel_panel",
 )  # fmt: skip
 """As `nbparallel_magics` defines them, which the engine cannot import."""
 
