@@ -24,7 +24,7 @@ KEEP_SECONDS = 0.2
 SETTLE_SECONDS = 1.0
 BYTES_A_CELL = 1024
 """What a process may grow by: less than what one leaked object a cell would show."""
-SLACK_BYTES = 4 << 20
+SLACK_BYTES = 2 << 20
 """What malloc keeps or gives back as it likes."""
 SLOWER = 1.5
 """How much longer a cell may take in the end; the goal is 1.2 on a quiet machine."""
