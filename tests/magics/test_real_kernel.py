@@ -146,7 +146,7 @@ def test_capture_gets_everything(any_kernel: Kernel) -> None:
 @pytest.mark.fault("F70")
 @pytest.mark.once
 @pytest.mark.time_limit(240)
-@pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.stress)])
 def test_load_and_unload_many_times(kernel: Kernel, times: int) -> None:
     """Load, reload, cell, unload: threads, files, hooks stay as many, no process is left (F70)."""
     once = (
