@@ -162,13 +162,9 @@ def failure(tool: Contender) -> Result:
         )
         outcome = running.kernel.run(tool.cell(body), 60)
         named = "ZeroDivisionError" in outcome.ename + outcome.evalue
-        note = (
-            f"the cell says {outcome.ename}: {outcome.evalue.splitlines()[0][:60] if outcome.evalue else ''}"
-        )
-        right = (
-            outcome.status == "error" and named and outcome.seconds < OTHERS_SECONDS and works(running, tool)
-        )
-        return Result(right, outcome.seconds, note)
+        right = outcome.status == "error" and named and outcome.seconds < OTHERS_SECONDS
+        note = f"the cell says {said(outcome)}"
+        return Result(right and works(running, tool), outcome.seconds, note)
 
 
 def interrupt(tool: Contender) -> Result:
