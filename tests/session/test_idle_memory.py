@@ -7,33 +7,15 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.sharing import current_store, pool
+from tests.session.mapped_memory import mapped, wait_for
 
 KEEP = 0.3
-WAIT = 10.0
 
 
 @pytest.fixture(autouse=True)
 def _keep_shortly(monkeypatch):
     """Wait less than half a minute."""
     monkeypatch.setattr(pool, "KEEP_SECONDS", KEEP)
-
-
-def mapped(pid="self"):
-    """Return how many bytes of segments a process maps, without asking it."""
-    total = 0
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        if "memfd:nbp-" in line and "control" not in line:
-            begin, _, end = line.split()[0].partition("-")
-            total += int(end, 16) - int(begin, 16)
-    return total
-
-
-def wait_for(condition):
-    """Wait, bounded, doing nothing that could help."""
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def cpu_seconds(pid):

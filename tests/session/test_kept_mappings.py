@@ -3,15 +3,14 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.sharing import current_store
+from tests.session.mapped_memory import mapped, wait_for
 
-WAIT = 10.0
 COUNT = """
 import collections, os, time
 import nbparallel as nbp
@@ -27,24 +26,6 @@ SegmentClient._send = _send
 os.getpid()
 """
 """Run on ranks: counts what they say to the supervisor."""
-
-
-def mapped(pid):
-    """Return how many bytes of segments a process maps, without asking it."""
-    total = 0
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        if "memfd:nbp-" in line and "control" not in line:
-            begin, _, end = line.split()[0].partition("-")
-            total += int(end, 16) - int(begin, 16)
-    return total
-
-
-def wait_for(condition):
-    """Wait, bounded, doing nothing that could help."""
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
