@@ -176,5 +176,7 @@ class Incoming:
 
     def acknowledge(self, all_up_to: int, newest: int) -> None:
         """Tell the sender which messages have been taken: all up to one, and the newest of any."""
+        if not self._waiter.strong_order:
+            self._waiter.fence()  # what was read of the sender's memory before the word that frees it
         self._words[self._head + 1] = all_up_to
         self._waiter.announce_to(self._source, self._words, self._head + 2, newest)

@@ -64,10 +64,9 @@ class Sending:
             ring.put(record)
             array = as_plain_array(x)
             assert stream is not None and array is not None, "that is what was packed"  # noqa: PT018
-            rest = stream.write(array, Call(line, tag, deadline_ns, number))
+            held = self._held[dst]
+            stream.write(array, Call(line, tag, deadline_ns, number), lambda x: held.append((number, x)))
             member.open = outer
-            if rest is not None:
-                self._held[dst].append((number, rest))
         else:
             ring.put(record)
         if faultpoints.ARMED:

@@ -19,6 +19,7 @@ its own memory only, so that a failure leaves no late writers.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,8 +102,8 @@ class StreamOut:
         self._memory()
         return _BODY.pack(self._position) + self._packed
 
-    def write(self, x: AnyArray, call: Call) -> object:
-        """Put in all of a C-contiguous `x`; returns memory that must live until the message was taken."""
+    def write(self, x: AnyArray, call: Call, hold: Callable[[AnyArray], None]) -> None:
+        """Put in all of a C-contiguous `x`; `hold` is given memory that must live until that was taken."""
         data, words = flat_octets(x), self._words
         begin = self._position
         end = begin + -(-data.size // CHUNK)
@@ -112,8 +113,9 @@ class StreamOut:
                 rest = self._copy(data[start:])
                 if rest is not None:
                     self._late = SKIPPED if words[self._taken] == begin else 0
+                    hold(rest)  # before anybody hears of it: an interrupt may come in between
                     self._put_rest(rest, end)
-                    return rest
+                    return
                 self._wait_for_room(call)
             window, place = self._memory(), _HEAD + position % CHUNKS * CHUNK
             part = data[start : start + CHUNK]
@@ -122,7 +124,6 @@ class StreamOut:
             self._waiter.announce(words, self._put, position + 1)
             if faultpoints.ARMED:
                 faultpoints.hit("half_payload", self._member.rank)
-        return None
 
     def _memory(self) -> AnyArray:
         if self._window is None:

@@ -5,12 +5,13 @@ The ladder: a bounded spin (only if every rank can have a processor of its own) 
 every wake, the caller's `check` looks for aborts, deaths, failures and deadlocks; signal handlers run.
 
 Note [no lost wake-ups].  Every rank has a *bell* word, which it alone changes, and a *parked* word, in
-which it alone says whom it sleeps for.  The waiter: parked = peer; fence; b = peer's bell; look at the
+which it alone says whom it sleeps for.  The waiter: parked = peer; b = peer's bell; fence; look at the
 condition; sleep while the bell is b.  The peer: write the condition; fence; if somebody is parked for me,
 bell += 1 and wake.  Between "write mine" and "read yours" stands a full fence on both sides, or both could
 read the old value: x86 too lets a load pass an earlier store to another place (Dekker's problem).  So either
 the peer sees the waiter parked, and the changed bell makes the sleep end or not begin, or the waiter sees
-the condition.  The slice bounds whatever was overlooked.
+the condition.  The fence stands behind the bell: with weak order a new bell and an old condition could be
+seen else.  The slice bounds whatever was overlooked.
 
 Note [fence].  An uncontended `threading.Lock` is the fence: acquiring is an atomic read-modify-write and
 releasing another one (``sem_trywait`` and ``sem_post``; a compare-and-swap since 3.13).  On x86 either is
@@ -282,9 +283,9 @@ class Waiter:
     def _sleep(self, satisfied: Callable[[], bool], peer: int, slice_ns: int = SLICE_NS) -> None:
         halves = self._halves
         halves[self._my_parked] = peer + 1 if peer >= 0 else ANYBODY
-        self.fence()
         bells = self._bells if peer < 0 else self._bells[peer : peer + 1]
         values = [halves[bell] for bell in bells]
+        self.fence()
         if not satisfied():
             self._futex_wait(bells, values, slice_ns)
         halves[self._my_parked] = 0
