@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ pytest_plugins = ["nbparallel.testing.plugin", "pytester"]
 ROOT = Path(__file__).resolve().parent.parent
 # processes that tests start elsewhere (kernels, scripts) import this checkout, installed or not
 os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in (".", "magics", "widgets"))
+# hundreds of them: without bytecode each would compile this checkout again, 0.1 s
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 FAULT_FILES = {"test_faults.py", "test_mismatch.py", "test_deadlock.py", "test_damaged_handles.py"}
 

@@ -42,6 +42,8 @@ CELL_SECONDS = 15.0
 """A cell that takes longer hangs, unless the test said so."""
 SLICE_SECONDS = 0.05
 """Between two looks whether the kernel still lives."""
+POLL_SECONDS = 0.005
+"""Between two looks whether a kernel that was asked to leave is gone; arbitrary."""
 _T = TypeVar("_T")
 
 
@@ -164,9 +166,15 @@ class Kernel:
 
     def _shut_down(self) -> None:
         if self._manager.has_kernel:
-            self._await(self._manager.shutdown_kernel())
+            self._await(self._leave())
         # a killed kernel leaves the manager's own socket open, and the context would wait for it for ever
         self._await(self._manager.cleanup_resources())
+
+    async def _leave(self) -> None:
+        # as `shutdown_kernel` does, which looks only ten times a second whether the process is gone
+        await self._manager.interrupt_kernel()
+        await self._manager.request_shutdown()
+        await self._manager.finish_shutdown(pollinterval=POLL_SECONDS)
 
     def _connect(self, port: int, kind: int) -> zmq.Socket[bytes]:
         sock = self._context.socket(kind)
