@@ -30,6 +30,9 @@ class NbParallel(Configurable):
         "forkserver",
         help="How ranks start: forkserver: forked from a prepared process; spawn: as fresh interpreters.",
     ).tag(config=True)
+    warm = Bool(
+        True, help="Start the process that ranks are forked from when loaded, not with the first cell."
+    ).tag(config=True)
 
 
 def configured(shell: Any) -> NbParallel:

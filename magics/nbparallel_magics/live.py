@@ -11,6 +11,7 @@ from nbparallel_magics.configuration import configured
 from nbparallel_magics.log_folder import LogFolder
 from nbparallel_magics.notebook_output import NotebookOutput
 from nbparallel_magics.publisher import is_ipykernel
+from nbparallel_magics.warm import Warm
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from nbparallel_widgets.panel import Panel
 
 
-def _ignited(world_size: int | None, start_method: str) -> Session:
+def _ignited(world_size: int | None, start_method: str, warm: Warm) -> Session:
     """Return a session whose supervisor was started before the session's code was imported."""
     from nbparallel.session.ignition import Ignition
     from nbparallel.session.limits import check_world_size
 
     if world_size is not None:
         check_world_size(world_size)
-    ignition = Ignition(start_method)
+    ignition = warm.take() or Ignition(start_method)
     try:
         from nbparallel.session import Session
 
@@ -43,6 +44,8 @@ class Live:
         self.shell = shell
         self.configuration = configured(shell)
         self.session: Session | None = None
+        self.warm = Warm(self.configuration)
+        """What the first session will be made of."""
         self.failures: Mapping[int, RankFailure] = {}
         """What ranks said in the last cell that failed, the root cause first; or where they were stopped."""
         self.background: BackgroundCell | None = None
@@ -93,22 +96,25 @@ class Live:
 
         try:
             with Presses():  # an interrupt waits until there is something that can be stopped
-                session = self.session = _ignited(world_size, self.configuration.start_method)
+                session = self.session = _ignited(world_size, self.configuration.start_method, self.warm)
         except KeyboardInterrupt:
             self.stop()
             raise
         return session
 
     def stop(self) -> None:
-        """End the ranks, if there are any, and close the panel; an interrupt raises when none is left."""
+        """End the ranks, what waits for them, and the panel; an interrupt raises when none is left."""
         try:
             self.close_panel()
         finally:
-            if self.session is not None:
-                try:
-                    self.session.stop()
-                finally:
-                    self.session = None
+            try:
+                self.warm.put_out()
+            finally:
+                if self.session is not None:
+                    try:
+                        self.session.stop()
+                    finally:
+                        self.session = None
 
     def _at_exit(self) -> None:
         """End the ranks; the notebook is told nothing any more, least of all by a forked child."""
@@ -135,6 +141,7 @@ class Live:
         sharing = sys.modules.get("nbparallel.sharing")
         if sharing is not None:
             sharing.current_store().drain()
+        self.warm.tend()
         if self.panel is not None:
             self.panel.end()
 

@@ -57,6 +57,7 @@ def load(shell: Any) -> None:
         removed = sweep_at_load()
         if removed:
             print(removed)  # noqa: T201  (it belongs under the cell that loads us)
+        loaded.live.warm.start()
 
 
 def _on_a_rank() -> bool:

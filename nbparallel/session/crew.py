@@ -64,7 +64,7 @@ class Crew:
         ignition: Ignition,
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
-        self._session, self._seed = ignition.session, ignition.seed
+        self.session, self._seed = ignition.session, ignition.seed
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
         self._listener: Callable[[Any], None] = lambda message: None
@@ -216,7 +216,7 @@ class Crew:
     def _configure(self, rank: int, client: int, world_size: int) -> Configure:
         cpus = usable_cpus()
         return Configure(
-            session=self._session,
+            session=self.session,
             rank=rank,
             world_size=world_size,
             client=client,

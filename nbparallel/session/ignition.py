@@ -10,13 +10,16 @@ import errno
 import json
 import os
 import secrets
+import select
 import subprocess
 from collections.abc import Callable
 
 from nbparallel.channel import Channel
 from nbparallel.errors import StartError
 from nbparallel.session import boot
+from nbparallel.session.circumstances import circumstances
 from nbparallel.wire.frames import Kind
+from nbparallel.wire.polling import ready
 
 GO_SECONDS = 2.0
 """How long a supervisor that nobody took may take to end."""
@@ -33,12 +36,20 @@ class Ignition:
         Id of the session, 56 random bits.
     seed : int
         Entropy of the session: random streams and hash seed derive from it.
+    waited : bool
+        Whether it was started long before it is wanted, so that something may have happened to it.
+
+    Notes
+    -----
+    It has no thread, and a forked child of this process has no part in it.
     """
 
     def __init__(self, start_method: str = "forkserver") -> None:
         self.start_method = start_method
         self.session = secrets.token_hex(7)
         self.seed = secrets.randbits(64)
+        self.waited = False
+        self._pid = os.getpid()
         # what supervisor and template say before they can say it properly; read when a start fails
         self.log = _needed("memfd_create", lambda: os.memfd_create("nbp-log", os.MFD_CLOEXEC))
         try:
@@ -50,6 +61,7 @@ class Ignition:
         segments, segments_theirs = Channel.pair()
         self.control, self.segments = Channel(control), Channel(segments)
         try:
+            self._circumstances = circumstances()
             given = [control_theirs.fileno(), segments_theirs.fileno(), kernel, self.log]
             self.popen = subprocess.Popen(
                 [*boot.supervisor_argv(), *map(str, given)],
@@ -76,14 +88,38 @@ class Ignition:
         }
         self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)
 
+    def fits(self, start_method: str) -> bool:
+        """Tell whether the supervisor runs, and what starts now would start like what it has started."""
+        return (
+            start_method == self.start_method
+            and self.popen.poll() is None
+            and circumstances() == self._circumstances
+        )
+
     def put_out(self) -> None:
-        """End the supervisor that nobody took."""
-        self._close()  # the end of its control socket is its sign to go, with all it has started
-        try:
-            self.popen.wait(GO_SECONDS)
-        except subprocess.TimeoutExpired:
+        """End the supervisor that nobody took, and all it has started."""
+        if os.getpid() != self._pid:
+            return
+        self.control.shut_down()  # its sign to go, also if a forked child of ours has the socket open
+        self._close()
+        if not self._ended(GO_SECONDS):
             self.popen.kill()
-            self.popen.wait()
+        self.popen.wait()
+
+    def _ended(self, seconds: float) -> bool:
+        """Wait for the supervisor's end; `Popen.wait` with a time-out would sleep longer and longer."""
+        if self.popen.poll() is not None:
+            return True
+        try:
+            pidfd = os.pidfd_open(self.popen.pid)
+        except OSError:  # there is no descriptor left
+            return False
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            return bool(ready(poll, seconds * 1000))
+        finally:
+            os.close(pidfd)
 
     def _close(self) -> None:
         self.control.close()

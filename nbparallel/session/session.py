@@ -38,6 +38,7 @@ from nbparallel.session.pending import PendingCell
 from nbparallel.session.result import CellResult
 from nbparallel.session.sending import dump
 from nbparallel.session.sink import OutputSink
+from nbparallel.session.starting import start_crew
 from nbparallel.session.tasks import Launched, Tasks
 from nbparallel.session.turn import Turns
 from nbparallel.session.values import RankValues
@@ -73,7 +74,8 @@ class Session(SessionViews):
     start_method : {"forkserver", "spawn"}
         Fork ranks from a process that has everything imported (fast), or start fresh interpreters.
     ignition : Ignition, optional
-        A supervisor with the same start method that was started early; the session owns it from now on.
+        A supervisor that was started early; the session owns it from now on.  If it does not fit any more,
+        or ranks cannot be started with one that has waited, a new one is started.
 
     Raises
     ------
@@ -192,15 +194,10 @@ class Session(SessionViews):
                 "their variables are gone"
             )
         if self._crew is None:
-            ignition, self._ignition = self._ignition or Ignition(self._start_method), None
-            self._id = ignition.session
-            crew = Crew(ignition, self._tasks.output_of)
-            try:
-                crew.start(list(range(self._size)), self._size, presses)
-            except BaseException:
-                crew.stop()
-                raise
-            self._crew = crew
+            early, self._ignition = self._ignition, None
+            output_of = self._tasks.output_of
+            self._crew = crew = start_crew(early, self._start_method, self._size, output_of, presses)
+            self._id = crew.session
             self._names.connect(crew.supervisor.broker)
             _running.add(self)
             return crew, notes

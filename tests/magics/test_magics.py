@@ -334,9 +334,9 @@ def test_configuration(notebook: Any, capsys: pytest.CaptureFixture[str]) -> Non
     """`%config NbParallel` shows and sets the defaults; a flag wins, and what cannot be is one line."""
     assert "NbParallel" in notebook.run("%config").stdout
     shown = notebook.run("%config NbParallel").stdout
-    for name in ("n", "output", "quiet", "start_method", "timeout", "welcome"):
+    for name in ("n", "output", "quiet", "start_method", "timeout", "warm", "welcome"):
         assert f"NbParallel.{name}=<" in shown
-    assert shown.count("Current: ") == 6
+    assert shown.count("Current: ") == 7
     wrong = notebook.run("%config NbParallel.output = 'tabs'")
     assert wrong.stderr.count("\n") <= 1
     assert notebook.shell.run_line_magic("config", "NbParallel.output") == "rank"

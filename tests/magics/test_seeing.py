@@ -21,15 +21,16 @@ def shown(outcome: CellOutcome) -> str:
     return str(display["text/plain"])
 
 
-def loaded(kernel: Kernel) -> Kernel:
-    """Load the extension."""
-    assert kernel.run("%load_ext nbparallel\nimport numpy as np, nbparallel as nbp").status == "ok"
+def loaded(kernel: Kernel, *, warm: bool = True) -> Kernel:
+    """Load the extension; `warm`: with what it starts in the background."""
+    switched = f"get_ipython().config.NbParallel.warm = {warm}\n"
+    assert kernel.run(f"{switched}%load_ext nbparallel\nimport numpy as np, nbparallel as nbp").status == "ok"
     return kernel
 
 
 def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     """`%parallel_segments` starts no rank; with ranks it names who uses which name, view and strategy."""
-    loaded(kernel)
+    loaded(kernel, warm=False)
     assert "0 segments" in shown(kernel.run("%parallel_segments"))
     assert kernel.descendants() == []
     kernel.run("x = np.ones(1 << 17)\nview = x[::2]")
@@ -62,7 +63,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
 
 def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     """`%parallel_doctor` works before there are ranks and while there are, and starts none."""
-    kernel.run("%load_ext nbparallel")
+    loaded(kernel, warm=False)
     text = shown(kernel.run("%parallel_doctor"))
     assert text.startswith("this machine: ")
     for subject in ("starting ranks", "sharing strategies", "/dev/shm", "open files", "CPUs", "versions"):
@@ -102,7 +103,7 @@ def test_who_has_which_name(any_kernel: Kernel) -> None:
 
 def test_measuring_strategies(kernel: Kernel) -> None:
     """`%sharing_strategy --bench` shows tables and a picture; without ranks it starts one, and ends it."""
-    loaded(kernel)
+    loaded(kernel, warm=False)
     outcome = kernel.run("%sharing_strategy --bench --seconds 1", timeout=60)
     assert outcome.status == "ok", outcome.traceback
     assert outcome.stdout == "measuring every strategy on a rank for about 1 s; interrupt to stop\n"
@@ -133,7 +134,7 @@ def test_measuring_without_matplotlib(kernel: Kernel) -> None:
 
 def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     """The stop button ends it as a KeyboardInterrupt; no segment, no name, and no rank is left."""
-    loaded(kernel)
+    loaded(kernel, warm=False)
     kernel.run("%sharing_strategy file_system")
     cell = kernel.begin("%sharing_strategy --bench --seconds 60")
     cell.wait_for("measuring")
