@@ -103,8 +103,9 @@ class Segment:
         self.receive(block, poolable=poolable)
 
     def receive(self, block: Block, *, poolable: bool) -> None:
-        """Become a use of a block of memory, of which there may be others later if it is poolable."""
-        if poolable and not block.memory:
+        """Become a use of a block of memory, of which there may be others later."""
+        if (poolable or block.source.path) and not block.memory:
+            # What has a name is used once, but the same array may be sent again.
             block.memory = self.id
         block.for_all |= self.writable
         self.block, self.poolable, self.memory = block, poolable, block.memory

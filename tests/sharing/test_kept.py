@@ -285,13 +285,26 @@ def test_it_is_not_what_an_array_is_refused_for(exchange, pair, monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", ["file_system", "mmap"])
-def test_memory_with_a_name_is_not_kept(exchange, pair, strategy):
-    """It is not used again, and its name goes with the last hold."""
+def test_memory_with_a_name_is_kept_while_its_array_lives(exchange, pair, strategy):
+    """The same array may be sent again; no other one will lie there, and the name goes with the last hold."""
     k, r = pair
     array = k.zeros(100_000, strategy=strategy)
-    handle = k.handle(array)
-    assert handle.memory == 0
-    r.attach(handle)
+    (name,) = exchange.desk.names
+    r.attach(k.handle(array))
+    r.drain()
+    asked(exchange)
+    again = r.attach(k.handle(array))
+    assert asked(exchange) == [Kind.HOLD]
+    array[7] = 7
+    del array
+    k.drain()
+    assert again[7] == 7
+    assert exchange.desk.names == (name,)
+    del again
+    r.drain()
+    k.drain()
+    assert exchange.desk.names == ()
+    assert not Path(name).exists()
     r.drain()
     assert len(r._holdings.kept) == 0
 
