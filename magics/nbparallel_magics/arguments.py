@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import keyword
 import math
 import re
@@ -32,6 +33,8 @@ class MagicParser(argparse.ArgumentParser):
             add_help=False,
             allow_abbrev=False,
         )
+        # what a line means depends on nothing else, and many cells have the same one
+        self._parsed = functools.lru_cache(maxsize=100)(lambda words: self.parse_args(list(words)))
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
@@ -88,7 +91,8 @@ class MagicParser(argparse.ArgumentParser):
             position = match.end()
         if leading_ranks:
             self.error(f"the ranks are missing, as in {self.prog} 0,2-3")
-        return self.parse_args([_joined(token) for token in tokens]), line[position:].strip()
+        parsed = self._parsed(tuple(_joined(token) for token in tokens))
+        return argparse.Namespace(**vars(parsed)), line[position:].strip()
 
     def _split(self, word: str) -> tuple[str, str, str]:
         if not word.startswith("--") and len(word) > 2 and word[:2] in self._option_string_actions:

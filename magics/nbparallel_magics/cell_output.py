@@ -234,6 +234,8 @@ class CellOutput:
 
     def _show_final(self) -> None:
         with self._lock:
+            if not (self._arrivals or self._notes or self._updates or self._cleared):
+                return
             updates, self._updates = self._updates, []
             new, final = self._new_pieces(), self._final()
             changed, self._cleared = self._cleared, True  # in case this is interrupted half-way

@@ -87,8 +87,8 @@ class KernelPublisher:
         self._kernel, self._parent, self._notebook = kernel, parent, notebook
         # only kernels that a Jupyter server started have this variable; others have no limit
         self._pacer = Pacer() if "JPY_SESSION_NAME" in os.environ else None
-        sys.stdout.flush()  # what the notebook printed before comes first
-        sys.stderr.flush()
+        self._before: tuple[Any, ...] = (sys.stdout, sys.stderr)
+        """What the notebook has printed there is sent before anything of ours."""
 
     @property
     def can_clear(self) -> bool:  # noqa: D102 - as in Publisher
@@ -108,10 +108,16 @@ class KernelPublisher:
         self._send_display("update_display_data", data, metadata, transient)
 
     def clear(self, *, then_more: bool) -> None:  # noqa: D102
+        self._send_what_came_before()
         kept = self._notebook.forget_of(self) if self._notebook else []
         self._send("clear_output", {"wait": then_more or bool(kept)})
         for kind, content in kept:
             self._send(kind, content, sender=None)
+
+    def _send_what_came_before(self) -> None:
+        for stream in self._before:
+            stream.flush()  # not when we are made: it waits for another thread, and many cells show nothing
+        self._before = ()
 
     def _send_display(self, kind: str, *parts: dict[str, Any]) -> None:
         content = dict(zip(("data", "metadata", "transient"), parts, strict=True))
@@ -120,6 +126,7 @@ class KernelPublisher:
         self._send(kind, content)
 
     def _send(self, kind: str, content: dict[str, Any], sender: object = ...) -> None:
+        self._send_what_came_before()
         content = _sendable(content)
         with (
             self._notebook.sending_for(self if sender is ... else sender) if self._notebook else nullcontext()
