@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import sys
 from typing import Any
 
 import nbparallel
@@ -31,6 +32,8 @@ OPERATIONS = (
     "reduce_scatter", "all_to_all", "barrier",
 )  # fmt: skip
 """Operations that are predefined on a rank."""
+MANY_MODULES = 100
+"""A cell that has imported so many leaves enough objects that a full collection is due soon; arbitrary."""
 
 
 class Engine:
@@ -153,12 +156,15 @@ class Engine:
 
     def _run(self, task: Task) -> None:
         self.output.task = task.number
+        modules = len(sys.modules)
         outcome, kept = tasks.run(self, task)
         if os.getpid() != self.pid:
             # user code forked, and the child came back here: it is no rank (FAULTS F64)
             self.output.flush()
             os._exit(0 if outcome.ok else 1)
         self._kept = kept
+        if len(sys.modules) >= modules + MANY_MODULES and gc.isenabled():
+            gc.collect()  # now: it would hold up this rank, and who waits for it, somewhere in a later cell
         self._report(outcome)
         if not outcome.ok:
             gc.collect()  # what formatted the traceback refers to itself, and to frames with their arrays
