@@ -46,14 +46,22 @@ class Value:
     """Of everything else: pickled, its large buffers not copied yet."""
     pickled: Pickled | None = field(default=None, repr=False)
     """The message, once somebody needs it."""
+    memory_key: Hashable = field(init=False)
+    """The part of the key that says which value it is; the rest only says who may write."""
+    _updates: dict[bool, NameUpdate] = field(init=False, default_factory=dict, repr=False)
 
-    @property
-    def memory_key(self) -> Hashable:
-        """The part of the key that says which value it is; the rest only says who may write."""
-        return self.key[:-1] if self.kind is NameKind.ARRAY and isinstance(self.key, tuple) else self.key
+    def __post_init__(self) -> None:
+        key = self.key
+        self.memory_key = key[:-1] if self.kind is NameKind.ARRAY and isinstance(key, tuple) else key
 
     def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
         """Return what a rank has to do; packs the value the first time."""
+        update = self._updates.get(unless_assigned)
+        if update is None:
+            update = self._updates[unless_assigned] = self._update(store, broker, unless_assigned)
+        return update
+
+    def _update(self, store: Store, broker: Any, unless_assigned: bool) -> NameUpdate:
         data = b""
         sources: tuple[CellSource, ...] = ()
         if self.serialised is not None:

@@ -57,6 +57,8 @@ class NameUpdate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As that of handles: a cell may name ten thousand arrays.
+        if self.kind is NameKind.ARRAY and self.handle is not None:
+            return _array_update, (self.name, self.unless_assigned, *self.handle.fields())
         return NameUpdate, (
             self.name,
             self.kind,
@@ -66,3 +68,7 @@ class NameUpdate:
             self.unless_assigned,
             self.sources,
         )
+
+
+def _array_update(name: str, unless_assigned: bool, *fields: Any) -> NameUpdate:
+    return NameUpdate(name, NameKind.ARRAY, ArrayHandle(*fields), unless_assigned=unless_assigned)
