@@ -129,11 +129,15 @@ def measured(ranks: int, *, launches: int, seconds: float) -> Measured:
         print(f"  {ranks} ranks, launch {launch + 1} of {launches}", file=sys.stderr, flush=True)
         runs = {"": _longest(_ours(ranks, lines(ranks), seconds))}
         for library, level in list(levels):
+            if (library, level) not in levels:
+                continue  # it did not end at another level
             try:
                 version, times = mpi.measure(library, ranks, level, seconds)
             except subprocess.TimeoutExpired:
-                levels.remove((library, level))
-                found.slow.append(f"{library.name} at thread level {level} did not end in time")
+                levels = [(other, at) for other, at in levels if other is not library]
+                found.slow.append(
+                    f"{library.name} (thread level {level}) had not ended after {mpi.LAUNCH_SECONDS} s"
+                )
                 continue
             found.versions[library.name] = version
             runs[f"{library.name}/{level}"] = _longest(times)
