@@ -1,5 +1,8 @@
 """``breakpoint()`` on a rank: Python's debugger, whose commands are questions to the notebook's user.
 
+``pdb.set_trace()`` is the same: Python's own would take an interrupt for a command, and the end of the
+questions for the end of the program.
+
 It stops at the line that called it (as Python 3.13 does; older ones stop at the next event, which behind a
 cell's last statement is in the shell), and only in the user's code: the shell that runs a cell statement by
 statement, and what is inside an operation, is stepped over.
@@ -35,8 +38,9 @@ class Breakpoints:
         self._used = False
 
     def install(self) -> None:
-        """Take the place of Python's own hook."""
+        """Take the place of Python's own hook, and of `pdb.set_trace`."""
         sys.breakpointhook = self.stop
+        pdb.set_trace = self.set_trace
 
     def stop(self, *args: Any, **options: Any) -> Any:
         """Let the user look around in the frame that called ``breakpoint()``.
@@ -48,12 +52,23 @@ class Breakpoints:
         """
         if os.environ.get("PYTHONBREAKPOINT"):  # the user's own choice; "0" means none
             return sys.__breakpointhook__(*args, **options)
+        self._stop_in(sys._getframe(1), "breakpoint()")
+        return None
+
+    def set_trace(self, **_options: Any) -> None:
+        """Stop as `stop` does, for ``import pdb; pdb.set_trace()``; PYTHONBREAKPOINT may lead here."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        if frame is not None:
+            self._stop_in(frame, "pdb.set_trace()")
+
+    def _stop_in(self, frame: FrameType, call: str) -> None:
         self._used = True
         try:
-            RankDebugger(self._ask).stop_in(sys._getframe(1))
+            RankDebugger(self._ask).stop_in(frame)
         except InputRefusedError as error:
-            raise InputRefusedError(f"breakpoint() asks with input(): {error}") from None
-        return None
+            raise InputRefusedError(f"{call} asks with input(): {error}") from None
 
     def end_task(self) -> None:
         """Trace no more: who stepped over the end of a cell is not asked about the next one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -76,6 +77,8 @@ class RankHandle:
         self.pidfd = -1
         self.ready = False
         self.death: Death | None = None
+        self.ended_because = ""
+        """Why the session ended it; the end of a sentence that begins ``was``."""
         self.refusal = ""
         """Which versions it has that are not the notebook's."""
         self.nonsense = ""
@@ -241,6 +244,8 @@ class RankHandle:
         """Take note of the end of the process; only in the pump's thread."""
         self._on_socket()  # what it sent before it died counts
         self._drain_pipes()
+        if self.ended_because:
+            death = dataclasses.replace(death, reason=self.ended_because)
         self.death = death
         self.busy = False
         self._post(self, death)

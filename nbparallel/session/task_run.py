@@ -183,5 +183,6 @@ class TaskRun:
         for handle in running:
             if handle.rank not in self._killed:
                 self._killed.add(handle.rank)
+                handle.ended_because = "ended, because it did not answer the interrupt"
                 self._output.note(f"rank {handle.rank} did not answer the interrupt and was ended")
                 self._kill(handle)

@@ -114,6 +114,8 @@ def test_a_rank_that_swallows_interrupts_is_ended_after_the_ladder() -> None:
         thread.join()
         result = session.run("globals().get('x')")
         assert result.values == [0, None]
+        (note,) = result.notes
+        assert note.startswith("rank 1 was ended, because it did not answer the interrupt; it is back")
 
 
 def test_a_time_out_interrupts_and_says_where() -> None:

@@ -12,6 +12,9 @@ from nbparallel.testing.kernel import CellOutcome, Kernel
 pytestmark = pytest.mark.time_limit(90)
 
 
+CHOSEN = "os.environ['PYTHONBREAKPOINT'] = 'pdb.set_trace'\n"
+
+
 def text(outcome: CellOutcome) -> str:
     """Return what the cell printed."""
     return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
@@ -82,6 +85,21 @@ def test_leaving_it_ends_the_cell(any_kernel: Kernel) -> None:
     kernel.question()
     kernel.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
+    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+
+
+def test_set_trace_is_the_same(any_kernel: Kernel) -> None:
+    """``pdb.set_trace()``: it stops there, an interrupt is the cell's, and several ranks are refused."""
+    kernel = with_ranks(any_kernel)
+    outcome = debug(kernel, "%%parallel -r 0\nimport pdb\npdb.set_trace()\n1", ["p kept", "c"])
+    assert outcome.status == "ok", outcome.traceback
+    assert "(3)<module>()\n-> pdb.set_trace()\n7\n" in text(outcome)
+    cell = kernel.begin("%%parallel -r 0\nimport os\n" + CHOSEN + "breakpoint()", allow_stdin=True)
+    kernel.question()
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    several = kernel.begin("%%parallel\nimport pdb\npdb.set_trace()", allow_stdin=True).wait()
+    assert "pdb.set_trace() asks with input(): ranks 0-1 called input()" in "".join(several.traceback)
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
