@@ -99,10 +99,19 @@ def launch(
 
 def _accounted(prepared: Preparation) -> list[str]:
     """Return the line that says what was copied for this cell, if it was much."""
-    copied, shared = prepared.copied_nbytes, sum(prepared.shared_nbytes.values())
-    total = sum(copied.values())
-    if total <= NOTED_NBYTES:
+    moved = prepared.moved_nbytes
+    copied = {name: nbytes - moved.get(name, 0) for name, nbytes in prepared.copied_nbytes.items()}
+    if sum(prepared.copied_nbytes.values()) <= NOTED_NBYTES:
         return []
-    most = sorted(copied, key=lambda name: -copied[name])
-    names = ", ".join(f"{name} {size_text(copied[name])}" for name in most[:5]) + " …" * (len(most) > 5)
-    return [f"copied {size_text(total)} for the ranks ({names}); shared without a copy: {size_text(shared)}"]
+    parts = []
+    if moved:
+        parts.append(f"moved into shared memory, once: {_sizes(moved)}; ranks see it without a copy")
+    if any(copied.values()):
+        parts.append(f"copied for the ranks: {_sizes(copied)}")
+    return ["; ".join(parts)]
+
+
+def _sizes(nbytes: Mapping[str, int]) -> str:
+    """Return the largest names with their sizes."""
+    most = sorted((name for name in nbytes if nbytes[name]), key=lambda name: -nbytes[name])
+    return ", ".join(f"{name} {size_text(nbytes[name])}" for name in most[:5]) + " …" * (len(most) > 5)

@@ -43,6 +43,8 @@ class Preparation:
     """Bytes that the cell's ranks see in shared memory, per name."""
     keep: tuple[object, ...]
     """Hold these until the cell has ended: what the updates refer to stays alive as long."""
+    moved_nbytes: Mapping[str, int]
+    """Those of `copied_nbytes` that brought an array into shared memory, where it stays."""
 
 
 class _Baseline:
@@ -197,7 +199,7 @@ class Names:
             inventory.copy_arrays()
             updates = {rank: self._updates(rank, inventory, free, namespace) for rank in ranks}
             self._namespace = namespace
-            return Preparation(updates, tuple(notes), *inventory.accounts())
+            return Preparation(updates, tuple(notes), *inventory.accounts(), dict(inventory.copied))
 
     def share(self, names: Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays into shared memory and let the ranks write them; return lines for the user.
@@ -381,7 +383,7 @@ def _check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
     if type(value) is not np.ndarray:
         kind = type(value).__qualname__
         raise ObjectArrayError(
-            f"{name!r} is a {kind}; only numpy arrays lie in shared memory: `{name} = np.array({name})`"
+            f"{name!r} is of type {kind}; only numpy arrays lie in shared memory: `{name} = np.array({name})`"
         )
     if not is_array(value):
         raise ObjectArrayError(

@@ -16,15 +16,16 @@ def test_much_copying_is_one_line_with_the_names() -> None:
         first = session.run("float(x.sum() + y.sum() + len(words))", namespace=namespace)
         assert first.values == [(1 << 18) + 10 + (1 << 20)] * 2
         (note,) = first.notes
-        assert note.startswith("copied ")
-        assert "x 2.0 MiB" in note
-        assert "words " in note
-        assert "; shared without a copy: 2.0 MiB" in note
+        assert note.startswith("moved into shared memory, once: x 2.0 MiB")
+        moved, _, copied = note.partition("; copied for the ranks")
+        assert "words" not in moved
+        assert "words " in copied
+        assert "x " not in copied.partition(": ")[2]
         assert sum(first.copied_nbytes.values()) > (3 << 20)
         assert session.run("x.sum(), len(words)", namespace=namespace).notes == ()
         namespace["words"].append(0)
         (note,) = session.run("x.sum(), len(words)", namespace=namespace).notes
-        assert "words" in note
-        assert "x " not in note
+        assert note.startswith("copied for the ranks: words ")
+        assert "shared memory" not in note
         namespace["y"] = np.zeros(1000)
         assert session.run("y.sum()", namespace=namespace).notes == ()

@@ -208,7 +208,7 @@ def test_rights_do_not_replace_what_the_rank_assigned(pair):
     ("make", "error", "text"),
     [
         ("x = 1", UnknownNameError, "no variable 'xx'; did you mean 'x'"),
-        ("xx = [1]", ObjectArrayError, r"'xx' is a list; .*np.array\(xx\)"),
+        ("xx = [1]", ObjectArrayError, r"'xx' is of type list; .*np.array\(xx\)"),
         ("xx = np.array([None])", ObjectArrayError, r"Python objects.*astype"),
         ("xx = np.ma.zeros(3)", ObjectArrayError, "MaskedArray"),
         ("xx = np.zeros(3); xx.flags.writeable = False", ReadOnlyArrayError, "xx.flags.writeable = True"),
