@@ -20,6 +20,7 @@ from nbparallel_magics.layout import (
     as_seen,
     beginning,
     in_arrival_order,
+    is_value,
     redraws_a_line,
 )
 from nbparallel_magics.log_folder import LogFolder
@@ -67,6 +68,7 @@ class CellOutput:
         self._showing = threading.Lock()  # what is shown; taken before _lock, never inside it
         self._arrivals: list[tuple[int, Item]] = []
         self._shown = 0  # how many of them
+        self._held = 0  # and how many at their end wait for the end of the cell
         self._notes: list[tuple[str, bool]] = []  # and whether output had come before
         self._notes_shown = 0
         self._updates: list[Rich] = []
@@ -262,10 +264,22 @@ class CellOutput:
 
     def _new_pieces(self) -> list[Piece]:
         notes, self._notes_shown = self._notes[self._notes_shown :], len(self._notes)
-        arrivals, self._shown = self._arrivals[self._shown :], len(self._arrivals)
+        if not self._finished and self._in_rank_order and not self._can_show_again():
+            self._hold_values_back()
+        else:
+            self._held = 0
+        arrivals = self._arrivals[self._shown : len(self._arrivals) - self._held]
+        self._shown += len(arrivals)
         above = [_note(text) for text, late in notes if not late]
         below = [_note(text) for text, late in notes if late]
         return [*above, *self._arranged(arrivals), *below]
+
+    def _hold_values_back(self) -> None:
+        """Have the values come last: nothing can be shown again, so only this brings them into rank order."""
+        new = self._arrivals[self._shown :]
+        values = [arrival for arrival in new if is_value(arrival[1])]
+        self._held = len(values)
+        self._arrivals[self._shown :] = [*(a for a in new if not is_value(a[1])), *values]
 
     def _only_redraws(self) -> bool:
         """Whether there are only new states of progress bars, and older ones have just been shown."""

@@ -78,8 +78,8 @@ def arrange(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
     for rank, item in arrivals:
         by_rank.setdefault(rank, []).append(item)
     outputs = {rank: merged(items) for rank, items in by_rank.items()}
-    bodies = {rank: [i for i in outputs[rank] if not _is_value(i)] for rank in sorted(outputs)}
-    values = {rank: [i for i in outputs[rank] if _is_value(i)] for rank in sorted(outputs)}
+    bodies = {rank: [i for i in outputs[rank] if not is_value(i)] for rank in sorted(outputs)}
+    values = {rank: [i for i in outputs[rank] if is_value(i)] for rank in sorted(outputs)}
     bodies = {rank: body for rank, body in bodies.items() if body}
     pieces = []
     common = _common_start(list(bodies.values()))
@@ -121,7 +121,8 @@ def beginning(item: Item, characters: int) -> Item:
     return Rich(data, {}, item.transient, is_value=item.is_value)
 
 
-def _is_value(item: Item) -> bool:
+def is_value(item: Item) -> bool:
+    """Whether an item is the value of a last expression."""
     return isinstance(item, Rich) and item.is_value
 
 

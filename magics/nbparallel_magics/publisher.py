@@ -78,6 +78,10 @@ class Pacer:
             self._sent.append((now, nbytes))
 
 
+_PACER = Pacer()
+"""The server counts what a kernel sends, whichever cell it is for."""
+
+
 class KernelPublisher:
     """Sends messages of the cell during which it was made, for as long as anything comes."""
 
@@ -86,7 +90,7 @@ class KernelPublisher:
     def __init__(self, kernel: Any, parent: Any, notebook: NotebookOutput | None = None) -> None:
         self._kernel, self._parent, self._notebook = kernel, parent, notebook
         # only kernels that a Jupyter server started have this variable; others have no limit
-        self._pacer = Pacer() if "JPY_SESSION_NAME" in os.environ else None
+        self._pacer = _PACER if "JPY_SESSION_NAME" in os.environ else None
         self._before: tuple[Any, ...] = (sys.stdout, sys.stderr)
         """What the notebook has printed there is sent before anything of ours."""
 

@@ -35,6 +35,24 @@ def test_a_short_cell_is_shown_once(page: Page) -> None:
     assert page.clears == 0
 
 
+def test_values_are_in_rank_order_where_nothing_can_be_taken_back() -> None:
+    """In a terminal, and in the cell that loads the extension, they come at the end, text as it comes."""
+    page = Page(can_clear=False)
+    out = CellOutput(page)
+    out.result(2, {"text/plain": "two"}, {})
+    out.stream(1, "stdout", "text\n")
+    wait_until(page, "[rank 1] text\n")
+    out.result(1, {"text/plain": "one"}, {})
+    out.stream(0, "stdout", "more\n")
+    wait_until(page, "more")
+    assert "Out" not in page.text
+    out.result(0, {"text/plain": "two"}, {})
+    out.finish()
+    assert page.text == "[rank 1] text\n[rank 0] more\nOut[ranks 0, 2]: two\nOut[rank 1]: one\n"
+    out.result(1, {"text/plain": "late"}, {})
+    wait_until(page, "late")
+
+
 def test_blocks_have_one_label(page: Page) -> None:
     """Several lines of a rank stand under one label."""
     out = CellOutput(page)
