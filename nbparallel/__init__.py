@@ -1,9 +1,11 @@
 """Run notebook cells on parallel ranks that share the notebook's numpy arrays without a copy.
 
-``import nbparallel`` is cheap: attributes load on first use (PEP 562), because the supervisor imports this
-package with nothing but the standard library on its path.
+In a notebook: ``%load_ext nbparallel``, then a cell that begins with ``%%parallel -n 4``; ``%%parallel?``
+shows more.  In a script: ``with nbparallel.Session(4) as session: session.run("all_reduce(rank)")``.
 """
 
+# ``import nbparallel`` is cheap: attributes load on first use (PEP 562), because the supervisor imports this
+# package with nothing but the standard library on its path.
 from __future__ import annotations
 
 import importlib
@@ -82,7 +84,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, *_MODULES])
+    dunders = (name for name in globals() if name.startswith("__"))
+    return sorted({*dunders, *__all__, *_MODULES})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -19,6 +19,9 @@ from nbparallel_magics.ranks import RankSpec
 Function = TypeVar("Function", bound=Callable[..., Any])
 _WORD = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
 _FLAG = re.compile(r"--?[A-Za-z]")
+_ASKS_FOR_HELP = ("-h", "-help", "--help", "--h")
+_COUNTS = ("-p", "-np", "--np", "--n", "--nproc", "--nprocs", "--nproc-per-node", "--world-size")
+"""What other tools call the number of ranks."""
 
 
 class MagicParser(argparse.ArgumentParser):
@@ -90,20 +93,33 @@ class MagicParser(argparse.ArgumentParser):
                 break
             position = match.end()
         if leading_ranks:
-            self.error(f"the ranks are missing, as in {self.prog} 0,2-3")
+            # typed without %, as IPython allows: whoever does that wants the ranks' variable
+            missing = f"the ranks are missing, as in {self.prog} 0,2-3"
+            own = "; `rank` itself is a variable of the ranks: %parallel rank shows it"
+            self.error(missing + own * (self.prog == "%rank" and not line.strip()))
         parsed = self._parsed(tuple(_joined(token) for token in tokens))
         return argparse.Namespace(**vars(parsed)), line[position:].strip()
 
     def _split(self, word: str) -> tuple[str, str, str]:
-        if not word.startswith("--") and len(word) > 2 and word[:2] in self._option_string_actions:
+        joined = len(word) > 2 and not word.startswith("--") and word not in _COUNTS  # -np is not -n p
+        if joined and word[:2] in self._option_string_actions:
             return word[:2], "=", word[2:].removeprefix("=")  # -n4
         return word.partition("=")
 
     def _action(self, flag: str) -> argparse.Action:
-        if flag not in self._option_string_actions:
-            near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.5)
+        known = self._option_string_actions
+        if flag not in known:
+            if flag in _ASKS_FOR_HELP:
+                self.error(f"{flag} is no flag here")  # the end of the message says what is
+            if flag in _COUNTS and "-n" in known:
+                self.error(f"unknown flag {flag}; did you mean -n?")
+            if flag in ("-n", *_COUNTS):
+                self.error(f"there is no {flag} here: %%parallel -n N sets the number of ranks")
+            near = [flag.lower()] if flag.lower() in known else []
+            if not near and len(flag) > 2:  # one letter says too little for a guess
+                near = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
             self.error(f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else ""))
-        return self._option_string_actions[flag]
+        return known[flag]
 
 
 def _are_ranks(text: str) -> bool:

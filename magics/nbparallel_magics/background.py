@@ -44,6 +44,8 @@ class BackgroundCell:
             "running": "%parallel_result waits for it",
             "failed": "%parallel_result raises its error",
         }.get(self.pending.state, "%parallel_result shows what it printed")
+        if self.out and self.pending.state in ("running", "done"):
+            advice += f" and puts its values into {self.out}"
         return f"<cell In[{self.number}] on the ranks: {self.pending.state}; {advice}>"
 
 
@@ -53,7 +55,7 @@ def follow(cell: BackgroundCell, sink: CellOutput | None) -> None:
     def ended(pending: PendingCell) -> None:
         error = pending.exception()
         if sink is not None and error is not None:
-            text = "interrupted" if pending.state == "cancelled" else f"failed: {_first_line(error)}"
+            text = "was interrupted" if pending.state == "cancelled" else f"failed: {_first_line(error)}"
             sink.note(f"the cell {text}; %parallel_result raises it")
 
     cell.pending.add_done_callback(ended)
@@ -68,7 +70,7 @@ def show(live: Live, cell: BackgroundCell) -> None:
     error = cell.pending.exception()
     result = cell.pending.result() if error is None else getattr(error, "result", None)
     if result is not None:
-        _show(live, result)
+        _show(live, result, failed=error is not None)
     if error is not None:
         live.remember(error)
         with brief_errors():
@@ -85,7 +87,7 @@ def _wait(pending: PendingCell) -> None:
             pending.cancel()
 
 
-def _show(live: Live, result: CellResult) -> None:
+def _show(live: Live, result: CellResult, *, failed: bool) -> None:
     publisher = publisher_for(live.shell, live.notebook)
     sink = CellOutput(publisher, order=live.configuration.output, logs=live.logs)
     for rank, part in result.ranks.items():
@@ -95,7 +97,8 @@ def _show(live: Live, result: CellResult) -> None:
             sink.display(rank, dict(data), {}, {}, False)
         if part.text and part.displays:
             sink.result(rank, dict(part.displays[-1]), {})
-    if not any(part.stdout or part.stderr or part.displays for part in result.ranks.values()):
+    printed = any(part.stdout or part.stderr or part.displays for part in result.ranks.values())
+    if not printed and not failed:
         sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; nothing was printed")
     sink.finish()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ class RankCompleter:
             "completions": [SimpleCompletion(text=text, type=kind) for text, kind in found],
             "matched_fragment": context.token,
             # where a flag belongs nothing of Python's does
-            "suppress": any(kind in ("flag", "value", "strategy", "rank") for _, kind in found),
+            "suppress": any(kind in ("flag", "value", "strategy", "rank", "array") for _, kind in found),
         }
 
     def _found(self, text: str, row: int, column: int, token: str) -> Found:
@@ -82,6 +83,8 @@ class RankCompleter:
         parser = self._parsers[own[1]]
         if _ranks_are_due(parser, words.split(), token):
             return self._ranks(token)
+        if _arrays_are_due(parser, words.split(), token):
+            return self._arrays(token)
         offered = list(_flags(parser, words.split(), token))
         if not offered and own[1] in _TAKES_CODE:
             code = re.sub(r"^(?:\s*-{1,2}[a-z]\S*\s+\S+)*\s*", "", words) if "-" in words else words
@@ -93,6 +96,12 @@ class RankCompleter:
         for rank in range(0 if session is None else session.world_size):
             if str(rank).startswith(token):
                 yield str(rank), "rank"
+
+    def _arrays(self, token: str) -> Found:
+        numpy = sys.modules.get("numpy")  # without it there is no array
+        for name, value in list(self._live.shell.user_ns.items()):
+            if numpy and type(value) is numpy.ndarray and name.startswith(token) and name[0] != "_":
+                yield name, "array"
 
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
         """Ask rank 0, whose completions may begin before or behind the token that IPython replaces."""
@@ -115,6 +124,14 @@ def _ranks_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
         return not before and not token.startswith("-")
     last = parser._option_string_actions.get(before[-1]) if before else None
     return last is not None and last.dest == "ranks"
+
+
+def _arrays_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
+    """Whether names of arrays come next: behind ``--share``, or in ``%share``."""
+    if parser is flags.SHARE:
+        return True
+    before = _complete_words(words, token)
+    return bool(before) and (before[-1] == "--share" or before[-1].startswith("--share="))
 
 
 def _complete_words(words: list[str], token: str) -> list[str]:

@@ -14,10 +14,13 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
     add = parser.add_argument
     if word:  # the ranks are a word of the line, which the parser turns into this flag
         add("--ranks", type=arguments.ranks, help=argparse.SUPPRESS)
-        parser.description = f"{parser.prog} {word}\n\n{parser.description}"
+        parser.usage = f"{parser.prog} {word}".replace("%", "%%")
     else:
         add(
-            "-n", type=arguments.count, metavar="N", help="number of ranks; more than run now: some are added"
+            "-n",
+            type=arguments.count,
+            metavar="N",
+            help="number of ranks: some are added, or the last ones end if they hold no variables",
         )
         add("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
     add("-o", "--out", type=arguments.name, metavar="NAME", help="put each rank's last value into NAME")
@@ -47,7 +50,7 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         "--async",
         dest="later",
         action="store_true",
-        help="return at once; %%parallel_result waits for it",
+        help="return at once; %%parallel_result waits for it, and then -o has its values",
     )
     add(
         "--on-error",
@@ -63,7 +66,9 @@ CELL = _cell_flags(
         MagicParser(
             "%%parallel",
             "Run the cell on parallel ranks; the first such cell starts them.  Ranks keep their variables\n"
-            "from cell to cell, see the notebook's names, and share its numpy arrays without a copy.",
+            "from cell to cell, see the notebook's names, and share its numpy arrays without a copy.\n\n"
+            "  %parallel x.mean()     one line on all ranks: the flags, then the code\n"
+            "  %config NbParallel     what holds where a flag is not given (-n, --timeout, ...)",
             "%%parallel -n 4\ntotal = all_reduce(rank)\nprint(f'rank {rank} of {world_size}: {total}')",
         )
     )
@@ -75,15 +80,16 @@ LINE = _run_flags(
         "%parallel -r 0 x.mean()",
     )
 )
+LINE.usage = "%%parallel [flags] CODE"
 RANK_CELL = _cell_flags(
     _run_flags(
         MagicParser("%%rank", "Run the cell on some ranks: short for %%parallel -r R.", "%%rank 0\nprint(x)"),
-        word="R",
+        word="R [flags]",
     )
 )
 RANK_LINE = _run_flags(
     MagicParser("%rank", "Run one line on some ranks: short for %parallel -r R.", "%rank -1 x.shape"),
-    word="R EXPR",
+    word="R [flags] CODE",
 )
 SHARE = MagicParser(
     "%share",
@@ -91,6 +97,7 @@ SHARE = MagicParser(
     "names of the same memory, are bound to the shared arrays.",
     "%share weights gradients",
 )
+SHARE.usage = "%%share NAME [NAME ...]"
 STRATEGY = MagicParser(
     "%sharing_strategy",
     "Show the sharing strategy, the others, and what each costs; or switch: %sharing_strategy NAME\n"
@@ -141,8 +148,8 @@ RESTART.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help
 STOP = MagicParser("%parallel_stop", "End the ranks and everything that belongs to them.", "%parallel_stop")
 RESULT = MagicParser(
     "%parallel_result",
-    "Wait for the last --async cell, show what it printed and its values, or raise its error.  An\n"
-    "interrupt meanwhile interrupts that cell.",
+    "Wait for the last --async cell, show what it printed and its values (or put them into the name of its\n"
+    "-o), or raise its error.  An interrupt meanwhile interrupts that cell.",
     "%parallel_result",
 )
 TRACEBACK = MagicParser(

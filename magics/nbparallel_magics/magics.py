@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 _NO_FRAME = 1_000_000
 """Frames above ours whose variables IPython would look at: none, only the notebook's count."""
+
+
+def _comes_first(magic: str) -> NoReturn:
+    raise UsageError(f"{magic} must be the first line of its cell: put comments and other code below it")
 
 
 @magics_class
@@ -54,6 +59,17 @@ class ParallelMagics(Magics):
         if cell is None:
             return self._run_line(flags.RANK_LINE, line, leading_ranks=True)
         return self._run_cell(flags.RANK_CELL.parse_words(self._expanded(line)), "%%rank", cell)
+
+    # what IPython looks for when a cell magic is not on the first line of its cell
+    @line_magic("%parallel")  # type: ignore[arg-type]  # its annotation does not know of names
+    @documented_by(flags.CELL)
+    def parallel_below(self, _line: str) -> None:
+        _comes_first("%%parallel")
+
+    @line_magic("%rank")  # type: ignore[arg-type]
+    @documented_by(flags.RANK_CELL)
+    def rank_below(self, _line: str) -> None:
+        _comes_first("%%rank")
 
     def _run_cell(self, options: argparse.Namespace, magic: str, cell: str) -> BackgroundCell | None:
         offset = lines_above(self.live.raw_cell, magic, cell)

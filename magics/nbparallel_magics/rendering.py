@@ -72,12 +72,25 @@ class ErrorRendering:
         self._previous_handler = getattr(self._shell, "CustomTB", None)
         self._shell.set_custom_exc((*_OURS, *self._previous), self._handle)
         self._installed = self._shell.CustomTB
+        self._shell.debugger = self._debug
 
     def remove(self) -> None:
         """Give the slot back, unless somebody else has it now."""
         if self._shell.CustomTB is self._installed:
             self._shell.custom_exceptions = self._previous
             self._shell.CustomTB = self._previous_handler
+        if self._shell.__dict__.get("debugger") == self._debug:
+            del self._shell.debugger
+
+    def _debug(self, force: bool = False) -> None:
+        """Say where to look instead, if ``%debug`` is asked for an error whose frames are on ranks."""
+        if not isinstance(getattr(sys, "last_value", None), _OURS):
+            type(self._shell).debugger(self._shell, force)
+        elif force:
+            raise UsageError(
+                "%debug: the error was on ranks, and the notebook has no frames of it: put breakpoint() into "
+                "the cell, on one rank; %parallel_tb shows the tracebacks"
+            )
 
     def _handle(
         self,
@@ -102,7 +115,7 @@ class ErrorRendering:
 
 
 def full_tracebacks(failures: Mapping[int, RankFailure], spec: RankSpec | None, world_size: int) -> str:
-    """Return the whole traceback of every rank that raised, or of those that `spec` names."""
+    """Return the whole tracebacks of the ranks that raised, or of those in `spec`; equal ones once."""
     from nbparallel.session.failures import full_text
 
     if spec is not None:
@@ -113,5 +126,7 @@ def full_tracebacks(failures: Mapping[int, RankFailure], spec: RankSpec | None, 
         if missing := [rank for rank in chosen if rank not in failures]:
             raise UsageError(f"{rank_list(missing)} raised nothing; {rank_list(failures)} did")
         failures = {rank: failures[rank] for rank in chosen}
-    parts = [f"[rank {rank}]\n" + "\n".join(full_text(failure)) for rank, failure in failures.items()]
-    return "\n\n".join(parts)
+    equal: dict[str, list[int]] = {}
+    for rank, failure in failures.items():
+        equal.setdefault("\n".join(full_text(failure)), []).append(rank)
+    return "\n\n".join(f"[{rank_list(ranks)}]\n{text}" for text, ranks in equal.items())

@@ -1,6 +1,7 @@
-"""Operations between ranks, named as in torch.distributed, for numpy arrays.
+"""Operations between ranks, named as in torch.distributed, for numpy arrays and any other objects.
 
-The functions here use the communicator of the running session; the engine sets it.
+In a cell for ranks they are there without an import: ``total = all_reduce(rank)``; ``all_reduce?`` on a rank
+describes one.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ __all__ = [
 ]
 
 _current: Communicator | None = None
+"""What the functions here use; the engine sets it."""
 _group: ProcessGroup | None = None
 """The world that this process has joined by itself; on a rank of a session None."""
 
@@ -233,6 +235,16 @@ def all_reduce(
 def barrier(group: Group | None = None, async_op: bool = False, **options: Any) -> Any:
     """Return when every rank has called it."""
     return (_current or current()).barrier(group, async_op, **options)
+
+
+# the short descriptions above say to a reader where the whole ones are; ``all_reduce?`` shows the whole
+for _function in (send, recv, broadcast, all_reduce, barrier):
+    _function.__doc__ = getattr(Communicator, _function.__name__).__doc__
+
+
+def __dir__() -> list[str]:
+    dunders = (name for name in globals() if name.startswith("__"))
+    return sorted({*dunders, *__all__})
 
 
 def _operation(name: str) -> Callable[..., Any]:

@@ -32,7 +32,8 @@ def improve(error: BaseException, shell: RankShell) -> BaseException:
     """Return the exception that the user should see instead of `error`."""
     if isinstance(error, SystemExit):
         code = error.code
-        exit_error = RankExitError(f"sys.exit({code!r}) was called; the rank lives on", code=code)
+        shown_code = "" if code is None else repr(code)
+        exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank lives on", code=code)
         return exit_error.with_traceback(error.__traceback__)
     if isinstance(error, ValueError):
         better = namespace.explain_read_only(error, shell.user_ns, error.__traceback__)

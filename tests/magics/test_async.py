@@ -56,7 +56,8 @@ def test_the_notebook_goes_on_and_the_result_comes_later(any_kernel: Kernel) -> 
     """Output lands in the async cell; a second cell is refused in a line; the result shows all once more."""
     kernel = prepared(any_kernel)
     first = kernel.begin(f"%%parallel --async -o parts\n{SLOW}")
-    running = r"<cell In\[\d+\] on the ranks: running; %parallel_result waits for it>"
+    waits = "%parallel_result waits for it and puts its values into parts"
+    running = rf"<cell In\[\d+\] on the ranks: running; {waits}>"
     assert re.fullmatch(running, value(first.wait()))
     busy = kernel.run("%%parallel\nrank")
     assert (busy.status, busy.ename) == ("error", "BusyError")
@@ -87,6 +88,18 @@ def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(any_kernel: Kern
     assert "ZeroDivisionError on rank 1, line 3" in result.evalue
     first.wait_for("%parallel_result raises it")
     assert kernel.run("%parallel_tb -r 1").status == "ok"
+
+
+def test_a_cell_that_was_cancelled_is_not_called_done(any_kernel: Kernel) -> None:
+    """The handle says where the values will be; after `cancel` the cell and its result say what happened."""
+    kernel = prepared(any_kernel)
+    first = kernel.begin("%%parallel --async -o parts\nimport time\ntime.sleep(100)")
+    assert "%parallel_result waits for it and puts its values into parts" in value(first.wait())
+    assert value(kernel.run("_.cancel()")) == "True"
+    first.wait_for("the cell was interrupted; %parallel_result raises it")
+    result = kernel.run("%parallel_result")
+    assert result.ename == "KeyboardInterrupt"
+    assert "done on" not in text(result)
 
 
 def test_interrupting_the_wait_interrupts_the_cell(any_kernel: Kernel) -> None:

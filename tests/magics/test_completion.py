@@ -37,6 +37,9 @@ def test_flags_values_and_strategies_without_ranks(kernel: Kernel) -> None:
     assert offered(kernel, "%%parallel --on-error ") == ["continue", "stop"]
     assert offered(kernel, "%sharing_strategy file_") == ["file_descriptor", "file_region", "file_system"]
     assert offered(kernel, "%parallel_restart --r") == ["--ranks"]
+    assert kernel.run("import numpy as np\nsomething, some_array = 1, np.ones(3)").status == "ok"
+    for line in ("%share some", "%share x some", "%%parallel -n 2 --share some", "%%parallel --share x,some"):
+        assert offered(kernel, line) == ["some_array"], line
     assert "--share" not in offered(kernel, "x = 1\ny --sh")
     assert offered(kernel, "%%parallel\nno_such_name_anywhere") == []
 
@@ -57,6 +60,9 @@ def test_names_of_ranks_in_cells_for_ranks(any_kernel: Kernel) -> None:
     assert "only_here" in offered(any_kernel, "%rank 0 only_")
     assert "only_here" in offered(any_kernel, "%parallel -r 0 only_")
     assert "all_reduce" in offered(any_kernel, "%%parallel\nall_r")
+    of_dist = offered(any_kernel, "%%parallel\ndist.")
+    assert any(name.endswith("new_group") for name in of_dist)
+    assert not [name for name in of_dist if name.endswith((".Any", ".annotations", ".functools"))]
     assert "only_here" not in offered(any_kernel, "only_h")
     assert any_kernel.run("assert 'only_here' not in globals()").status == "ok"
 

@@ -15,6 +15,7 @@ import nbparallel_magics
 from nbparallel.errors import CellTimeoutError, NbParallelError, StartError
 from nbparallel.session import failures
 from nbparallel.wire.failures import Cause, FrameLine, RankFailure
+from nbparallel_magics.completion import parsers
 
 
 def hello(sink: Any, call: Any) -> dict[int, int]:
@@ -99,6 +100,14 @@ def test_rank_cell(notebook: Any) -> None:
     [
         ("%%parallel --tiemout 3\nx", "unknown flag --tiemout; did you mean --timeout?"),
         ("%%parallel -q\nx", "unknown flag -q"),
+        ("%%parallel -N 4\nx", "unknown flag -N; did you mean -n?"),
+        ("%%parallel -np 4\nx", "did you mean -n?"),
+        ("%%parallel --nproc 4\nx", "did you mean -n?"),
+        ("%%parallel --help\nx", "--help is no flag here (%%parallel? shows the flags)"),
+        ("%parallel_restart -n 4", "there is no -n here: %%parallel -n N sets the number of ranks"),
+        ("rank", "`rank` itself is a variable of the ranks: %parallel rank shows it"),
+        ("# mine\n%%parallel\nx", "%%parallel must be the first line of its cell"),
+        ("y = 1\n%%rank 0\nx", "%%rank must be the first line of its cell"),
         ("%%parallel -n 0\nx", "0 ranks cannot run a cell"),
         ("%%parallel -n -2\nx", "-2 ranks cannot run a cell"),
         ("%%parallel -n x\nx", "'x' is no whole number of ranks"),
@@ -242,6 +251,7 @@ def test_errors_name_the_root_cause(notebook: Any) -> None:
     assert "Cell In[1], line 4\n    1 / 0\nZeroDivisionError: division by zero" in shown
     assert "run_cell_magic" not in shown + out.stderr
     assert "Cell In[1], line 4" in notebook.run("%parallel_tb").stdout
+    assert "put breakpoint() into the cell" in notebook.run("%debug").stderr
     for rank in (0, 3):
         out = notebook.run(f"%parallel_tb -r {rank}")
         assert out.stderr == f"UsageError: rank {rank} raised nothing; rank 2 did\n"
@@ -268,6 +278,35 @@ def test_the_traceback_after_a_stop_shows_where_each_rank_was(notebook: Any, kin
     notebook.play(lambda sink, call: (_ for _ in ()).throw(KeyboardInterrupt))
     notebook.run("%parallel 1")
     assert notebook.run("%parallel_tb").stdout == shown
+
+
+def test_equal_tracebacks_are_shown_once(notebook: Any) -> None:
+    """`%parallel_tb` folds them as a cell's error does."""
+    frames = {rank: (FrameLine("In[1]", 3 + rank // 2, "<module>", "sleep(60)"),) for rank in range(3)}
+
+    def stopped(sink: Any, call: Any) -> None:
+        error = CellTimeoutError("stopped")
+        error.failures = {
+            rank: RankFailure(rank, 1, "KeyboardInterrupt", "", None, (), frames[rank], Cause.INTERRUPT)
+            for rank in frames
+        }
+        raise error
+
+    notebook.play(stopped)
+    notebook.run("%%parallel -n 3\nsleep(60)")
+    shown = notebook.run("%parallel_tb").stdout
+    assert [line for line in shown.splitlines() if line[:1] == "["] == ["[ranks 0-1]", "[rank 2]"]
+
+
+def test_usage_lines_show_words_that_are_no_flags(notebook: Any) -> None:
+    """A reader of the help learns what to write where."""
+    for magic, usage in (
+        ("%share", "%share NAME [NAME ...]"),
+        ("%%rank", "%%rank R [flags]"),
+        ("%rank", "%rank R [flags] CODE"),
+        ("%parallel", "%parallel [flags] CODE"),
+    ):
+        assert parsers()[magic].format_usage() == f"usage: {usage}\n"
 
 
 def test_session_errors_are_shown_without_our_frames(notebook: Any) -> None:

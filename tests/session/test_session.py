@@ -185,6 +185,8 @@ def test_sys_exit_is_an_error_and_the_rank_lives(four: Session) -> None:
         four.run("import sys\nif rank == 1: sys.exit(3)")
     assert isinstance(caught.value.errors[1], RankExitError)
     assert caught.value.errors[1].code == 3
+    with pytest.raises(ParallelError, match=r"sys\.exit\(\) was called"):
+        four.run("exit()")
     assert four.call(os.getpid) == pids
 
 
