@@ -105,9 +105,11 @@ def test_a_file_opened_for_reading_is_written_by_nobody(tmp_path: Path) -> None:
         for mode, read_only in (("r", True), ("r+", False)):
             x = nbp.from_file(tmp_path / "a.npy", mode=mode)
             session.run("x.sum()", namespace={"x": x})
-            (found,) = [record for record in session.statistics().segments if record.strategy == "mmap"]
-            assert (found.read_only, found.writable, found.names) == (read_only, not read_only, ("x",))
-            assert ("by nobody" in repr(nbp.segments())) is read_only
+            # the one before may still be on its way out: the ranks' word that they let it go comes later
+            (found,) = [record for record in session.statistics().segments if record.names]
+            assert (found.strategy, found.read_only, found.writable) == ("mmap", read_only, not read_only)
+            (line,) = [line for line in repr(nbp.segments()).splitlines() if " live " in line]
+            assert ("by nobody" in line) is read_only
             session.run("del x")
             del x
 
