@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -220,14 +220,17 @@ class LeakCheck:
         """Return what is there now beyond what was there before, without waiting."""
         return difference(self._before, footprint(), self.leaked_processes())
 
-    def settle(self, *, grace_seconds: float | None = None) -> list[Leak]:
-        """Collect garbage, empty registered pools, wait a while; return what is still there."""
+    def settle(self, *, grace_seconds: float | None = None, allowed: Container[str] = ()) -> list[Leak]:
+        """Collect garbage, empty registered pools, wait a while; return what is still there.
+
+        Kinds that are `allowed` to stay are neither waited for nor returned.
+        """
         deadline = time.monotonic() + (GRACE_SECONDS if grace_seconds is None else grace_seconds)
-        leaks = self.leaks()
+        leaks = [leak for leak in self.leaks() if leak.kind not in allowed]
         while leaks:
             gc.collect()
             drain_pools()
-            leaks = self.leaks()
+            leaks = [leak for leak in self.leaks() if leak.kind not in allowed]
             if not leaks or time.monotonic() > deadline:
                 break
             time.sleep(POLL_SECONDS)

@@ -113,8 +113,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
     if request.node.stash.get(_failed, False):
         check.end_processes()
         return
-    allowed = _allowed(request.node)
-    leaks = [leak for leak in check.settle() if leak.kind not in allowed]
+    leaks = check.settle(allowed=_allowed(request.node))
     check.end_processes()
     if leaks:
         pytest.fail(

@@ -46,8 +46,8 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 time.sleep(1000)
 """
 PEERS = {"nbparallel": OWN, "multiprocessing.shared_memory": STDLIB, "torch.multiprocessing": TORCH}
-SETTLE_SECONDS = 5.0
-"""torch's manager waits two seconds before it removes anything."""
+SETTLE_SECONDS = 20.0
+"""A generous bound; torch's manager waits two seconds before it removes anything."""
 
 
 def left():
@@ -56,12 +56,25 @@ def left():
     return {name: os.stat(f"/dev/shm/{name}").st_size for name in names}
 
 
-def settled(before):
-    """Return what is new in /dev/shm once it changes no more, or is empty."""
+def anybody(trial):
+    """Tell whether a process that a trial started, directly or not, still runs."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if f"NBP_PEER={trial}".encode() in file.read().split(b"\0"):
+                    return True
+        except OSError:
+            continue  # it ended meanwhile
+    return False
+
+
+def settled(before, trial=None):
+    """Return what is new in /dev/shm once that is nothing, or nobody of a trial is left who cleans up."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
+        for_good = trial is not None and not anybody(trial)  # asked before the look
         new = {name: size for name, size in left().items() if name not in before}
-        if not new or time.monotonic() > deadline:
+        if not new or for_good or time.monotonic() > deadline:
             return new
         time.sleep(0.05)
 
@@ -69,7 +82,8 @@ def settled(before):
 def trial(source, point):
     """Start a peer, kill it, return what it left."""
     before = left()
-    environment = {**os.environ, "NBP_PEER": f"{os.getpid()}-{point}"}
+    name = f"{os.getpid()}-{point}"
+    environment = {**os.environ, "NBP_PEER": name}
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", source],
         stdout=subprocess.PIPE,
@@ -84,7 +98,7 @@ def trial(source, point):
             for pid in victims:
                 os.kill(pid, number)
         owner.wait()
-        return settled(before)
+        return settled(before, name)
 
 
 def main():
