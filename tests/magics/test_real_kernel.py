@@ -77,10 +77,10 @@ def test_output_is_labelled_live_and_in_its_cell(any_kernel: Kernel) -> None:
 
     late = any_kernel.run(
         "%%parallel -r 0\nimport threading, time\n"
-        "def later():\n    time.sleep(0.5)\n    print('late words')\n"
+        "def later():\n    time.sleep(0.3)\n    print('late words')\n"
         "threading.Thread(target=later).start()\nprint('started')"
     )
-    other = any_kernel.run("import time; print('local'); time.sleep(1); print('local 2')")
+    other = any_kernel.run("import time; print('local'); time.sleep(0.6); print('local 2')")
     assert text(other) == "local\nlocal 2\n"
     mine = any_kernel.messages_of(late.messages[0].parent)
     assert "[rank 0] late words\n" in "".join(m.content.get("text", "") for m in mine)
@@ -123,7 +123,7 @@ def test_an_interrupt_leaves_the_ranks_alive(any_kernel: Kernel) -> None:
 def test_what_the_notebook_printed_stays(any_kernel: Kernel) -> None:
     """Printing again in rank order keeps what the notebook itself showed in the cell."""
     loaded(any_kernel)
-    out_of_order = "import time; time.sleep(0.4 * (2 - rank)); print('rank', rank)"
+    out_of_order = "import time; time.sleep(0.2 * (2 - rank)); print('rank', rank)"
     any_kernel.run("%parallel -n 2 1")
     line = f"%parallel {out_of_order}"
     outcome = any_kernel.run(f"print('above')\n{line}\nprint('between')\n{line}\nprint('below')\n7")
@@ -132,7 +132,7 @@ def test_what_the_notebook_printed_stays(any_kernel: Kernel) -> None:
     assert page(outcome)[1][1]["data"]["text/plain"] == "7"
     local = any_kernel.run(
         "%%parallel --local\nimport time\nme = globals().get('rank', -1)\n"
-        "time.sleep(max(0, 0.4 * (1 - me)))\nprint('rank', me)"
+        "time.sleep(max(0, 0.2 * (1 - me)))\nprint('rank', me)"
     )
     assert text(local) == f"rank -1\n{lines}"
 
