@@ -20,6 +20,7 @@ MODULES = (
     "share_and_read",
     "many_small",
     "collectives",
+    "average_gradients",
     "idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""

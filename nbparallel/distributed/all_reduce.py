@@ -39,7 +39,8 @@ class Plan:
     """What is the same in every all_reduce of one operator, dtype and shape."""
 
     __slots__ = (
-        "averaged", "fingerprint", "fused", "inline", "nbytes", "operator", "special", "ufunc", "views"
+        "averaged", "fingerprint", "fused", "inline", "lenient", "nbytes", "operation", "operator", "special",
+        "ufunc", "views",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,9 @@ class Plan:
             "all_reduce", str(dtype), str(shape), operator=operator.name, content=(dtype.str, shape)
         )
         self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
+        self.operation = _ALL_REDUCE
+        self.lenient = False
+        """Whether it is only not done if others bring something else: see `run_plan`."""
         self.averaged = operator.name == "avg"
         self.inline = self.nbytes <= min(SHARED_INLINE, slot_nbytes)
         # Complex products may be fused differently for different layouts: all ranks compute them in one.
@@ -105,6 +109,27 @@ class AllReduce:
         meeting.end()
         return x
 
+    def run_plan(self, x: AnyArray, plan: Plan, deadline_ns: int | None) -> bool:
+        """Combine a writable `x` as a plan says, which is lenient; False, on all ranks: nothing was done."""
+        member, meeting = self._member, self._meeting
+        if self._size == 1:
+            return True
+        place = None if x.base is None else self._memory.place(x)
+        meeting.deadline_ns = deadline_ns
+        member.operations += 1
+        member.nbytes += plan.nbytes
+        if plan.inline:
+            generation = meeting.next_generation()
+            views = plan.views[generation] or self._views(plan, generation, x)
+            same = meeting.swap(plan.operation, plan.fingerprint, member.calling.line(), x, place, views)
+            agreed = same or meeting.agree()
+            if agreed:
+                self._combine_slots(plan, views, x)
+        else:
+            agreed = self._all_reduce_large(x, plan, place)
+        meeting.end()
+        return agreed
+
     def _plan(self, op: str, x: AnyArray) -> Plan:
         operator = find_operator(op)
         check_dtype(operator, x.dtype)
@@ -147,9 +172,9 @@ class AllReduce:
         if out is not x:
             x[...] = out
 
-    def _all_reduce_large(self, x: AnyArray, plan: Plan, place: Place | None) -> None:
+    def _all_reduce_large(self, x: AnyArray, plan: Plan, place: Place | None) -> bool:
         meeting = self._meeting
-        generation = meeting.begin(_ALL_REDUCE, plan.fingerprint, self._member.calling.line())
+        generation = meeting.begin(plan.operation, plan.fingerprint, self._member.calling.line())
         through_slots = plan.nbytes <= meeting.payload_nbytes
         if through_slots and place is None:
             views = plan.views[generation] or self._views(plan, generation, x)
@@ -169,7 +194,11 @@ class AllReduce:
             views[self._index][...] = x
         bits = (SHARED if place is not None else 0) | (DIRECT if direct else 0)
         if not meeting.meet(bits, place):
-            meeting.compare()
+            if not plan.lenient:
+                meeting.compare()
+            elif not meeting.agree():
+                self._member.exposed = False
+                return False
         everybody = meeting.bits()
         if any(everybody):
             self._check_overlap(everybody)
@@ -177,7 +206,7 @@ class AllReduce:
             assert direct, "this rank is one of them"
             direct_all_reduce(self._member, meeting, x, plan.operator, averaged=plan.averaged)
             self._member.exposed = False
-            return
+            return True
         self._member.exposed = False
         if through_slots:
             if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the slots
@@ -187,7 +216,7 @@ class AllReduce:
                 meeting.again()
             views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
             self._combine_slots(plan, views, x)
-            return
+            return True
         if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
             if direct:
                 meeting.put(self._scratch.offer(source, pieces))
@@ -195,6 +224,7 @@ class AllReduce:
         self._scratch.reduce(source, plan.operator, pieces, source.reshape(-1), averaged=plan.averaged)
         if source is not x:
             x[...] = source
+        return True
 
     def _check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbparallel.distributed.all_reduce import AllReduce
 from nbparallel.distributed.area import Area
+from nbparallel.distributed.averaging import Averaging
 from nbparallel.distributed.begun import Begun
 from nbparallel.distributed.broadcasting import Broadcast
 from nbparallel.distributed.deferring import Deferring
@@ -18,7 +19,6 @@ from nbparallel.distributed.fingerprint import fingerprint
 from nbparallel.distributed.gathering import Gathering
 from nbparallel.distributed.later import MeetingLater
 from nbparallel.distributed.member import Member
-from nbparallel.distributed.numbers import exchange_bytes
 from nbparallel.distributed.reducing import Reducing
 from nbparallel.distributed.scattering import Scattering
 from nbparallel.distributed.scratch import Scratch
@@ -42,8 +42,9 @@ class Collectives:
         reducing = Reducing(member, self.meeting, self._scratch)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
         self._exchange = Exchange(member, self.meeting, self._scratch)
-        self._gathering = gathering = Gathering(self._exchange, area.ranks, area.index)
+        gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
+        self.averaging = Averaging(member, self.meeting, self.all_reduce, gathering)
         self.later = Deferring(area.ranks, area.index)
         self.begun = Begun(self.meeting, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)
@@ -71,14 +72,6 @@ class Collectives:
         self.meeting.deadline_ns = deadline_ns
         self._member.operations += 1
         return self._broadcast(x, root)
-
-    def tell_short(
-        self, operation: Operation, shown: Any, data: bytes, deadline_ns: int | None
-    ) -> list[bytes] | None:
-        """Return everybody's few bytes, as `tell`; None, on all, if one's do not fit into a slot."""
-        self.meeting.deadline_ns = deadline_ns
-        label = self._gathering.label(operation, shown)
-        return exchange_bytes(self._member, self.meeting, operation, label, data)
 
     def release(self) -> None:
         """Let go of copies that everybody has read."""

@@ -16,13 +16,7 @@ from nbparallel.distributed.batches import Batches, Plan, disagreement
 from nbparallel.distributed.calling import GroupLike
 from nbparallel.distributed.combining import Combining, Timeout
 from nbparallel.distributed.gradient_plans import BUCKET
-from nbparallel.distributed.gradients import (
-    average,
-    average_riding,
-    check_announcements,
-    checked_gradients,
-    mismatch,
-)
+from nbparallel.distributed.gradients import checked_gradients
 from nbparallel.distributed.memory import AnyArray
 from nbparallel.distributed.partition import part_of
 from nbparallel.errors import CollectiveMismatchError
@@ -194,30 +188,10 @@ class DataParallel(Combining):
             On the caller: something that cannot be averaged in place.  On all: ranks passed the same shared
             memory, some a weight and some none, or only weights of 0.  Nothing was written.
         """
-        limit = deadline(timeout)
-        gradients = checked_gradients(arrays, weight, bucket_nbytes)
+        limit = None if timeout is None else deadline(timeout)
         team = self._team(group)
-        shown = gradients.arrays[0] if gradients.arrays else None
-        own = gradients.announcement(self._member.store)
-
-        def tell(value: Any) -> list[Any]:
-            return self._run(team, limit, lambda c: c.tell(Operation.average_gradients, shown, value, limit))
-
-        brought = own + gradients.riding()
-        told = self._run(
-            team, limit, lambda c: c.tell_short(Operation.average_gradients, shown, brought, limit)
-        )
-        same, total = check_announcements(tell(own) if told is None else told, team.ranks)
-        if not same:
-            raise mismatch(tell((gradients.forms(), bucket_nbytes)), team.ranks)
-        if told is not None and gradients.plan.rides:
-            average_riding(gradients, total, told)
-        else:
-            self._run(
-                team,
-                limit,
-                lambda c: average(gradients, total, lambda x, op: c.all_reduce.run(x, op, limit)),
-            )
+        gradients = checked_gradients(arrays, weight, bucket_nbytes, len(team.ranks))
+        self._run(team, limit, lambda c: c.averaging(gradients, limit))
         return arrays
 
 

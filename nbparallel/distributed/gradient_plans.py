@@ -15,8 +15,9 @@ import numpy as np
 
 BUCKET = 4 << 20
 """Bytes: far above what a reduction costs at least, and still in a last-level cache."""
-ALONE = 64 << 10
-"""Bytes: copying a larger array into a bucket and back takes longer than a reduction of its own."""
+ALONE = 8 << 10
+"""Bytes for each member: copying a larger array into a bucket and back takes longer than a reduction of its
+own, which takes the longer the more meet."""
 RIDE = 8 << 10
 """Bytes of all arrays together that ride along with the comparison: half a slot of a small group."""
 Forms = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
@@ -32,6 +33,8 @@ class Plan:
     """Which arrays are reduced together: of one dtype, not empty."""
     rides: bool
     """Whether all of them together are so small that they ride along."""
+    first: int
+    """The largest bucket: its reduction begins together with the comparison."""
 
 
 def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
@@ -40,15 +43,17 @@ def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int) -> Plan:
+def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, members: int) -> Plan:
     """Return the plan."""
     said = repr((bucket_nbytes, names_of(names, len(forms)), [(dtype.str, shape) for dtype, shape in forms]))
     digest = hashlib.blake2b(said.encode("utf-8", "backslashreplace"), digest_size=16).digest()
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
-    return Plan(digest, _buckets(forms, sizes, bucket_nbytes), sum(sizes) <= RIDE)
+    buckets = _buckets(forms, sizes, bucket_nbytes, members * ALONE)
+    loads = [sum(sizes[i] for i in bucket) for bucket in buckets]
+    return Plan(digest, buckets, sum(sizes) <= RIDE, loads.index(max(loads)) if loads else 0)
 
 
-def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int) -> tuple[tuple[int, ...], ...]:
+def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> tuple[tuple[int, ...], ...]:
     found: list[list[int]] = []
     growing: dict[np.dtype[Any], list[int]] = {}
     filled: dict[np.dtype[Any], int] = {}
@@ -56,7 +61,7 @@ def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int) -> tuple[tuple[
         dtype = forms[i][0]
         if not nbytes:
             continue
-        if nbytes >= min(bucket_nbytes, ALONE):
+        if nbytes >= min(bucket_nbytes, alone):
             found.append([i])
             continue
         if dtype not in growing or filled[dtype] + nbytes > bucket_nbytes:

@@ -1,9 +1,10 @@
 """Averaging many arrays over all ranks: few large reductions instead of many small ones.
 
 Small arrays of one dtype are packed one behind the other into flat buckets, which are reduced one after the
-other; a large array is reduced where it is.  A few small ones ride along when the ranks compare what they
-pass, and need no further reduction.  What goes where follows from dtypes and sizes only, so it is the same on
-every rank, and all of it is combined in rank order: all ranks get the same bits.
+other; a large array is reduced where it is.  Where ranks have to say more than a fingerprint holds, a few
+small ones ride along, and need no further reduction.  What goes where follows from dtypes, sizes and the
+number of ranks only, so it is the same on every rank, and all of it is combined in rank order: all ranks get
+the same bits.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import math
 import numbers
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.all_reduce import AllReduce
 from nbparallel.distributed.arguments import overlapping_pair
 from nbparallel.distributed.gradient_plans import Plan, names_of, plan_of
-from nbparallel.distributed.memory import AnyArray, Span, conflict
+from nbparallel.distributed.memory import AnyArray, Memory, Span, conflict
 from nbparallel.errors import CollectiveMismatchError, rank_list
-from nbparallel.sharing.store import Store
 
 _HEAD = struct.Struct("<16s?dI")
 """Digest of the form, weight, number of parts of shared memory."""
@@ -38,27 +39,29 @@ class Gradients:
     arrays: list[AnyArray]
     weight: float | None
     bucket_nbytes: int
+    members: int
     plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
         forms = tuple([(x.dtype, x.shape) for x in self.arrays])
-        self.plan = plan_of(self.names, forms, self.bucket_nbytes)
+        self.plan = plan_of(self.names, forms, self.bucket_nbytes, self.members)
 
     def forms(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Return name, dtype and shape of each: what must be the same on all ranks."""
         names = names_of(self.names, len(self.arrays))
         return [(n, str(x.dtype), x.shape) for n, x in zip(names, self.arrays, strict=True)]
 
-    def announcement(self, store: Store) -> bytes:
+    def announcement(self, memory: Memory) -> bytes:
         """Return what the others must know before anything is written: form, weight, shared memory."""
-        spans = []
-        for x in [x for x in self.arrays if x.base is not None]:
-            location = store.location(x)
-            if location is not None:
-                spans.append(_SPAN.pack(location.segment, location.start, location.stop))
-        weighted = self.weight is not None
-        weight = self.weight if self.weight is not None else 1.0
-        return _HEAD.pack(self.plan.digest, weighted, weight, len(spans)) + b"".join(spans)
+        weight = self.weight
+        weighted = weight is not None
+        spans = [
+            _SPAN.pack(place.segment, place.start, place.stop)
+            for x in self.arrays
+            if x.base is not None and (place := memory.place(x)) is not None
+        ]
+        head = _HEAD.pack(self.plan.digest, weighted, 1.0 if weight is None else weight, len(spans))
+        return head + b"".join(spans) if spans else head
 
     def riding(self) -> bytes:
         """Return the content of all arrays, bucket by bucket, if they are small enough to ride along."""
@@ -68,10 +71,14 @@ class Gradients:
 
     def buckets(self) -> list[list[AnyArray]]:
         """Return the arrays that are reduced together."""
-        return [[self.arrays[i] for i in bucket] for bucket in self.plan.buckets]
+        return [self.bucket(i) for i in range(len(self.plan.buckets))]
+
+    def bucket(self, i: int) -> list[AnyArray]:
+        """Return the arrays of one bucket."""
+        return [self.arrays[at] for at in self.plan.buckets[i]]
 
 
-def checked_gradients(arrays: Any, weight: Any, bucket_nbytes: Any) -> Gradients:
+def checked_gradients(arrays: Any, weight: Any, bucket_nbytes: Any, members: int) -> Gradients:
     """Return what a user passed to `average_gradients`; its errors name the array that is wrong."""
     names: tuple[str, ...] | None = None
     if isinstance(arrays, np.ndarray):
@@ -101,7 +108,7 @@ def checked_gradients(arrays: Any, weight: Any, bucket_nbytes: Any) -> Gradients
         )
     if isinstance(bucket_nbytes, bool) or not isinstance(bucket_nbytes, int) or bucket_nbytes < 1:
         raise ValueError(f"bucket_nbytes must be a number of bytes, at least 1, not {bucket_nbytes!r}")
-    return Gradients(names, plain, _checked_weight(weight), bucket_nbytes)
+    return Gradients(names, plain, _checked_weight(weight), bucket_nbytes, members)
 
 
 def _checked(name: str, x: Any) -> AnyArray:
@@ -140,7 +147,7 @@ def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bo
         shared memory.
     """
     heads = [_HEAD.unpack_from(data) for data in told]
-    if heads.count(heads[0]) == len(heads) and heads[0][1:] == (False, 1.0, 0):
+    if heads.count(heads[0]) == len(heads) and not (heads[0][1] or heads[0][3]):
         return True, None  # the same arrays, private to each rank, and no weights: as nearly always
     if len({head[0] for head in heads}) > 1:
         return False, None
@@ -155,7 +162,7 @@ def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bo
             f"ranks {first} and {second} passed overlapping memory of one shared array to average_gradients, "
             "which would write it: each rank needs gradients of its own, so pass x.copy()"
         )
-    with_weight = [rank for rank, (_, weighted, _, _) in zip(ranks, heads, strict=True) if weighted]
+    with_weight = [rank for rank, (_, weighted, *_) in zip(ranks, heads, strict=True) if weighted]
     if not with_weight:
         return True, None
     if len(with_weight) < len(ranks):
@@ -164,7 +171,7 @@ def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bo
             f"{rank_list(with_weight)} passed weight= to average_gradients, and {without} did not: all ranks "
             "must, or none"
         )
-    total = math.fsum(weight for _, _, weight, _ in heads)
+    total = math.fsum(head[2] for head in heads)
     if not total:
         raise ValueError("the weights of all ranks are 0: there is nothing to average")
     return True, total
@@ -204,19 +211,34 @@ def _by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
     return "; ".join(f"{rank_list(passed)} passed {text}" for text, passed in found.items())
 
 
-def average(gradients: Gradients, total: float | None, reduce: Callable[[AnyArray, str], Any]) -> None:
-    """Replace the arrays by their averages over all ranks; ``reduce(x, op)`` is `all_reduce`."""
+def average(
+    gradients: Gradients,
+    total: float | None,
+    all_reduce: AllReduce,
+    deadline_ns: int | None,
+    done: int | None = None,
+) -> None:
+    """Replace the arrays by their averages over all ranks, but for those of the bucket that is `done`."""
     factor = None if total is None or gradients.weight is None else gradients.weight / total
     op = "avg" if factor is None else "sum"
-    for bucket in gradients.buckets():
-        if len(bucket) == 1:
-            _scale(bucket[0], factor)
-            reduce(bucket[0], op)
+    for i, places in enumerate(gradients.plan.buckets):
+        if i == done:
             continue
-        flat = np.concatenate([x.reshape(-1) for x in bucket], dtype=bucket[0].dtype)
+        if factor is None and len(places) == 1:
+            all_reduce.run(gradients.arrays[places[0]], op, deadline_ns)
+            continue
+        bucket = gradients.bucket(i)
+        flat = packed(bucket)
         _scale(flat, factor)
-        reduce(flat, op)
-        _unpack(flat, bucket)
+        all_reduce.run(flat, op, deadline_ns)
+        unpack(flat, bucket)
+
+
+def packed(bucket: list[AnyArray]) -> AnyArray:
+    """Return the content of some arrays in one; of one array itself."""
+    if len(bucket) == 1:
+        return bucket[0]
+    return np.concatenate([x.reshape(-1) for x in bucket], dtype=bucket[0].dtype)
 
 
 def average_riding(gradients: Gradients, total: float | None, told: Sequence[bytes]) -> None:
@@ -238,12 +260,14 @@ def average_riding(gradients: Gradients, total: float | None, told: Sequence[byt
                 np.add(combined, x, out=combined)
             if total is None and len(told) > 1:
                 np.true_divide(combined, len(told), out=combined)
-            _unpack(combined, bucket)
+            unpack(combined, bucket)
             starts = [start + combined.nbytes for start in starts]
 
 
-def _unpack(flat: AnyArray, bucket: list[AnyArray]) -> None:
+def unpack(flat: AnyArray, bucket: list[AnyArray]) -> None:
     """Write what lies one behind the other into the arrays that it belongs to."""
+    if flat is bucket[0]:
+        return
     start = 0
     for x in bucket:
         x[...] = flat[start : start + x.size].reshape(x.shape)

@@ -170,6 +170,17 @@ class Meeting:
         if len(calls) > 1 or len(contents) > 1:
             raise self.mismatch("ranks called different operations, or the same with different arguments")
 
+    def agree(self) -> bool:
+        """Whether all bring the same, where one operation may be called with different things.
+
+        To be called when `meet` says that words differ; raises on every rank if they call another operation.
+        """
+        words, generation = self._words, self.generation
+        slots = [slot[generation] for slot in self._slot_words]
+        if len({words[slot + CALL] for slot in slots}) > 1:
+            self.compare()
+        return len({words[slot + CONTENT] for slot in slots}) == 1
+
     def mismatch(self, what: str) -> CollectiveMismatchError:
         """Return the error that says what is wrong and what every member called."""
         rows = {rank: self._row(i) for i, rank in enumerate(self.ranks)}

@@ -1,4 +1,4 @@
-"""Numbers of all members, or a few bytes, through the slots: the quickest way from everybody to everybody."""
+"""Numbers of all members through the slots: the quickest way from everybody to everybody."""
 
 from __future__ import annotations
 
@@ -26,17 +26,3 @@ def exchange_numbers(
     meeting.end()
     member.operations += 1
     return values
-
-
-def exchange_bytes(
-    member: Member, meeting: Meeting, operation: Operation, label: Fingerprint, data: bytes
-) -> list[bytes] | None:
-    """Return what every member has brought; None, on all of them, if one's is too long for a slot."""
-    meeting.begin(operation, label, member.calling.line())
-    meeting.put(b"+" + data if len(data) < meeting.payload_nbytes else b"-")
-    if not meeting.meet():
-        meeting.compare()
-    found = [bytes(meeting.get(i)) for i in range(len(meeting.ranks))]
-    meeting.end()
-    member.operations += 1
-    return [left[1:] for left in found] if all(left[:1] == b"+" for left in found) else None
