@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from benchmarks import plots
 from benchmarks.report import PEERS, Section, installed, markdown
 
 MODULES = (
@@ -24,7 +25,6 @@ MODULES = (
     "idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; figures are rough")
     parser.add_argument("--only", nargs="+", choices=MODULES, default=MODULES, help="some of the modules")
-    parser.add_argument("--output", type=Path, help=f"by default {PAGE.name} when all modules ran")
+    parser.add_argument("--output", type=Path, help=f"by default {plots.PAGE.name} when all modules ran")
     options = parser.parse_args()
     for peer in PEERS:
         if not installed(peer):
@@ -49,7 +49,9 @@ def main() -> int:
     print(page)
     complete = tuple(options.only) == MODULES and not options.quick
     if options.output or complete:
-        (options.output or PAGE).write_text(page)
+        (options.output or plots.PAGE).write_text(page)
+    if complete and not options.output:
+        plots.main()
     return 0
 
 

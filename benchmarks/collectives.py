@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import mpi, plots
+from benchmarks import mpi
 from benchmarks.adapters import Gloo, Ours
 from benchmarks.goals import Goal, goals
 from benchmarks.lines import LARGE, Line, lines
@@ -207,8 +207,6 @@ def run(*, quick: bool) -> list[Section]:
     sections = []
     for ranks in (2, 4):
         found = measured(ranks, launches=1 if quick else 5, seconds=0.05 if quick else 0.15)
-        if not quick:
-            plots.draw(found.ranks, found.seconds, found.mpi)
         versions = ", ".join([*(f"{name}: {text}" for name, text in found.versions.items()), *found.slow])
         speed = (
             f"At the same time every rank copies {found.copy_nbytes_per_second / 1e9:.0f} GB/s (read and "
