@@ -1,19 +1,25 @@
-"""SessionViews: what a session shows of itself; from any thread, also while a cell runs."""
+"""SessionViews: what a session shows of itself; from any thread, also while a cell runs.
+
+What makes a picture is imported by who asks for it: a first cell does without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbparallel import sharing
-from nbparallel.channel.segment_client import SegmentClient
-from nbparallel.session import activity, statistics
-from nbparallel.session.crew import Crew
-from nbparallel.session.names import Names
-from nbparallel.session.tasks import Tasks
-from nbparallel.session.timeline import Timeline, build
-from nbparallel.session.who import SessionNames, compare
-from nbparallel.wire.sighting import Completion
+
+if TYPE_CHECKING:
+    from nbparallel.channel.segment_client import SegmentClient
+    from nbparallel.session.activity import SessionActivity
+    from nbparallel.session.crew import Crew
+    from nbparallel.session.names import Names
+    from nbparallel.session.statistics import SessionStatistics
+    from nbparallel.session.tasks import Tasks
+    from nbparallel.session.timeline import Timeline
+    from nbparallel.session.who import SessionNames
+    from nbparallel.wire.sighting import Completion
 
 
 class SessionViews:
@@ -25,7 +31,7 @@ class SessionViews:
     _names: Names
     _tasks: Tasks
 
-    def statistics(self, namespace: Mapping[str, Any] | None = None) -> statistics.SessionStatistics:
+    def statistics(self, namespace: Mapping[str, Any] | None = None) -> SessionStatistics:
         """Return a frozen picture of the session; waits for no rank, works while a cell runs.
 
         Parameters
@@ -38,6 +44,8 @@ class SessionViews:
         RuntimeError
             The ranks were not started, or were stopped.
         """
+        from nbparallel.session import statistics
+
         names = self._names.namespace if namespace is None else namespace
         return statistics.take(self._id, self._start_method, self._running_crew(), names)
 
@@ -60,6 +68,8 @@ class SessionViews:
         RuntimeError
             As `statistics`.
         """
+        from nbparallel.session.who import compare
+
         crew = self._running_crew()
         names = self._names.namespace if namespace is None else namespace
         handles = list(crew.handles)
@@ -76,7 +86,7 @@ class SessionViews:
             return ()
         return crew.looking.complete(crew.handles[0], text, cursor, patience).found
 
-    def activity(self) -> activity.SessionActivity:
+    def activity(self) -> SessionActivity:
         """Return what ranks do at this moment; takes a tenth of a millisecond and disturbs nobody.
 
         Raises
@@ -84,6 +94,8 @@ class SessionViews:
         RuntimeError
             As `statistics`.
         """
+        from nbparallel.session import activity
+
         return activity.take(self._running_crew(), self._tasks)
 
     def timeline(self) -> Timeline | None:
@@ -92,6 +104,8 @@ class SessionViews:
         Of more than 2000 operations in a cell, or of many short ones in one statement, some are only counted:
         `RankRow.omitted`.
         """
+        from nbparallel.session.timeline import build
+
         record = self._tasks.record
         return None if record is None else build(record)
 

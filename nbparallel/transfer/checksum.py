@@ -7,13 +7,20 @@ change of any one word always shows (odd numbers are invertible), any other with
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from typing import Any
 
 import numpy as np
 
 _WORDS = 8192
 """Words of 8 bytes in a block: 64 KiB, which stays in the second-level cache beside the weights."""
-_WEIGHTS = np.random.default_rng(0x6E6270).integers(0, 2**64, _WORDS, dtype=np.uint64) | np.uint64(1)
+
+
+@functools.cache
+def _weights() -> np.ndarray[Any, np.dtype[np.uint64]]:
+    # made with the first large buffer: many notebooks never need `numpy.random`, which takes 4 ms to import
+    return np.random.default_rng(0x6E6270).integers(0, 2**64, _WORDS, dtype=np.uint64) | np.uint64(1)
 
 
 def checksum_buffer(buffer: memoryview) -> bytes:
@@ -24,6 +31,6 @@ def checksum_buffer(buffer: memoryview) -> bytes:
     if blocks:
         # a view at any address: numpy copies block by block where the processor wants alignment
         head = data[: blocks * _WORDS * 8].view(np.uint64).reshape(blocks, _WORDS)
-        digest.update(np.dot(head, _WEIGHTS).tobytes())
+        digest.update(np.dot(head, _weights()).tobytes())
     digest.update(data[blocks * _WORDS * 8 :].tobytes())
     return digest.digest()

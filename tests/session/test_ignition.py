@@ -33,3 +33,14 @@ def test_what_nobody_takes_is_put_out() -> None:
     """`put_out`, or stopping a session that never ran, leaves no process (the autouse check looks)."""
     Ignition().put_out()
     Session(2, ignition=Ignition()).stop()
+
+
+def test_a_first_cell_imports_nothing_that_it_does_not_need() -> None:
+    """What makes pictures of a session, and random numbers for checksums, come with who asks for them."""
+    program = (
+        "import sys; from nbparallel.session import Session; "
+        "print([name for name in ('numpy.random', 'nbparallel.session.statistics', 'nbparallel.session.who', "
+        "'nbparallel.session.activity') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
