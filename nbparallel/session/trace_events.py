@@ -2,10 +2,12 @@
 
 The format is that of Google's document "Trace Event Format": complete events (``"ph": "X"``) with ``ts`` and
 ``dur`` in microseconds, metadata events (``"ph": "M"``) for names.  Every rank is a process of its own.
+Readers leave out events of one thread that overlap without lying in each other, so that a nanosecond counts.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from nbparallel.session.timeline import COMPUTING, WAITING, RankRow, Span, Timeline
@@ -72,5 +74,12 @@ def _operations(spans: tuple[Span, ...]) -> list[Span]:
 def _complete(
     name: str, category: str, begin: float, end: float, args: dict[str, Any], place: dict[str, int]
 ) -> dict[str, Any]:
-    times = {"ts": round(begin * 1e6, 3), "dur": round(max(0.0, end - begin) * 1e6, 3)}
+    from_ns = round(begin * 1e9)
+    times = {"ts": _microseconds(from_ns), "dur": _microseconds(max(0, round(end * 1e9) - from_ns))}
     return {"ph": "X", "name": name, "cat": category, **times, **place, "args": args}
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """Return a number from which a reader that cuts off the rest gets the same nanoseconds."""
+    exact = nanoseconds / 1000
+    return exact if int(exact * 1000) == nanoseconds else math.nextafter(exact, math.inf)

@@ -1,0 +1,87 @@
+"""A saved timeline follows the Trace Event Format as its readers take it; none of them can be run here.
+
+Perfetto and chrome://tracing take complete events of one thread as calls: those that overlap without lying in
+each other are left out.  Perfetto counts whole nanoseconds, and cuts off what is beyond.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from typing import Any
+
+from nbparallel.session import Session
+from nbparallel.session.timeline import RankRow, Span, Timeline
+from nbparallel.session.trace_events import trace
+
+METADATA = {
+    "process_name": {"name": str},
+    "process_sort_index": {"sort_index": int},
+    "thread_name": {"name": str},
+}
+NANOSECOND = 1e-9
+
+
+def check(made: dict[str, Any]) -> int:
+    """Raise unless a file with `made` is valid and its calls lie in each other; return how many there are."""
+    made = json.loads(json.dumps(made, allow_nan=False))
+    assert set(made) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert made["displayTimeUnit"] in ("ms", "ns")
+    calls: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in made["traceEvents"]:
+        assert type(event["name"]) is str
+        assert type(event["pid"]) is type(event["tid"]) is int
+        if event["ph"] == "M":
+            kinds = METADATA[event["name"]]
+            assert {key: type(value) for key, value in event["args"].items()} == kinds
+            continue
+        assert set(event) == {"ph", "name", "cat", "ts", "dur", "pid", "tid", "args"}
+        assert (event["ph"], type(event["cat"]), type(event["args"])) == ("X", str, dict)
+        for key in ("ts", "dur"):
+            assert isinstance(event[key], (int, float))
+            assert math.isfinite(event[key])
+            assert event[key] >= 0
+        begin = int(event["ts"] * 1000)
+        calls.setdefault((event["pid"], event["tid"]), []).append((begin, begin + int(event["dur"] * 1000)))
+    for of_one in calls.values():
+        open_until: list[int] = []
+        for begin, end in sorted(of_one, key=lambda call: call[0]):  # equal ones stay as in the file
+            while open_until and open_until[-1] <= begin:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1], (begin, end, open_until)
+            open_until.append(end)
+    return sum(map(len, calls.values()))
+
+
+def test_a_real_cell_follows_the_format() -> None:
+    """Statements, operations and waits of several ranks."""
+    steps = "for i in range(30):\n    all_reduce(i)\n    send(i, 1) if rank == 0 else recv(src=0)\n"
+    with Session(2) as session:
+        session.run(steps + "barrier()\nx = 1")
+        seen = session.timeline()
+    assert seen is not None
+    assert check(trace(seen)) > 2 * 3 * 30
+
+
+def test_calls_lie_in_each_other_to_the_nanosecond() -> None:
+    """One statement begins where the last one ends, and a wait where its operation does, at any time."""
+    dice = random.Random(3)
+    for start in (0.0, 7.5, 86_400.0):
+        times = list(itertools.accumulate((dice.randrange(1, 3000) for _ in range(6000)), initial=0))
+        at = [start + time * NANOSECOND for time in times]
+        statements = tuple((line % 50 + 1, at[line * 10]) for line in range(600))
+        spans = []
+        for first in range(
+            0, 6000, 10
+        ):  # a statement is computing, an operation that waits and moves, another
+            spans += [
+                Span("computing", at[first], at[first + 2]),
+                Span("waiting", at[first + 2], at[first + 5], "recv", 1, 0, 1, 1),
+                Span("moving", at[first + 5], at[first + 8], "recv", 1, 8, 1),
+                Span("waiting", at[first + 8], at[first + 10], "barrier", 1),
+            ]
+        row = RankRow(0, 4000, at[0], at[-1], tuple(spans), statements, 1200, 0)
+        source = tuple(f"step {line}" for line in range(60))
+        assert check(trace(Timeline(number=3, source=source, rows=(row,), seconds=at[-1]))) == 600 * 5
