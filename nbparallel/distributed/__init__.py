@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.group import Group
@@ -55,6 +55,7 @@ __all__ = [
     "get_world_size",
     "init_process_group",
     "irecv",
+    "is_available",
     "is_initialized",
     "isend",
     "local_slice",
@@ -76,6 +77,7 @@ __all__ = [
     "strict_sync",
 ]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _current: Communicator | None = None
 """What the functions here use; the engine sets it."""
 _group: ProcessGroup | None = None
@@ -102,6 +104,11 @@ def current() -> Communicator:
             "Session.run, in a script that `python -m nbparallel run` started, and after init_process_group()"
         )
     return _current
+
+
+def is_available() -> bool:
+    """Return True: there is nothing that could have been left out, as there is in builds of torch."""
+    return True
 
 
 def is_initialized() -> bool:
@@ -204,37 +211,19 @@ def call_with_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return function(get_rank(), *args)
 
 
-def send(
-    tensor: Any, dst: int | None = None, group: Group | None = None, tag: int = 0, **options: Any
-) -> None:
-    """Send a value to rank `dst`; see `Communicator.send`."""
-    (_current or current()).send(tensor, dst, group, tag, **options)
+def _as(name: str) -> Callable[[_F], _F]:
+    """Give a function of this module the description of a method of the communicator."""
+    method = getattr(Communicator, name)
+    signature = inspect.signature(method)
+    _, *parameters = signature.parameters.values()  # all but self
 
+    def describe(function: _F) -> _F:
+        described: Any = functools.wraps(method)(function)
+        described.__signature__ = signature.replace(parameters=parameters)
+        described.__module__, described.__qualname__ = __name__, name
+        return function
 
-def recv(
-    tensor: Any = None, src: int | None = None, group: Group | None = None, tag: int = 0, **options: Any
-) -> Any:
-    """Receive a value: ``x = recv(src=0)``; see `Communicator.recv`."""
-    return (_current or current()).recv(tensor, src, group, tag, **options)
-
-
-def broadcast(
-    tensor: Any, src: int | None = None, group: Group | None = None, async_op: bool = False, **options: Any
-) -> Any:
-    """Give every rank what rank `src` has; see `Communicator.broadcast`."""
-    return (_current or current()).broadcast(tensor, src, group, async_op, **options)
-
-
-def all_reduce(
-    tensor: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, **options: Any
-) -> Any:
-    """Combine the values of all ranks and give every rank the result; see `Communicator.all_reduce`."""
-    return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
-
-
-def barrier(group: Group | None = None, async_op: bool = False, **options: Any) -> Any:
-    """Return when every rank has called it."""
-    return (_current or current()).barrier(group, async_op, **options)
+    return describe
 
 
 # the short descriptions above say to a reader where the whole ones are; ``all_reduce?`` shows the whole
@@ -248,18 +237,65 @@ def __dir__() -> list[str]:
 
 
 def _operation(name: str) -> Callable[..., Any]:
-    """Return the function of this module for a method of the communicator, with its description."""
-    method = getattr(Communicator, name)
+    """Return the function of this module for a method of the communicator."""
 
-    @functools.wraps(method)
+    @_as(name)
     def call(*args: Any, **options: Any) -> Any:
         return getattr(_current or current(), name)(*args, **options)
 
-    signature = inspect.signature(method)
-    _, *parameters = signature.parameters.values()  # all but self
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__module__, call.__qualname__ = __name__, name
     return call
+
+
+# Spelled out, because the way through `_operation` takes longer than some of what they do; users see the
+# descriptions of the methods.
+
+
+@_as("send")
+def send(
+    tensor: Any, dst: int | None = None, group: Group | None = None, tag: int = 0, *more: Any, **options: Any
+) -> None:
+    """Send a value to rank `dst`."""
+    (_current or current()).send(tensor, dst, group, tag, *more, **options)
+
+
+@_as("recv")
+def recv(
+    tensor: Any = None,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    *more: Any,
+    **options: Any,
+) -> Any:
+    """Receive a value: ``x = recv(src=0)``."""
+    return (_current or current()).recv(tensor, src, group, tag, *more, **options)
+
+
+@_as("broadcast")
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    *more: Any,
+    **options: Any,
+) -> Any:
+    """Give every rank what rank `src` has."""
+    return (_current or current()).broadcast(tensor, src, group, async_op, *more, **options)
+
+
+@_as("all_reduce")
+def all_reduce(
+    tensor: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, **options: Any
+) -> Any:
+    """Combine the values of all ranks and give every rank the result."""
+    return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
+
+
+@_as("barrier")
+def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **options: Any) -> Any:
+    """Return when every rank has called it."""
+    return (_current or current()).barrier(group, async_op, *more, **options)
 
 
 isend = _operation("isend")

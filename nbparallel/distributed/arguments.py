@@ -34,13 +34,25 @@ class Missing:
 MISSING = Missing()
 
 
-def check_rank(rank: Any, name: str, ranks: Sequence[int]) -> int:
-    """Return the place of a rank of the world in the group of `ranks`."""
+def value_and_outputs(first: Any, second: Any, operation: str) -> tuple[Any, Any]:
+    """Return this rank's value and what is to be filled (or `MISSING`).
+
+    Operations are called as ``operation(x)``, as in torch ``operation(outputs, x)``, or with `x` by name.
+    """
+    if second is not MISSING:
+        return second, first
+    if first is MISSING:
+        raise TypeError(f"{operation} needs what this rank brings: {operation}(x)")
+    return first, MISSING
+
+
+def check_rank(rank: Any, name: str, ranks: Sequence[int], *, world: bool = True) -> int:
+    """Return the place of a rank of the world in `ranks`: those of the `world`, or of a group."""
     if isinstance(rank, bool | np.bool_) or not isinstance(rank, int | np.integer):
         raise TypeError(f"{name} must be the number of a rank, an int, not {type(rank).__name__} {rank!r}")
     if int(rank) in ranks:
         return ranks.index(int(rank))
-    if ranks == tuple(range(len(ranks))):
+    if world:
         there = "there is only rank 0" if len(ranks) == 1 else f"ranks are 0-{len(ranks) - 1}"
         raise ValueError(f"{name}={rank}: there is no such rank; {there}")
     raise ValueError(

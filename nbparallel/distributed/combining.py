@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.arguments import MISSING, check_output, deadline, equal_parts, parts_of
+from nbparallel.distributed.arguments import (
+    MISSING,
+    check_output,
+    deadline,
+    equal_parts,
+    parts_of,
+    value_and_outputs,
+)
 from nbparallel.distributed.calling import Caller, GroupLike
 
 Timeout = float | datetime.timedelta | None
@@ -66,8 +73,15 @@ class Combining(Caller):
             return self._begin(team, "all_reduce", lambda later: later.all_reduce(tensor, op))
         return self._run(team, limit, lambda c: c.all_reduce.run(tensor, op, limit))
 
-    def barrier(self, group: GroupLike = None, async_op: bool = False, *, timeout: Timeout = None) -> Any:
-        """Return when every rank has called it.
+    def barrier(
+        self,
+        group: GroupLike = None,
+        async_op: bool = False,
+        device_ids: object = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Return when every rank has called it; torch's `device_ids` mean nothing here.
 
         Raises
         ------
@@ -111,8 +125,8 @@ class Combining(Caller):
         op: str = "sum",
         group: GroupLike = None,
         async_op: bool = False,
-        *,
         group_dst: int | None = None,
+        *,
         timeout: Timeout = None,
     ) -> Any:
         """Combine the values of all ranks, in rank order, and give rank `dst` the result.
@@ -146,12 +160,13 @@ class Combining(Caller):
 
     def reduce_scatter(
         self,
-        tensor: Any,
+        tensor: Any = MISSING,
         input_list: Any = MISSING,
         op: str = "sum",
         group: GroupLike = None,
         async_op: bool = False,
         *,
+        output: Any = MISSING,
         timeout: Timeout = None,
     ) -> Any:
         """Combine the values of all ranks, in rank order, and give every rank its part of the result.
@@ -166,6 +181,8 @@ class Combining(Caller):
             array to fill.
         input_list : sequence of arrays
             Element i of all ranks is combined for rank i.
+        output : array, optional
+            torch's name of the array to fill.
 
         Returns
         -------
@@ -181,20 +198,23 @@ class Combining(Caller):
         """
         limit = deadline(timeout)
         team = self._team(group)
-        values, output = tensor, None
-        if input_list is not MISSING:
-            values, output = input_list, check_output(tensor, "reduce_scatter")
+        if output is not MISSING:
+            if tensor is not MISSING or input_list is MISSING:
+                raise TypeError("reduce_scatter fills output from an input_list: pass both, and no tensor")
+            tensor = output
+        values, to_fill = value_and_outputs(tensor, input_list, "reduce_scatter")
+        target = None if to_fill is MISSING else check_output(to_fill, "reduce_scatter")
         parts = parts_of(values, len(team.ranks), "reduce_scatter")
         if async_op:
             return self._begin(
                 team,
                 "reduce_scatter",
-                lambda later: later.reduce_scatter(parts, op, output),
-                tensor if output is not None else None,
+                lambda later: later.reduce_scatter(parts, op, target),
+                tensor if target is not None else None,
             )
         whole = values if type(values) is np.ndarray else None
-        found = self._run(team, limit, lambda c: c.reduce_scatter(parts, whole, op, output, limit))
-        return found if output is None else tensor
+        found = self._run(team, limit, lambda c: c.reduce_scatter(parts, whole, op, target, limit))
+        return found if target is None else tensor
 
     def reduce_scatter_tensor(
         self,

@@ -8,7 +8,7 @@ of by a message; theirs is to wait for that message, in which deadlocks are seen
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from nbparallel.distributed.member import Member
 from nbparallel.distributed.memory import decode_handle, encode_handle
 from nbparallel.distributed.point_to_point import PointToPoint
 from nbparallel.errors import InternalError, ProtocolError, rank_list
+
+WORLD = None
+"""torch's name of the group of all ranks, as in ``group=dist.group.WORLD``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,15 @@ class Group:
     def size(self) -> int:
         """How many members there are."""
         return len(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.ranks
 
     @property
     def word(self) -> int:
@@ -90,7 +102,7 @@ class Team:
             if default is None:
                 raise TypeError(f"{name} is missing: the rank to talk to")
             rank = default
-        return check_rank(rank, name, self.ranks)
+        return check_rank(rank, name, self.ranks, world=self.word == 0)
 
 
 class Teams:

@@ -12,22 +12,33 @@ from nbparallel.distributed.calling import GroupLike
 from nbparallel.distributed.group import Group, checked_ranks
 from nbparallel.distributed.moving import Moving
 
+_OF_TORCH = {
+    "timeout", "backend", "pg_options", "use_local_synchronization", "group_desc", "device_id", "sort_ranks",
+}  # fmt: skip
+"""Arguments of torch's `new_group` that scripts pass."""
+
 
 class Grouping(Moving):
     """Some of the ranks as a group of their own."""
 
-    def new_group(self, ranks: Iterable[int] | None = None, tag: str = "", **_: Any) -> Group:
+    def new_group(self, ranks: Iterable[int] | None = None, tag: str = "", **torch_options: Any) -> Group:
         """Return the group of some ranks, sorted; of all without `ranks`.
 
         Nobody else has to call it: a group is named by its members and the tag, and groups of the same name
         are the same.  Its members then call operations with ``group=``; they need not be all in this cell
-        before the first one.  Further keyword arguments of torch are taken and mean nothing here.
+        before the first one.  Further keyword arguments of torch are taken and mean nothing here, but for
+        ``sort_ranks=False``: `split` makes groups in another order.
 
         Raises
         ------
         ValueError, TypeError
             No such rank, one rank twice, or none at all.
         """
+        unknown = torch_options.keys() - _OF_TORCH
+        if unknown:
+            raise TypeError(f"new_group takes ranks and tag, and has no argument {min(unknown)!r}")
+        if not torch_options.get("sort_ranks", True):
+            raise ValueError("new_group sorts its ranks: split(color, key) makes groups in the order of key")
         if not isinstance(tag, str):
             raise TypeError(f"tag must be a string, not {type(tag).__name__}")
         everybody = range(self.world_size)

@@ -54,8 +54,8 @@ class Messaging(Caller):
         dst: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
-        *,
         group_dst: int | None = None,
+        *,
         view: bool = False,
         timeout: float | datetime.timedelta | None = None,
     ) -> None:
@@ -119,8 +119,8 @@ class Messaging(Caller):
         src: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
-        *,
         group_src: int | None = None,
+        *,
         timeout: float | datetime.timedelta | None = None,
     ) -> Any:
         """Receive a value: ``x = recv(src=0)``, or fill an array: ``recv(x, src=0)``.
@@ -218,8 +218,8 @@ class Messaging(Caller):
         dst: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
-        *,
         group_dst: int | None = None,
+        *,
         view: bool = False,
     ) -> Work:
         """Send a value without waiting for its `recv`; parameters and errors as `send`.
@@ -247,7 +247,6 @@ class Messaging(Caller):
         src: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
-        *,
         group_src: int | None = None,
     ) -> Work:
         """Begin to receive a value; parameters as `recv`.

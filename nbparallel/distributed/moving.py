@@ -15,6 +15,7 @@ from nbparallel.distributed.arguments import (
     equal_parts,
     parts_of,
     rows_of,
+    value_and_outputs,
 )
 from nbparallel.distributed.calling import Caller, GroupLike
 from nbparallel.distributed.combining import Timeout
@@ -34,8 +35,8 @@ class Moving(Caller):
         src: int | None = None,
         group: GroupLike = None,
         async_op: bool = False,
-        *,
         group_src: int | None = None,
+        *,
         view: bool = False,
         timeout: Timeout = None,
     ) -> Any:
@@ -93,7 +94,7 @@ class Moving(Caller):
 
     def all_gather(
         self,
-        tensor_list: Any,
+        tensor_list: Any = MISSING,
         tensor: Any = MISSING,
         group: GroupLike = None,
         async_op: bool = False,
@@ -127,9 +128,8 @@ class Moving(Caller):
         """
         limit = deadline(timeout)
         team = self._team(group)
-        value, outputs = tensor_list, []
-        if tensor is not MISSING:
-            value, outputs = tensor, _outputs(tensor_list, len(team.ranks), "all_gather", view=view)
+        value, to_fill = value_and_outputs(tensor_list, tensor, "all_gather")
+        outputs = _outputs(to_fill, len(team.ranks), "all_gather", view=view)
         if async_op:
             _refuse_views(view)
             return self._begin(
@@ -148,8 +148,8 @@ class Moving(Caller):
         dst: int | None = None,
         group: GroupLike = None,
         async_op: bool = False,
-        *,
         group_dst: int | None = None,
+        *,
         view: bool = False,
         timeout: Timeout = None,
     ) -> Any:
@@ -197,8 +197,8 @@ class Moving(Caller):
         src: int | None = None,
         group: GroupLike = None,
         async_op: bool = False,
-        *,
         group_src: int | None = None,
+        *,
         view: bool = False,
         timeout: Timeout = None,
     ) -> Any:
@@ -224,6 +224,8 @@ class Moving(Caller):
         """
         limit = deadline(timeout)
         team = self._team(group)
+        if isinstance(scatter_list, int | np.integer):
+            raise TypeError(f"scatter takes the values as its second argument: write src={scatter_list}")
         root = team.place(src, group_src, "src", team.ranks[0])
         values: Sequence[Any] = ()
         output = None
@@ -255,7 +257,7 @@ class Moving(Caller):
 
     def all_to_all(
         self,
-        output_tensor_list: Any,
+        output_tensor_list: Any = MISSING,
         input_tensor_list: Any = MISSING,
         group: GroupLike = None,
         async_op: bool = False,
@@ -286,10 +288,8 @@ class Moving(Caller):
         limit = deadline(timeout)
         team = self._team(group)
         size = len(team.ranks)
-        values, outputs = output_tensor_list, []
-        if input_tensor_list is not MISSING:
-            values = input_tensor_list
-            outputs = _outputs(output_tensor_list, size, "all_to_all", view=view)
+        values, to_fill = value_and_outputs(output_tensor_list, input_tensor_list, "all_to_all")
+        outputs = _outputs(to_fill, size, "all_to_all", view=view)
         parts = parts_of(values, size, "all_to_all")
         if async_op:
             _refuse_views(view)
@@ -364,6 +364,8 @@ def _refuse_views(view: bool) -> None:
 
 
 def _outputs(outputs: Any, size: int, operation: str, *, view: bool) -> list[Any]:
+    if outputs is MISSING:
+        return []
     if view:
         raise ValueError(f"{operation} with view=True returns views and fills no array")
     return list(check_outputs(outputs, size, operation, "the list of arrays to fill"))

@@ -33,15 +33,15 @@ WRONG: dict[str, list[Any]] = {
 }
 """What is wrong for a parameter wherever it stands; the other lists are named in `TABLE`."""
 ROOTS = {"src", "dst", "group_src", "group_dst", "global_rank", "group_rank"}
-FLAGS = {"view", "async_op", "wait_all_ranks", "shuffle", "drop_last", "on"}
-"""Taken by their truth, as everywhere in Python."""
+FLAGS = {"view", "async_op", "wait_all_ranks", "shuffle", "drop_last", "on", "device_ids"}
+"""Taken by their truth, as everywhere in Python; or torch's, and not looked at."""
 ANYTHING = {
     ("send", "tensor"), ("isend", "tensor"), ("broadcast", "tensor"), ("gather", "tensor"),
     ("all_gather", "tensor"), ("all_gather_object", "obj"), ("gather_object", "obj"), ("assert_same", "x"),
 }  # fmt: skip
 """Every value is right here, or is compared with what the other ranks pass."""
-OTHERS = {"current", "set_current", "is_initialized", "init_process_group", "destroy_process_group"} | {
-    "call_with_rank", "strict_sync",
+OTHERS = {"current", "set_current", "is_available", "is_initialized", "call_with_rank", "strict_sync"} | {
+    "init_process_group", "destroy_process_group",
 }  # fmt: skip
 """No operations; `test_init_process_group` looks at those that join processes."""
 
@@ -69,7 +69,7 @@ def table(me: int) -> dict[str, tuple[Arguments, dict[str, list[Any]]]]:
         "reduce": ({"tensor": x, "dst": 0}, {"tensor": ARRAY[:1] + ARRAY[2:]}),
         "reduce_scatter": (
             {"tensor": np.ones(2), "input_list": left},
-            {"tensor": ARRAY, "input_list": VALUES + ARRAY[-1:]},
+            {"tensor": ARRAY, "input_list": VALUES + ARRAY[-1:], "output": ARRAY},
         ),
         "reduce_scatter_tensor": (
             {"output": np.ones(2), "input": x},
