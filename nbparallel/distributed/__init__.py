@@ -226,11 +226,6 @@ def _as(name: str) -> Callable[[_F], _F]:
     return describe
 
 
-# the short descriptions above say to a reader where the whole ones are; ``all_reduce?`` shows the whole
-for _function in (send, recv, broadcast, all_reduce, barrier):
-    _function.__doc__ = getattr(Communicator, _function.__name__).__doc__
-
-
 def __dir__() -> list[str]:
     dunders = (name for name in globals() if name.startswith("__"))
     return sorted({*dunders, *__all__})
