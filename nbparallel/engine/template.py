@@ -29,11 +29,13 @@ def main(fd: int, supervisor: int) -> NoReturn:
     """Serve FORK frames until the supervisor is gone."""
     channel = Channel.from_fd(fd)
     os.set_inheritable(fd, False)
+    gc.disable()  # hardly anything is garbage yet; looking for it takes 10 of 200 ms
     from nbparallel.engine import main as engine  # numpy, IPython, cloudpickle: what every rank needs
 
     engine.prepare()
     gc.collect()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page of these objects
+    gc.enable()
     channel.send(Kind.TEMPLATE_READY)
     try:
         while True:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from traitlets.config import Config
 
+from nbparallel.channel import Channel
 from nbparallel.session import Session
 from nbparallel.session import supervisor_process as supervisor_processes
 from nbparallel.session.crew import Crew
@@ -19,6 +21,8 @@ from nbparallel.session.pump import Pump
 from nbparallel.session.rank_handle import RankHandle
 from nbparallel.session.supervisor_process import SupervisorProcess
 from nbparallel.testing.processes import family
+from nbparallel_magics.configuration import NbParallel
+from nbparallel_magics.warm import Warm
 
 START = {
     "before the supervisor": (Ignition, "__init__"),
@@ -105,3 +109,23 @@ def test_f23_presses_that_wait_are_not_lost() -> None:
         press_twice()
     assert reached
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("where", [(Channel, "send"), (Ignition, "put_out")])
+def test_f23_an_interrupt_while_something_is_warmed_or_put_out(
+    monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
+) -> None:
+    """What `%load_ext` starts in the background is whole, and is known, or is gone: it can be ended."""
+    warm = Warm(NbParallel(config=Config()))
+
+    def start_and_put_out() -> None:
+        warm.start()
+        warm.put_out()
+
+    with monkeypatch.context() as patched:
+        pressed = press_at(patched, where)
+        with pytest.raises(KeyboardInterrupt):
+            start_and_put_out()
+        assert pressed
+    warm.put_out()
+    assert processes() == []
