@@ -21,6 +21,7 @@ MODULES = (
     "share_and_read",
     "many_small",
     "collectives",
+    "profile_operations",
     "average_gradients",
     "idle",
 )
