@@ -119,6 +119,7 @@ SEGMENTS = MagicParser(
     "%parallel_segments",
     "Show every piece of shared memory of the session: its strategy and size, the names that lie in it\n"
     "(views too; the notebook's, and those that ranks made), who uses it, and who made it.\n\n"
+    "  no name   what operations between ranks work in, or an array in a list or an object\n"
     "  live      its maker uses it\n"
     "  released  only others use it; when they let go, its maker keeps it for the next arrays",
     "%parallel_segments",

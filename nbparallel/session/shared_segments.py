@@ -69,14 +69,21 @@ def gather(
     announced = {row.segment: row for row in ledger if row.holders}
     alive = [handle for handle in handles if handle.alive]
     rank_of = {handle.client: handle.rank for handle in alive}
+    gone = {made.segment for made in given_back(announced.values(), alive)}
     told = {made.segment: made for handle in alive for made in handle.memory.segments}
-    # What a rank had released was given back since, if the supervisor knows of it no more.
-    told = {n: made for n, made in told.items() if made.phase == "live" or n in announced}
+    told = {n: made for n, made in told.items() if n not in gone}
     found = [
         _record(n, here.get(n) or told.get(n), announced.get(n), rank_of, names.get(n, ()))
         for n in {**here, **announced, **told}
     ]
     return tuple(sorted(found, key=lambda record: (-record.nbytes, record.segment)))
+
+
+def given_back(ledger: Iterable[LedgerRow], handles: Iterable[RankHandle]) -> list[RankSegment]:
+    """Return what ranks had released when they told, and what the supervisor knows of no more."""
+    known = {row.segment for row in ledger if row.holders}
+    told = (made for handle in handles if handle.alive for made in handle.memory.segments)
+    return [made for made in told if made.phase != "live" and made.segment not in known]
 
 
 def _record(

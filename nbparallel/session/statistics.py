@@ -10,7 +10,7 @@ from typing import Any
 from nbparallel import sharing
 from nbparallel.session.crew import Crew
 from nbparallel.session.rank_handle import RankHandle
-from nbparallel.session.shared_segments import SharedSegment, gather, names_by_segment
+from nbparallel.session.shared_segments import SharedSegment, gather, given_back, names_by_segment
 from nbparallel.sharing.headroom import limits
 
 
@@ -88,6 +88,7 @@ def take(
     made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
     pooled = sum(segment.nbytes for segment in here if segment.phase == "pooled")
     of_ranks = [handle.memory for handle in crew.handles if handle.alive]
+    gone = [] if ledger is None else given_back(ledger, crew.handles)
     names = {} if namespace is None else names_by_segment(namespace, store)
     return SessionStatistics(
         session=session,
@@ -99,8 +100,8 @@ def take(
         template_pid=crew.supervisor.template_pid,
         ranks=tuple(_rank(handle, crew) for handle in crew.handles),
         segments=gather(here, ledger or (), crew.handles, names),
-        shared_segments=len(made) + sum(memory.count for memory in of_ranks),
-        shared_nbytes=sum(made) + sum(memory.nbytes for memory in of_ranks),
+        shared_segments=len(made) + sum(memory.count for memory in of_ranks) - len(gone),
+        shared_nbytes=sum(made) + sum(memory.nbytes for memory in of_ranks) - sum(n.nbytes for n in gone),
         pooled_nbytes=pooled + sum(memory.pooled_nbytes for memory in of_ranks),
         free_nbytes=min((limit.free for limit in limits()), default=None),
         ledger_answered=ledger is not None,

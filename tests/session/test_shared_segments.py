@@ -163,3 +163,15 @@ def test_statistics_from_several_threads() -> None:
         assert len(seen) == 80
         assert all(statistics.ledger_answered for statistics in seen)
         assert session.statistics({"x": x}).segments[0].ranks == (0, 1)
+
+
+def test_the_sum_is_that_of_the_list() -> None:
+    """What a rank sent and let go of by the end of its cell was given back, and is not counted either."""
+    with Session(4) as session:
+        session.run(
+            "import numpy as np\nw = np.ones(200_000)\nall_reduce(w)\n"
+            "if rank == 0: send(w, 1)\nelif rank == 1: recv(src=0)\nbarrier()"
+        )
+        seen = session.statistics()
+        assert seen.shared_segments == len(seen.segments) >= 4
+        assert seen.shared_nbytes == sum(record.nbytes for record in seen.segments)

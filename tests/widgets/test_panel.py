@@ -13,6 +13,7 @@ from nbparallel.session.activity import RankActivity, SessionActivity
 from nbparallel_widgets import panel as panels
 from nbparallel_widgets.panel import Panel
 from nbparallel_widgets.panel_view import NO_RANKS, PanelView
+from nbparallel_widgets.timeline_svg import COLOURS
 
 RANKS = (
     RankActivity(0, 10, "waiting", "all_reduce", 3, (1, 2), 1.24, 0.2, 1.2, 5),
@@ -76,6 +77,8 @@ def test_text_and_html_tell_the_same() -> None:
     html = PanelView(RUNNING)._repr_html_()
     for words in ("waiting in all_reduce for ranks 1-2, line 3", "killed by SIGKILL", "14 % computing"):
         assert words in html
+    for words in ("computing", "waiting"):  # the colours of the bars stand beside them
+        assert f'{words} <span style="color:{COLOURS[words]}"' in html
     assert "<script" not in html
     assert "<style" not in html
     assert repr(PanelView(None)) == NO_RANKS

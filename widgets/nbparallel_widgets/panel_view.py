@@ -36,7 +36,9 @@ class PanelView:
     def _repr_html_(self) -> str:
         if self.activity is None:
             return f"<div>{html.escape(NO_RANKS)}</div>"
-        head = "".join(f'<th scope="col" style="{_CELL}">{name}</th>' for name in ("", *_HEAD[1:]))
+        head = "".join(
+            f'<th scope="col" style="{_CELL}">{_keyed(name)}</th>' for name in ("", *_HEAD[1:], "")
+        )
         rows = "".join(_row(rank) for rank in self.activity.ranks)
         return (
             '<div style="color:inherit;line-height:1.5"><table style="border-collapse:collapse">'
@@ -118,6 +120,13 @@ _MARKS = {
     "waiting": ("◔", COLOURS[WAITING]),
     "dead": ("✕", "inherit"),
 }
+
+
+def _keyed(name: str) -> str:
+    """Return a column's name, with the colour that its times have in the bars."""
+    if name not in COLOURS:
+        return name
+    return f'{name} <span style="color:{COLOURS[name]}" aria-hidden="true">■</span>'
 
 
 def _bar(rank: RankActivity) -> str:
