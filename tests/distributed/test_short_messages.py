@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,75 @@ def test_what_comes_first_is_kept(ranks: Any) -> None:
             assert c.recv(src=0) == [7]
             c.recv(buffer, src=0, tag=2)
             assert (buffer == x + 3).all()
+        c.barrier()
+
+    ranks(2, work)
+
+
+def test_a_full_ring(ranks: Any) -> None:
+    """More than the ring holds, before anything is taken: nothing is overwritten."""
+
+    def work(c: Communicator) -> int:
+        count = 3 * c._messages._out[1 - c.rank].capacity // 300
+        if c.rank == 1:
+            time.sleep(0.1)  # the ring is full by now, and rank 0 waits for room
+        for i in range(count):
+            x = np.full(200 + i % 7, i % 251, "u1")
+            if c.rank == 0:
+                c.send(x, 1)
+            else:
+                buffer = np.zeros_like(x)
+                c.recv(buffer, src=0)
+                assert (buffer == x).all(), i
+        return count
+
+    assert min(ranks(2, work)) > 100
+
+
+def arrived(c: Communicator) -> None:
+    """Meet; then rank 1 waits, outside any operation, until something of rank 0 lies in the ring."""
+    c.barrier()
+    if c.rank == 1:
+        limit = time.monotonic() + 15
+        while not c._messages._in[0].has_message():
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+
+
+def test_the_first_in_the_ring_is_another_ones(ranks: Any) -> None:
+    """Of another tag or dtype, or meant for a receive that was posted, or later than what was put aside."""
+
+    def work(c: Communicator) -> None:
+        x = np.arange(3.0)
+        buffer, posted = np.zeros(3), np.zeros(3)
+
+        def get(tag: int = 0) -> float:
+            c.recv(buffer, src=0, tag=tag)
+            return float(buffer[0])
+
+        for begin in ("tags", "put aside", "dtype", "posted"):
+            if c.rank == 0:
+                c.barrier()
+                for i, tag in enumerate((1, 0, 1) if begin in ("tags", "put aside") else (0, 0)):
+                    c.send(x + i, 1, tag=tag)
+                continue
+            receive = c.irecv(posted, src=0) if begin == "posted" else None
+            arrived(c)
+            if begin == "tags":
+                assert [get(0), get(1), get(1)] == [1, 0, 2]
+            elif begin == "put aside":
+                assert c.recv(src=0)[0] == 1  # the first lies aside now, the third in the ring
+                assert [get(1), get(1)] == [0, 2]
+            elif begin == "dtype":
+                wrong = np.zeros(3, "i8")
+                with pytest.raises(CollectiveMismatchError, match="nothing was written"):
+                    c.recv(wrong, src=0)
+                assert not wrong.any()
+                assert [get(), get()] == [0, 1]
+            elif receive is not None:
+                assert get() == 1
+                receive.wait()
+                assert posted[0] == 0
         c.barrier()
 
     ranks(2, work)
