@@ -150,6 +150,35 @@ def test_a_send_does_not_depend_on_its_receiver(ranks: Any, monkeypatch: Any) ->
     assert ranks(2, work)[0] == 1  # the first was begun in vain; then the window is not free
 
 
+def test_a_receiver_who_always_computes(ranks: Any, monkeypatch: Any) -> None:
+    """After a stream begun in vain some messages are copied at once, without waiting for him again."""
+    small_chunks(monkeypatch)
+    monkeypatch.setattr(streaming, "LEAST_PATIENCE_NS", 1_000_000)
+
+    def work(c: Communicator) -> int:
+        prime(c, 0, 1)
+        tries = []
+        write = streaming.StreamOut.write
+
+        def count(self: Any, *arguments: Any) -> None:
+            tries.append(1)
+            write(self, *arguments)
+
+        monkeypatch.setattr(streaming.StreamOut, "write", count)
+        for _ in range(2 * (1 + streaming.SKIPPED)):
+            if c.rank == 0:
+                c.send(octets(LONG), 1)
+            c.barrier()
+            if c.rank == 1:
+                buffer = np.zeros(LONG, "u1")
+                c.recv(buffer, src=0)
+                assert (buffer == octets(LONG)).all()
+            c.barrier()
+        return len(tries)
+
+    assert ranks(2, work)[0] == 2
+
+
 def test_both_send_first(ranks: Any, monkeypatch: Any) -> None:
     """Two ranks that send long arrays to each other first do not wait for each other."""
     small_chunks(monkeypatch)
