@@ -29,6 +29,8 @@ from nbparallel.wire.owners import Owner
 
 GRACE_SECONDS = 2.0
 """How long what was let go may take to vanish (T_gone: a killed kernel's ranks)."""
+MOST_GRACE = 5.0
+"""On a busy machine everything takes longer: grace grows with the load of each core, at most by this."""
 POLL_SECONDS = 0.01
 """Between two looks while something is still there; arbitrary."""
 ANONYMOUS_SLACK = 256
@@ -191,6 +193,11 @@ def _held_elsewhere(name: str) -> bool:
     return False
 
 
+def _patience() -> float:
+    """Return how much longer things take here than on a machine that does nothing else."""
+    return min(MOST_GRACE, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
+
+
 def _own_mark() -> str:
     return os.environ.get(processes.MARK, "")
 
@@ -225,15 +232,18 @@ class LeakCheck:
 
         Kinds that are `allowed` to stay are neither waited for nor returned.
         """
-        deadline = time.monotonic() + (GRACE_SECONDS if grace_seconds is None else grace_seconds)
+        grace = GRACE_SECONDS * _patience() if grace_seconds is None else grace_seconds
+        deadline = time.monotonic() + grace
         leaks = [leak for leak in self.leaks() if leak.kind not in allowed]
         while leaks:
+            began = time.monotonic()
             gc.collect()
             drain_pools()
             leaks = [leak for leak in self.leaks() if leak.kind not in allowed]
             if not leaks or time.monotonic() > deadline:
                 break
-            time.sleep(POLL_SECONDS)
+            # those who have to let go need the processor as well
+            time.sleep(max(POLL_SECONDS, time.monotonic() - began))
         return leaks
 
     def end_processes(self) -> None:
