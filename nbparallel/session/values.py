@@ -26,7 +26,7 @@ class RankValues:
     """The values of one name or expression, one of each rank; a snapshot.
 
     Indexed by rank (`KeyError` for a rank that took no part); iterates, compares and prints as a list in
-    rank order.
+    rank order.  `gather()` joins the parts; a notebook shows long ones by class and shape.
 
     >>> parts = RankValues({0: 10, 2: 12})
     >>> parts[2], list(parts), parts == [10, 12], parts
@@ -103,6 +103,22 @@ class RankValues:
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Have a notebook show a list, or what each rank has where that would take many lines."""
+        text = repr(self)
+        if "\n" in text and not cycle:
+            text = "\n".join(f"rank {rank}: {_form(value)}" for rank, value in self.items())
+        printer.text(text)
+
+
+def _form(value: Any) -> str:
+    """Return a value in a line: itself if it is short, else its class and shape."""
+    text = repr(value)
+    if "\n" not in text:
+        return text
+    shape, dtype = getattr(value, "shape", ""), getattr(value, "dtype", "")
+    return " ".join(str(part) for part in (type(value).__name__, shape, dtype) if str(part))
 
 
 def _ndim(value: Any) -> int | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from IPython.lib.pretty import pretty
 
 from nbparallel.session import RankValues
 
@@ -53,3 +54,21 @@ def test_what_does_not_fit_is_named_with_its_rank(parts: Any, kind: type[Excepti
     """No silent array of objects."""
     with pytest.raises(kind, match=words):
         RankValues(parts).gather()
+
+
+class Tall:
+    """A value whose text takes two lines, without a dtype, as a data frame's."""
+
+    shape = (2, 1)
+
+    def __repr__(self) -> str:
+        return "a\nb"
+
+
+def test_long_values_are_shown_by_class_and_shape() -> None:
+    """One line for each rank; short values are a list, as they print."""
+    assert pretty(RankValues({0: 1, 1: "x"})) == "[1, 'x']"
+    assert pretty(RankValues({0: np.arange(3)})) == "[array([0, 1, 2])]"
+    parts = RankValues({0: np.zeros((300, 2)), 2: Tall(), 3: None})
+    assert pretty(parts) == "rank 0: ndarray (300, 2) float64\nrank 2: Tall (2, 1)\nrank 3: None"
+    assert repr(parts) == repr(list(parts))
