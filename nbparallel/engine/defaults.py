@@ -56,6 +56,7 @@ def set_environment(configure: Configure) -> None:
     """Take over the notebook's environment, directory and path, and add torchrun's variables."""
     rank, size = str(configure.rank), str(configure.world_size)
     owner = os.environ.get("NBP_OWNER", "")
+    seed = os.environ.get("PYTHONHASHSEED")
     os.environ.clear()
     os.environ.update(dict(configure.environment))
     os.environ.update(
@@ -69,6 +70,8 @@ def set_environment(configure: Configure) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",  # nothing listens: ranks talk through shared memory
     )
+    if seed is not None:
+        os.environ["PYTHONHASHSEED"] = seed  # that of this process: what ranks start hashes as they do
     place.enter(configure.place)
     sys.argv[:] = [""]
 

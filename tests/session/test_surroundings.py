@@ -11,13 +11,19 @@ from nbparallel.session import Session
 from nbparallel.session.limits import usable_cpus
 
 
-def test_directory_and_hashes(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notebook's directory; equal hashes of strings on all ranks."""
-    monkeypatch.chdir(str(tmp_path))
-    with Session(2) as session:
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_directory_and_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str) -> None:
+    """The notebook's directory; equal hashes of strings on all ranks, and in what they start."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with Session(2, start_method=start_method) as session:
         assert session.run("import os; os.getcwd()").values == [str(tmp_path)] * 2
         first, second = session.run("hash('a') ^ hash('b')").values
         assert first == second
+        assert len(set(session.run("os.environ['PYTHONHASHSEED']").values)) == 1
+        begun = "import subprocess, sys; code = 'print(hash(\\'a\\') ^ hash(\\'b\\'))'\n"
+        began = session.run(begun + "int(subprocess.check_output([sys.executable, '-S', '-c', code]))").values
+        assert began == [first] * 2
         session.restart(1)  # a process of its own time
         assert session.run("hash('a') ^ hash('b')").values == [first] * 2
 
