@@ -80,6 +80,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _MODULES:
         return importlib.import_module(f"nbparallel.{name}")
+    if name.endswith("Error"):  # `except nbp.ParallelError`, as a notebook would write it
+        error = getattr(importlib.import_module("nbparallel.errors"), name, None)
+        if error is not None:
+            return error
     raise AttributeError(f"module 'nbparallel' has no attribute {name!r}")
 
 

@@ -1,7 +1,8 @@
 """Every exception that nbparallel raises on purpose.
 
 Each derives from `NbParallelError` and from the builtin that a caller would catch anyway.  A message
-says what happened, with the values, and what to do.  Standard library only: the supervisor imports it.
+says what happened, with the values, and what to do.  They are also attributes of `nbparallel` itself.
+Standard library only: the supervisor imports it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbparallel.errors import ChannelClosedError, SupervisorDiedError
+from nbparallel.errors import ChannelClosedError, SupervisorDiedError, UnknownNameError
 from nbparallel.session import source
 from nbparallel.session.crew import Crew
 from nbparallel.session.interrupt import Presses
@@ -29,7 +29,7 @@ class CellOptions:
     """How a cell is to be run: the keyword arguments of `Session.run`, which says what they mean."""
 
     namespace: MutableMapping[str, Any] | None = None
-    share: Sequence[str] = ()
+    share: str | Sequence[str] = ()
     timeout: float | None = None
     sink: OutputSink | None = None
     execution_count: int | None = None
@@ -38,6 +38,11 @@ class CellOptions:
     show_values: bool = True
     seed: int | None = None
     on_error: str = "stop"
+
+    @property
+    def shared_names(self) -> list[str]:
+        """The names of `share`, which may stand in one string as behind the magic's flag."""
+        return self.share.replace(",", " ").split() if isinstance(self.share, str) else list(self.share)
 
     @property
     def go_on(self) -> bool:
@@ -51,6 +56,11 @@ def check(cell: str, options: CellOptions) -> None:
         raise TypeError(f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions")
     if options.on_error not in ON_ERROR:
         raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, not {options.on_error!r}")
+    if options.namespace is None and options.shared_names:
+        raise UnknownNameError(
+            f"share={options.share!r} names arrays of namespace, and none was passed: add "
+            "namespace=globals(), or a dict of those names"
+        )
     source.check(cell, line_offset=options.line_offset, execution_count=options.execution_count)
 
 
@@ -70,7 +80,7 @@ def launch(
     updates: Mapping[int, tuple[NameUpdate, ...]] = {}
     if options.namespace is not None:
         try:
-            prepared = names.prepare(cell, options.namespace, who, options.share)
+            prepared = names.prepare(cell, options.namespace, who, options.shared_names)
         except ChannelClosedError as error:
             if not crew.supervisor.ended(DEATH_MILLISECONDS):
                 raise

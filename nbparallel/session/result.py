@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,16 @@ class CellResult:
     """Bytes copied on the way to the ranks, by name."""
     shared_nbytes: Mapping[str, int]
     """Bytes that ranks see without a copy, by name."""
+
+    def __getitem__(self, rank: int) -> RankResult:
+        """Return everything about one rank; KeyError if it took no part."""
+        return self.ranks[rank]
+
+    def __iter__(self) -> Iterator[RankResult]:
+        return iter(self.ranks.values())
+
+    def __len__(self) -> int:
+        return len(self.ranks)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{rank}: {result.text or '-'}" for rank, result in self.ranks.items())

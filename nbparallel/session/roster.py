@@ -75,7 +75,8 @@ def shrink(crew: Crew, tasks: Tasks, names: Names, world_size: int, presses: Pre
     if holding:
         rank, held = next(iter(holding.items()))
         raise ValueError(
-            f"{rank_list(holding)} would have to go but hold variables (rank {rank}: "
+            f"{rank_list(holding)} would have to go but "
+            f"{'holds' if len(holding) == 1 else 'hold'} variables (rank {rank}: "
             f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}); use -r to run on fewer ranks, "
             "or %parallel_stop first"
         )

@@ -212,7 +212,7 @@ class Session(SessionViews):
         *,
         ranks: Sequence[int] | None = None,
         namespace: MutableMapping[str, Any] | None = None,
-        share: Sequence[str] = (),
+        share: str | Sequence[str] = (),
         timeout: float | None = None,
         sink: OutputSink | None = None,
         execution_count: int | None = None,
@@ -233,8 +233,8 @@ class Session(SessionViews):
         namespace : mutable mapping, optional
             Where the cell's free names are looked up, as DESIGN's "How names reach the ranks" says; arrays
             found there are moved into shared memory and re-bound.  By default nothing is looked up.
-        share : sequence of str
-            Names of arrays in `namespace` that ranks may write from now on.
+        share : str or sequence of str
+            Names of arrays in `namespace` that ranks may write from now on, as ``["a", "b"]`` or ``"a,b"``.
         timeout : float, optional
             Seconds after which the ranks are interrupted.
         sink : OutputSink, optional
@@ -310,6 +310,8 @@ class Session(SessionViews):
         Functions of ``__main__`` travel by value with their globals; shared arrays arrive as the same
         memory.  What they print is printed here, each line behind its rank.  Raises as `run` does.
         """
+        if not callable(function):
+            raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
 
         def make(crew: Crew, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
             parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}

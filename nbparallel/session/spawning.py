@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nbparallel.distributed import call_with_rank
@@ -13,7 +13,8 @@ def spawn(
     function: Callable[..., Any],
     args: Sequence[Any] = (),
     nprocs: int = 1,
-    *,
+    join: bool = True,
+    daemon: bool = False,
     start_method: str = "forkserver",
 ) -> None:
     """Call ``function(rank, *args)`` on `nprocs` fresh ranks, and wait until all have returned.
@@ -30,6 +31,10 @@ def spawn(
         everything else is copied.
     nprocs : int
         How many ranks.
+    join : bool
+        True: this waits.  To go on meanwhile, use a `nbparallel.Session` and its `submit`.
+    daemon : bool
+        torch's; it changes nothing: no rank outlives this process.
     start_method : {"forkserver", "spawn"}
         As for `nbparallel.Session`.
 
@@ -54,5 +59,11 @@ def spawn(
     """
     if not callable(function):
         raise TypeError(f"spawn needs a function to call, not {type(function).__name__}")
+    if isinstance(args, str) or not isinstance(args, Iterable):
+        raise TypeError(f"spawn needs the arguments as a tuple, args=({args!r},), not {type(args).__name__}")
+    if not join:
+        raise ValueError(
+            "spawn waits for its ranks, and join=False cannot be had: use nbparallel.Session and its submit()"
+        )
     with Session(nprocs, start_method=start_method) as session:
         session.call(call_with_rank, function, tuple(args))

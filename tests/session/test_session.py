@@ -300,7 +300,7 @@ def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
         session.resize(2)
         assert session.run("x[1] * scale", namespace=notebook).values == [3.0, 3.0]
         session.run("parts.append(rank)", namespace=notebook)
-        with pytest.raises(ValueError, match=r"rank 1 would have to go but hold variables \(rank 1: parts\)"):
+        with pytest.raises(ValueError, match=r"rank 1 would have to go but holds variables \(.*: parts\)"):
             session.resize(1)
         session.run("del parts; scale = 4", namespace=notebook)
         with pytest.raises(ValueError, match=r"\(rank 1: scale\)"):

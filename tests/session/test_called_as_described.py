@@ -1,0 +1,59 @@
+"""Sessions called as their pages describe it: names, kinds of arguments, and what returns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel import errors
+from nbparallel.errors import UnknownNameError
+
+
+def test_errors_are_where_a_notebook_looks_for_them() -> None:
+    """`except nbp.ParallelError` works for every error; what is none stays unknown."""
+    names = [name for name in vars(errors) if name.endswith("Error")]
+    assert len(names) > 25
+    assert all(getattr(nbp, name) is getattr(errors, name) for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'ParalelError'"):
+        nbp.ParalelError  # noqa: B018
+
+
+def test_share_in_one_string_or_several() -> None:
+    """As behind the magic's flag, as a list, as a set; without a namespace nothing can be shared."""
+    names = {"a": np.zeros(2), "b": np.zeros(2)}
+    with nbp.Session(2) as session:
+        session.run("a[rank] = b[rank] = 1", namespace=names, share="a, b")
+        assert (names["a"].tolist(), names["b"].tolist()) == ([1, 1], [1, 1])
+        session.run("a[rank] = 2", namespace=names, share={"a"})
+        assert names["a"].tolist() == [2, 2]
+        with pytest.raises(UnknownNameError, match="none was passed: add namespace="):
+            session.run("1", share=["a"])
+        with pytest.raises(TypeError, match="call needs a function, not str"):
+            session.call("rank")  # type: ignore[arg-type]
+
+
+def test_a_result_is_looked_up_by_rank() -> None:
+    """`result[rank]` and iteration give everything about a rank; one that took no part is a KeyError."""
+    with nbp.Session(3) as session:
+        result = session.run("print('hello', rank); rank * 10", ranks=[0, 2])
+    assert (result[2].value, result[2].stdout, len(result)) == (20, "hello 2\n", 2)
+    assert [one.rank for one in result] == [0, 2]
+    with pytest.raises(KeyError):
+        result[1]
+
+
+def test_spawn_takes_what_torchs_takes() -> None:
+    """Join and daemon by place or name; what cannot be had, or is no tuple, is said."""
+    marks = nbp.zeros(2)
+
+    def mark(rank: int) -> None:
+        marks[rank] = 1
+
+    nbp.spawn(mark, (), 2, True, False)
+    assert marks.tolist() == [1, 1]
+    with pytest.raises(ValueError, match=r"join=False cannot be had: use nbparallel\.Session"):
+        nbp.spawn(mark, nprocs=2, join=False)
+    for args in (3, "ab"):
+        with pytest.raises(TypeError, match=r"arguments as a tuple, args=\(.*,\)"):
+            nbp.spawn(mark, args)  # type: ignore[arg-type]
