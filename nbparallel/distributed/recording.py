@@ -11,6 +11,7 @@ Off by default: a rank of a session switches it on (`Communicator.record`).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import time
@@ -205,9 +206,21 @@ class Recorder:
             yield name, line, begin, end, slept, nbytes, known, awaited, number, group, failed
 
 
+def study(kind: type[Communicator]) -> None:
+    """Look at the operations' parameters, before this process is forked or its first cell begins."""
+    for name in (*QUICK, *OTHERS):
+        _peer_parameter(getattr(kind, name))
+
+
 def _peer_argument(method: Callable[..., Any]) -> tuple[int, str]:
     """Return where an operation is told its root or its other rank: place and keyword; (-1, "") if never."""
-    for place, name in enumerate(inspect.signature(method).parameters):
+    place, name = _peer_parameter(getattr(method, "__func__", method))
+    return (place - 1 if place > 0 and hasattr(method, "__func__") else place), name
+
+
+@functools.cache
+def _peer_parameter(function: Callable[..., Any]) -> tuple[int, str]:
+    for place, name in enumerate(inspect.signature(function).parameters):
         if name in ("dst", "src"):
             return place, name
     return -1, ""

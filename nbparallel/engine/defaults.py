@@ -10,11 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from nbparallel.engine import place
 from nbparallel.wire.messages import Configure
 
 _MISSING = object()
+_blas: ThreadpoolController | None = None
 
 
 class Defaults:
@@ -93,8 +95,15 @@ def random_streams(seed: int, rank: int) -> np.random.Generator:
     return np.random.default_rng(generator)
 
 
+def find_blas() -> None:
+    """Look for the BLAS libraries of this process, whose ranks need not look again."""
+    global _blas
+    _blas = ThreadpoolController()
+
+
 def limit_blas(threads: int) -> None:
     """Let BLAS use `threads` threads on this rank (the template had it at one)."""
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(threads)
+    if _blas is None:
+        find_blas()
+    assert _blas is not None
+    _blas.limit(limits=threads)

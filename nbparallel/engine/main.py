@@ -32,18 +32,20 @@ _shell: shells.RankShell | None = None
 
 
 def prepare() -> None:
-    """Make the shell; the template calls this once, before any fork."""
+    """Make the shell, and what else every rank would make; the template calls this once, before any fork."""
     global _shell
     import cloudpickle  # noqa: F401  imported here so that no rank has to
-    import threadpoolctl  # noqa: F401
+    import IPython.core.logger  # noqa: F401
+    import numpy.random  # noqa: F401
 
-    import nbparallel
     from nbparallel import distributed  # noqa: F401
-    from nbparallel.engine import tasks  # noqa: F401
+    from nbparallel.distributed import communicator, recording
+    from nbparallel.engine import defaults, tasks  # noqa: F401
 
+    defaults.find_blas()
+    recording.study(communicator.Communicator)
     _shell = shells.make()
-    _shell.user_ns["nbp"] = nbparallel
-    del _shell.user_ns["nbp"]
+    _shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
 
 
 def spawned(channel: int, segments: int, client: int, supervisor: int) -> NoReturn:

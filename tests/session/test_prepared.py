@@ -1,0 +1,51 @@
+"""What the template does once, so that no rank has to: a rank's start and its first cell find it done."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from nbparallel.distributed import recording
+from nbparallel.distributed.communicator import Communicator
+
+PROGRAM = """
+import inspect, re, sys, types
+from unittest import mock
+from nbparallel.distributed import recording
+from nbparallel.distributed.communicator import Communicator
+from nbparallel.engine import defaults, main
+
+main.prepare()
+modules, calls = set(sys.modules), []
+for owner, name in ((re._compiler, "compile"), (inspect, "signature"), (defaults, "ThreadpoolController")):
+    mock.patch.object(owner, name, lambda *a, name=name, **k: calls.append(name)).start()
+defaults.random_streams(1, 0)
+defaults.limit_blas(1)
+shell = main._shell
+shell.logger
+assert shell.transform_cell("x = 1") == "x = 1\\n"
+for name in (*recording.QUICK, *recording.OTHERS):
+    recording._peer_argument(types.MethodType(getattr(Communicator, name), object()))
+print(sorted(set(sys.modules) - modules), calls)
+"""
+
+
+def test_ranks_find_prepared_what_all_of_them_need() -> None:
+    """No module, no regular expression, no signature and no list of libraries is left to each rank."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.stdout == "[] []\n", done.stderr
+
+
+@pytest.mark.parametrize("name", [*recording.QUICK, *recording.OTHERS])
+def test_a_bound_operation_is_told_its_peer_where_its_signature_says(name: str) -> None:
+    """The place counts without ``self``, as a caller's arguments do."""
+    method = getattr(Communicator, name).__get__(SimpleNamespace())
+    expected = next(
+        (found for found in enumerate(inspect.signature(method).parameters) if found[1] in ("src", "dst")),
+        (-1, ""),
+    )
+    assert recording._peer_argument(method) == expected
