@@ -1,7 +1,7 @@
 """``breakpoint()`` on a rank: Python's debugger, whose commands are questions to the notebook's user.
 
-``pdb.set_trace()`` is the same: Python's own would take an interrupt for a command, and the end of the
-questions for the end of the program.
+``set_trace()`` of pdb and of IPython is the same: their own would take an interrupt for a command, and the
+end of the questions for the end of the program.
 
 It stops at the line that called it (as Python 3.13 does; older ones stop at the next event, which behind a
 cell's last statement is in the shell), and only in the user's code: the shell that runs a cell statement by
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import IPython
+import IPython.core.debugger
 
 import nbparallel
 from nbparallel.errors import InputRefusedError
@@ -38,9 +38,9 @@ class Breakpoints:
         self._used = False
 
     def install(self) -> None:
-        """Take the place of Python's own hook, and of `pdb.set_trace`."""
+        """Take the place of Python's own hook, and of `set_trace` of pdb and of IPython."""
         sys.breakpointhook = self.stop
-        pdb.set_trace = self.set_trace
+        pdb.set_trace = IPython.core.debugger.set_trace = self.set_trace
 
     def stop(self, *args: Any, **options: Any) -> Any:
         """Let the user look around in the frame that called ``breakpoint()``.
@@ -55,13 +55,13 @@ class Breakpoints:
         self._stop_in(sys._getframe(1), "breakpoint()")
         return None
 
-    def set_trace(self, **_options: Any) -> None:
+    def set_trace(self, frame: FrameType | None = None, *_: Any, **_options: Any) -> None:
         """Stop as `stop` does, for ``import pdb; pdb.set_trace()``; PYTHONBREAKPOINT may lead here."""
-        frame: FrameType | None = sys._getframe(1)
+        frame = frame or sys._getframe(1)
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back
         if frame is not None:
-            self._stop_in(frame, "pdb.set_trace()")
+            self._stop_in(frame, "set_trace()")
 
     def _stop_in(self, frame: FrameType, call: str) -> None:
         self._used = True

@@ -98,8 +98,14 @@ def test_set_trace_is_the_same(any_kernel: Kernel) -> None:
     kernel.question()
     kernel.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
+    cell = kernel.begin(
+        "%%parallel -r 0\nfrom IPython.core.debugger import set_trace\nset_trace()", allow_stdin=True
+    )
+    kernel.question()
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
     several = kernel.begin("%%parallel\nimport pdb\npdb.set_trace()", allow_stdin=True).wait()
-    assert "pdb.set_trace() asks with input(): ranks 0-1 called input()" in "".join(several.traceback)
+    assert "set_trace() asks with input(): ranks 0-1 called input()" in "".join(several.traceback)
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
