@@ -152,6 +152,7 @@ def _flags(parser: MagicParser, words: list[str], token: str) -> Found:
         for name in get_all_sharing_strategies():
             if name.startswith(token):
                 yield name, "strategy"
+    only_flags = parser.usage is None  # else words come too, or code
     for flag in parser._option_string_actions:
-        if token.startswith("-") and flag.startswith(token):
+        if flag.startswith(token) and (token or only_flags):
             yield flag, "flag"

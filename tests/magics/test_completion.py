@@ -37,6 +37,9 @@ def test_flags_values_and_strategies_without_ranks(kernel: Kernel) -> None:
     assert offered(kernel, "%%parallel --on-error ") == ["continue", "stop"]
     assert offered(kernel, "%sharing_strategy file_") == ["file_descriptor", "file_region", "file_system"]
     assert offered(kernel, "%parallel_restart --r") == ["--ranks"]
+    assert offered(kernel, "%parallel_restart ") == ["--ranks", "-r"]
+    assert {"-n", "--out", "--timeout"} < set(offered(kernel, "%%parallel "))
+    assert "-n" not in offered(kernel, "%parallel ")
     assert kernel.run("import numpy as np\nsomething, some_array = 1, np.ones(3)").status == "ok"
     for line in ("%share some", "%share x some", "%%parallel -n 2 --share some", "%%parallel --share x,some"):
         assert offered(kernel, line) == ["some_array"], line
