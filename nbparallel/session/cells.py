@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class CellOptions:
     """How a cell is to be run: the keyword arguments of `Session.run`, which says what they mean."""
 
     namespace: MutableMapping[str, Any] | None = None
-    share: str | Sequence[str] = ()
+    share: str | Iterable[str] = ()
     timeout: float | None = None
     sink: OutputSink | None = None
     execution_count: int | None = None
@@ -39,10 +40,10 @@ class CellOptions:
     seed: int | None = None
     on_error: str = "stop"
 
-    @property
-    def shared_names(self) -> list[str]:
-        """The names of `share`, which may stand in one string as behind the magic's flag."""
-        return self.share.replace(",", " ").split() if isinstance(self.share, str) else list(self.share)
+    def __post_init__(self) -> None:
+        """Take the names of `share` apart: they may stand in one string, as behind the magic's flag."""
+        names = self.share.replace(",", " ").split() if isinstance(self.share, str) else self.share
+        object.__setattr__(self, "share", tuple(names))
 
     @property
     def go_on(self) -> bool:
@@ -56,12 +57,28 @@ def check(cell: str, options: CellOptions) -> None:
         raise TypeError(f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions")
     if options.on_error not in ON_ERROR:
         raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, not {options.on_error!r}")
-    if options.namespace is None and options.shared_names:
+    _check_numbers(options.timeout, options.seed)
+    if not all(isinstance(name, str) for name in options.share):
+        raise TypeError(f"share holds the names of arrays, as in ['a', 'b'], not {options.share!r}")
+    if options.namespace is None and options.share:
         raise UnknownNameError(
             f"share={options.share!r} names arrays of namespace, and none was passed: add "
             "namespace=globals(), or a dict of those names"
         )
     source.check(cell, line_offset=options.line_offset, execution_count=options.execution_count)
+
+
+def _check_numbers(timeout: Any, seed: Any) -> None:
+    if timeout is not None:
+        if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+            raise TypeError(f"timeout is a number of seconds, not {timeout!r}")
+        if not float(timeout) >= 0:  # NaN is not either
+            raise ValueError(f"timeout is in seconds and must not be negative, not {timeout!r}")
+    if seed is not None:
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+            raise TypeError(f"seed is a whole number, not {seed!r}")
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, not {seed!r}")
 
 
 def launch(
@@ -80,7 +97,7 @@ def launch(
     updates: Mapping[int, tuple[NameUpdate, ...]] = {}
     if options.namespace is not None:
         try:
-            prepared = names.prepare(cell, options.namespace, who, options.shared_names)
+            prepared = names.prepare(cell, options.namespace, who, tuple(options.share))
         except ChannelClosedError as error:
             if not crew.supervisor.ended(DEATH_MILLISECONDS):
                 raise

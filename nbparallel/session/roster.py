@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable
 from typing import Any
 
 from nbparallel.errors import rank_list
@@ -14,25 +15,24 @@ from nbparallel.session.tasks import Tasks
 from nbparallel.wire.messages import NamesTask
 
 
-def chosen(ranks: Sequence[int] | None, world_size: int) -> tuple[int, ...]:
+def chosen(ranks: Iterable[int] | None, world_size: int) -> tuple[int, ...]:
     """Return which ranks take part, ascending; None means all.
 
     Raises
     ------
     TypeError, ValueError
-        It is no sequence of integers, or names ranks that do not exist.
+        They are no integers, or names ranks that do not exist.
     """
     if ranks is None:
         return tuple(range(world_size))
-    given: Any = ranks
-    if not isinstance(given, Sequence) or not all(
-        hasattr(rank, "__index__") and not isinstance(rank, bool) for rank in given
-    ):
-        raise TypeError(f"ranks must be a sequence of integers, as [0, 2], not {given!r}")
-    wrong = [rank for rank in ranks if not 0 <= rank < world_size]
-    if wrong or not ranks:
-        raise ValueError(f"there are {rank_list(range(world_size))}, not {list(ranks)}")
-    return tuple(sorted(set(ranks)))
+    said: Any = ranks
+    given = list(said) if isinstance(said, Iterable) else [said, None]
+    if not all(isinstance(rank, numbers.Integral) and not isinstance(rank, bool) for rank in given):
+        raise TypeError(f"ranks must be a sequence of integers, as [0, 2], not {said!r}")
+    who = sorted({int(rank) for rank in given})
+    if not who or who[0] < 0 or who[-1] >= world_size:
+        raise ValueError(f"there are {rank_list(range(world_size))}, not {who}")
+    return tuple(who)
 
 
 def revive(crew: Crew, names: Names, presses: Presses) -> list[str]:

@@ -20,7 +20,7 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -210,9 +210,9 @@ class Session(SessionViews):
         self,
         cell: str,
         *,
-        ranks: Sequence[int] | None = None,
+        ranks: Iterable[int] | None = None,
         namespace: MutableMapping[str, Any] | None = None,
-        share: str | Sequence[str] = (),
+        share: str | Iterable[str] = (),
         timeout: float | None = None,
         sink: OutputSink | None = None,
         execution_count: int | None = None,
@@ -228,12 +228,12 @@ class Session(SessionViews):
         ----------
         cell : str
             Source as in a notebook's cell: magics, ``!cmd`` and top-level ``await`` work.
-        ranks : sequence of int, optional
+        ranks : collection of int, optional
             Who runs it; by default all.  The others are not disturbed.
         namespace : mutable mapping, optional
             Where the cell's free names are looked up, as DESIGN's "How names reach the ranks" says; arrays
             found there are moved into shared memory and re-bound.  By default nothing is looked up.
-        share : str or sequence of str
+        share : str or collection of str
             Names of arrays in `namespace` that ranks may write from now on, as ``["a", "b"]`` or ``"a,b"``.
         timeout : float, optional
             Seconds after which the ranks are interrupted.
@@ -271,7 +271,7 @@ class Session(SessionViews):
         with self._turns.take() as presses:
             return self._tasks.finish(self._launch(cell, ranks, options, presses), presses)
 
-    def submit(self, cell: str, *, ranks: Sequence[int] | None = None, **options: Any) -> PendingCell:
+    def submit(self, cell: str, *, ranks: Iterable[int] | None = None, **options: Any) -> PendingCell:
         """Run a cell's source on the ranks and return at once.
 
         The notebook's names travel before this returns: what the caller changes afterwards does not
@@ -296,7 +296,7 @@ class Session(SessionViews):
             )
 
     def _launch(
-        self, cell: str, ranks: Sequence[int] | None, options: CellOptions, presses: Presses
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, presses: Presses
     ) -> Launched:
         cells.check(cell, options)
         started = time.monotonic()

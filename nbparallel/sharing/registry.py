@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -31,9 +31,9 @@ _generation = 1
 _current = next((n for n in _TRANSPORTS if _strategies[n].unavailable_reason is None), _TRANSPORTS[0])
 
 
-@dataclass(frozen=True, slots=True)
-class SharingStrategies:
-    """The names of the strategies that work here; `missing` says why the others do not."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SharingStrategies(Set[str]):
+    """The set of the names of the strategies that work here; `missing` says why the others do not."""
 
     names: tuple[str, ...]
     """Usable with `set_sharing_strategy`."""
@@ -48,6 +48,10 @@ class SharingStrategies:
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
+
+    @classmethod
+    def _from_iterable(cls, names: Iterable[str]) -> Set[str]:  # type: ignore[override]  # typeshed: Self
+        return frozenset(names)  # of what is computed from it
 
     def __str__(self) -> str:
         others = "".join(f"\n  {name}: {reason}" for name, reason in self.missing.items())

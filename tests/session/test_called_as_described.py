@@ -20,12 +20,12 @@ def test_errors_are_where_a_notebook_looks_for_them() -> None:
 
 
 def test_share_in_one_string_or_several() -> None:
-    """As behind the magic's flag, as a list, as a set; without a namespace nothing can be shared."""
+    """As behind the magic's flag, or one by one; without a namespace nothing can be shared."""
     names = {"a": np.zeros(2), "b": np.zeros(2)}
     with nbp.Session(2) as session:
         session.run("a[rank] = b[rank] = 1", namespace=names, share="a, b")
         assert (names["a"].tolist(), names["b"].tolist()) == ([1, 1], [1, 1])
-        session.run("a[rank] = 2", namespace=names, share={"a"})
+        session.run("a[rank] = 2", namespace=names, share=iter(["a"]))
         assert names["a"].tolist() == [2, 2]
         with pytest.raises(UnknownNameError, match="none was passed: add namespace="):
             session.run("1", share=["a"])
@@ -57,3 +57,35 @@ def test_spawn_takes_what_torchs_takes() -> None:
     for args in (3, "ab"):
         with pytest.raises(TypeError, match=r"arguments as a tuple, args=\(.*,\)"):
             nbp.spawn(mark, args)  # type: ignore[arg-type]
+
+
+def test_wrong_options_are_refused_before_anything_starts() -> None:
+    """Time-outs, seeds, names and ranks of a wrong kind raise on the caller; ranks may be any collection."""
+    wrong: list[tuple[type[Exception], dict[str, object]]] = [
+        (TypeError, {"timeout": "1"}),
+        (TypeError, {"timeout": True}),
+        (ValueError, {"timeout": -1}),
+        (ValueError, {"timeout": float("nan")}),
+        (TypeError, {"seed": 1.5}),
+        (ValueError, {"seed": -1}),
+        (TypeError, {"share": [3], "namespace": {}}),
+    ]
+    with nbp.Session(2) as session:
+        for kind, options in wrong:
+            with pytest.raises(kind, match=next(iter(options))):
+                session.run("print('it ran')", **options)  # type: ignore[arg-type]
+        for ranks in ([1], (1,), {1}, range(1, 2), np.array([1]), iter([1])):
+            assert list(session.run("rank", ranks=ranks, timeout=np.float64(60)).values) == [1]  # type: ignore[arg-type]
+        for ranks in (1, "1", [1.0], [True], ["1"]):
+            with pytest.raises(TypeError, match="as \\[0, 2\\]"):
+                session.run("rank", ranks=ranks)  # type: ignore[arg-type]
+        assert session.run("rank", timeout=float("inf")).values == [0, 1]
+
+
+def test_strategies_are_a_set_of_names() -> None:
+    """As torch's: compared with a set, and looked through in a loop."""
+    names = nbp.get_all_sharing_strategies()
+    assert names == {"file_descriptor", "file_system", "file_region", "mmap", "copy"}
+    assert names >= {"mmap"}
+    assert names - {"mmap", "copy"} == {"file_descriptor", "file_system", "file_region"}
+    assert list(names) == [*names.names]
