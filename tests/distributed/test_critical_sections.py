@@ -57,6 +57,12 @@ def test_killed_while_it_changes_its_slot(outcomes: Any, nth: int) -> None:
         assert ended - found[1].death_ns < 5 * 0.2e9  # five times the promise: this machine is shared
 
 
+def stopped(running: Any, rank: int) -> bool:
+    """Whether the process of a rank is stopped."""
+    with open(f"/proc/{running.pids[rank]}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
 def test_stopped_while_it_changes_its_slot(outcomes: Any) -> None:
     """A rank stopped between two words counts as computing: nobody is told of a deadlock, and all go on."""
 
@@ -70,11 +76,37 @@ def test_stopped_while_it_changes_its_slot(outcomes: Any) -> None:
         return 30
 
     def meanwhile(running: Any) -> bool:
-        with open(f"/proc/{running.pids[1]}/stat") as file:
-            if file.read().rpartition(")")[2].split()[0] != "T":
-                return False
+        if not stopped(running, 1):
+            return False
         time.sleep(0.7)  # several looks for a deadlock
         os.kill(running.pids[1], signal.SIGCONT)
         return True
 
     assert [outcome.value for outcome in outcomes(2, work, meanwhile=meanwhile)] == [30, 30]
+
+
+def test_nobody_is_held_up_by_a_stopped_one(outcomes: Any) -> None:
+    """Who reads the slot of a rank that is stopped between two words can be interrupted meanwhile."""
+    pressed: list[float] = []
+
+    def work(c: Communicator) -> None:
+        if c.rank == 1:
+            die_within(2, signal.SIGSTOP)
+        while True:
+            if c.rank == 0:
+                time.sleep(0.01)
+            c.barrier()
+
+    def meanwhile(running: Any) -> bool:
+        if not pressed and stopped(running, 1):
+            time.sleep(0.5)  # rank 0 has looked for a deadlock by now
+            running.view.write_abort(1, control.Cause.INTERRUPT)
+            pressed.append(time.monotonic())
+        if not pressed or not running.view.read_left(0):
+            return False
+        assert stopped(running, 1)
+        os.kill(running.pids[1], signal.SIGCONT)
+        return True
+
+    found = outcomes(2, work, meanwhile=meanwhile)
+    assert [type(outcome.error) for outcome in found] == [KeyboardInterrupt] * 2, found

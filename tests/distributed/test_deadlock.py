@@ -6,13 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nbparallel.distributed import Communicator
+from nbparallel.distributed import Communicator, diagnosis
+from nbparallel.distributed.awaiting import Wait
 from nbparallel.errors import DeadlockError
 from nbparallel.testing.ranks import Running
+from nbparallel.wire.control import Operation
 
 pytestmark = pytest.mark.fault("F34")
 
@@ -92,6 +95,41 @@ def test_a_deadline_is_no_edge(outcomes: Any) -> None:
 
     for outcome in outcomes(2, work):
         assert outcome.error is None, outcome
+
+
+def test_it_is_told_after_two_looks_that_agree(monkeypatch: Any) -> None:
+    """Not before 0.2 s, not by one look, nor by two between which somebody did something."""
+    now = [0]
+    version = [2]
+    stuck = [True]
+
+    def stuck_ranks(_: Any) -> Any:
+        return {0: (SimpleNamespace(version=version[0]), [1])} if stuck[0] else {}
+
+    monkeypatch.setattr(diagnosis, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    monkeypatch.setattr(diagnosis, "stuck_ranks", stuck_ranks)
+    monkeypatch.setattr(diagnosis, "describe", lambda *_: "deadlock")
+    member: Any = SimpleNamespace(rank=0, doom=lambda error: error)
+    wait = Wait(Operation.recv, lambda: [1], lambda _: ValueError(), 1, began_ns=10**10)
+
+    def look(milliseconds: int) -> bool:
+        now[0] = 10**10 + milliseconds * 1_000_000
+        try:
+            diagnosis.look_for_deadlock(member, wait)
+        except DeadlockError:
+            return True
+        return False
+
+    assert not any(map(look, (10, 199)))
+    assert wait.suspicion is None, "that early it is not even looked"
+    assert not any(map(look, (250, 260, 449)))
+    version[0] = 4
+    assert not any(map(look, (451, 650)))
+    stuck[0] = False
+    assert not look(652)
+    stuck[0] = True
+    assert not any(map(look, (853, 1052)))
+    assert look(1054)
 
 
 @pytest.mark.slow

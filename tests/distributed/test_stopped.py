@@ -77,6 +77,23 @@ def test_a_stopped_rank_can_be_killed(outcomes: Any) -> None:
     assert {type(found[r].error).__name__ for r in (0, 2)} == {"PeerFailedError"}, found
 
 
+@pytest.mark.fault("F60")
+def test_who_acts_on_what_came_does_not_wait_any_more(outcomes: Any) -> None:
+    """A rank that computes, or is stopped, after it waited is no part of a deadlock."""
+
+    def work(c: Communicator) -> int:
+        if c.rank == 0:
+            time.sleep(0.1)  # rank 1 sleeps in its wait by now
+            c.send("go", 1)
+            return int(c.recv(src=1))
+        assert c.recv(src=0) == "go"
+        time.sleep(1.0)  # rank 0 looks several times
+        c.send(7, 0)
+        return 7
+
+    assert [outcome.value for outcome in outcomes(2, work)] == [7, 7]
+
+
 @pytest.mark.fault("F63")
 @pytest.mark.time_limit(600)
 def test_clocks_that_jump(outcomes: Any) -> None:

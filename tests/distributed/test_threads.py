@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,20 @@ from nbparallel.distributed import Communicator
 
 @pytest.mark.fault("F65")
 @pytest.mark.time_limit(600)
-def test_four_threads_hammer(ranks: Any) -> None:
+@pytest.mark.parametrize("operation", ["all_reduce", "all_reduce of a group", "all_gather", "broadcast"])
+def test_four_threads_hammer(ranks: Any, operation: str) -> None:
     """Operations of four threads take turns: refused at once with RuntimeError, or complete and right."""
-    count = 60
+    count = 60 if operation == "all_reduce" else 20
 
     def work(c: Communicator) -> tuple[int, int, list[str]]:
         guard, left, refused, wrong = threading.Lock(), count, 0, []
+        group = c.new_group([0, 1, 2])
+        calls: dict[str, Callable[[Any], Any]] = {
+            "all_reduce": c.all_reduce,
+            "all_reduce of a group": lambda x: c.all_reduce(x, group=group),
+            "broadcast": lambda x: np.add(x, c.broadcast(np.full(300, 0.0 if c.rank else 2.0)), out=x),
+            "all_gather": lambda x: np.add.reduce(c.all_gather(x), out=x),
+        }
 
         def hammer(number: int) -> None:
             nonlocal left, refused
@@ -30,7 +39,7 @@ def test_four_threads_hammer(ranks: Any) -> None:
                 while True:  # until it is its turn
                     x = np.full(300 if number % 2 else 3000, 1.0)[:300]
                     try:
-                        c.all_reduce(x)
+                        calls[operation](x)
                     except RuntimeError as error:
                         if "another thread" not in str(error) or (x != 1).any():
                             wrong.append(f"refused: {error}, {x[0]}")
