@@ -70,7 +70,8 @@ def show(live: Live, cell: BackgroundCell) -> None:
     error = cell.pending.exception()
     result = cell.pending.result() if error is None else getattr(error, "result", None)
     if result is not None:
-        _show(live, result, failed=error is not None)
+        said = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
+        _show(live, result, said if error is None else "")
     if error is not None:
         live.remember(error)
         with brief_errors():
@@ -87,7 +88,8 @@ def _wait(pending: PendingCell) -> None:
             pending.cancel()
 
 
-def _show(live: Live, result: CellResult, *, failed: bool) -> None:
+def _show(live: Live, result: CellResult, said: str) -> None:
+    """Show what a cell printed and its values; if there is nothing, that it is done, and what is `said`."""
     publisher = publisher_for(live.shell, live.notebook)
     sink = CellOutput(publisher, order=live.configuration.output, logs=live.logs)
     for rank, part in result.ranks.items():
@@ -98,8 +100,8 @@ def _show(live: Live, result: CellResult, *, failed: bool) -> None:
         if part.text and part.displays:
             sink.result(rank, dict(part.displays[-1]), {})
     printed = any(part.stdout or part.stderr or part.displays for part in result.ranks.values())
-    if not printed and not failed:
-        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; nothing was printed")
+    if not printed and said:
+        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; {said}")
     sink.finish()
 
 

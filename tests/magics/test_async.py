@@ -100,6 +100,8 @@ def test_a_cell_that_was_cancelled_is_not_called_done(any_kernel: Kernel) -> Non
     result = kernel.run("%parallel_result")
     assert result.ename == "KeyboardInterrupt"
     assert "done on" not in text(result)
+    kernel.run("%%parallel --async -o parts\nrank")
+    assert text(kernel.run("%parallel_result")).endswith(" s; its values are in parts\n")
 
 
 def test_interrupting_the_wait_interrupts_the_cell(any_kernel: Kernel) -> None:
