@@ -26,13 +26,17 @@ MODULES = (
     "idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""
+OPTIONAL = ("tuning",)
+"""Likewise, but only where it is asked for: it takes minutes, and says which constants to choose."""
 
 
 def main() -> int:
     """Run the modules one after the other; print and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; figures are rough")
-    parser.add_argument("--only", nargs="+", choices=MODULES, default=MODULES, help="some of the modules")
+    parser.add_argument(
+        "--only", nargs="+", choices=(*MODULES, *OPTIONAL), default=MODULES, help="some of the modules"
+    )
     parser.add_argument("--output", type=Path, help=f"by default {plots.PAGE.name} when all modules ran")
     options = parser.parse_args()
     for peer in PEERS:

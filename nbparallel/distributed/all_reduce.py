@@ -29,8 +29,10 @@ from nbparallel.distributed.reduce import (
 from nbparallel.distributed.scratch import Pieces, Scratch
 from nbparallel.wire.control import GENERATIONS, Operation
 
-SHARED_INLINE = 8 << 10
-"""Bytes up to which even shared arrays go through the slots: one synchronisation instead of two."""
+SHARED_INLINE = 64 << 10
+"""Bytes up to which even shared arrays of up to four ranks go through the slots: one synchronisation instead
+of two.  All that a slot holds: ``python -m benchmarks.tuning`` finds a third of the time at 48 KiB still, and
+half of it with four ranks."""
 MAX_PLANS = 1024
 _ALL_REDUCE = Operation.all_reduce  # what an enumeration is asked for it looks up slowly
 
@@ -44,7 +46,7 @@ class Plan:
     )  # fmt: skip
 
     def __init__(
-        self, operator: Operator, dtype: np.dtype[Any], shape: tuple[int, ...], slot_nbytes: int
+        self, operator: Operator, dtype: np.dtype[Any], shape: tuple[int, ...], inline_nbytes: int
     ) -> None:
         self.operator, self.ufunc = operator, operator.ufunc
         self.fingerprint: Fingerprint = fingerprint(
@@ -55,7 +57,7 @@ class Plan:
         self.lenient = False
         """Whether it is only not done if others bring something else: see `run_plan`."""
         self.averaged = operator.name == "avg"
-        self.inline = self.nbytes <= min(SHARED_INLINE, slot_nbytes)
+        self.inline = self.nbytes <= inline_nbytes
         # Complex products may be fused differently for different layouts: all ranks compute them in one.
         self.fused = dtype.kind == "c" and operator.name == "product"
         self.special = self.averaged or self.fused
@@ -69,6 +71,8 @@ class AllReduce:
         self._member, self._memory = member, member.memory
         self._meeting, self._scratch = meeting, scratch
         self._index, self._size = meeting.index, len(meeting.ranks)
+        # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
+        self.inline_nbytes = min(meeting.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
         self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Plan] = {}
         self._labels: dict[tuple[str, str], Fingerprint] = {}
 
@@ -135,9 +139,7 @@ class AllReduce:
         check_dtype(operator, x.dtype)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        plan = self._plans[op, x.dtype, x.shape] = Plan(
-            operator, x.dtype, x.shape, self._meeting.payload_nbytes
-        )
+        plan = self._plans[op, x.dtype, x.shape] = Plan(operator, x.dtype, x.shape, self.inline_nbytes)
         return plan
 
     def _views(self, plan: Plan, generation: int, x: AnyArray) -> list[AnyArray]:

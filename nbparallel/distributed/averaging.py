@@ -70,7 +70,7 @@ class Averaging:
         digest, shown = gradients.plan.digest, gradients.arrays[0]
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        plan = Plan(OPERATORS["avg"], flat.dtype, flat.shape, self._meeting.payload_nbytes)
+        plan = Plan(OPERATORS["avg"], flat.dtype, flat.shape, self._all_reduce.inline_nbytes)
         plan.operation, plan.lenient = Operation.average_gradients, True
         plan.fingerprint = fingerprint(
             "average_gradients", str(shown.dtype), str(shown.shape), content=("forms", digest)

@@ -18,8 +18,9 @@ from nbparallel.distributed.messages import ARRAY
 from nbparallel.distributed.point_to_point import PointToPoint
 from nbparallel.distributed.ring import RECORD
 
-SHORT = 1024
-"""Bytes up to which an array is short; what is longer costs more than its calls."""
+SHORT = 32 << 10
+"""Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.tuning``: the usual way
+takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
 MAX_HEADS = 1024
 
 

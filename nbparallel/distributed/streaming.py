@@ -38,11 +38,12 @@ from nbparallel.errors import (
 from nbparallel.wire.control import Operation
 
 CHUNK = 512 << 10
-"""Bytes copied at a time: large against a look at the other side's word."""
+"""Bytes copied at a time: large against a look at the other side's word.  ``python -m benchmarks.tuning``:
+from 128 KiB to 2 MiB it is chance which is best, with 64 KiB it takes a third longer."""
 CHUNKS = 4
-"""How far the sender may be ahead."""
+"""How far the sender may be ahead.  ``python -m benchmarks.tuning``: 3 to 8 are equal within 3 %."""
 LEAST = 32 << 10
-"""Bytes of the smallest array that is streamed; smaller ones travel in the ring."""
+"""Bytes of the smallest array that is streamed; smaller ones travel in the ring (`sending.INLINE`)."""
 NBYTES_PER_NS = 2
 """About how fast new memory is made and filled: for so long a receiver who is late is waited for."""
 LEAST_PATIENCE_NS = 1_000_000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.messages_at_once import MessagesAtOnce
+from nbparallel.distributed.messages_at_once import SHORT, MessagesAtOnce
 from nbparallel.errors import CollectiveMismatchError
 
 
@@ -46,6 +46,27 @@ def test_sizes_around_the_ring(ranks: Any, monkeypatch: Any) -> None:
     (sent, _), (_, received) = ranks(2, work)
     assert 500 < sent < 600  # what wraps around the end goes the other way
     assert received > 0
+
+
+def test_up_to_what_a_ring_takes(ranks: Any, monkeypatch: Any) -> None:
+    """Two of the longest fill a ring: the sender waits for room, and what was sent stays as it was."""
+
+    def work(c: Communicator) -> int:
+        sent = count(monkeypatch, "send_short")
+        sizes = [(i * 2741) % SHORT for i in range(150)] + [SHORT - 1, SHORT, SHORT + 1] * 10
+        for i, size in enumerate(sizes):
+            x = (np.arange(size) + i).astype("u1")
+            if c.rank == 0:
+                y = x.copy()
+                c.send(y, 1)
+                y[...] = 0
+            else:
+                buffer = np.zeros_like(x)
+                assert c.recv(buffer, src=0) == 0
+                assert (buffer == x).all()
+        return sum(sent)
+
+    assert ranks(2, work)[0] > 20
 
 
 def test_every_form(ranks: Any) -> None:
