@@ -21,11 +21,13 @@ from nbparallel.distributed.scratch import Scratch
 from nbparallel.distributed.streaming import flat_octets
 from nbparallel.errors import InternalError
 from nbparallel.wire.control import Operation
+from nbparallel.wire.handles import ArrayHandle
 
 _HEAD = struct.Struct("<BxxxI")
 """What the root left, and the length of the pickled (dtype, shape) before it."""
 _INLINE, _SHARED, _SCRATCH, _OBJECT, _BLOB = range(1, 6)
 MAX_LABELS = 1024
+_READ_ONLY = "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
 
 
 def as_plain_array(x: Any) -> AnyArray | None:
@@ -49,14 +51,13 @@ class Broadcast:
         member, meeting = self._member, self._meeting
         mine = meeting.index == root
         array = as_plain_array(x)
-        if array is not None and not mine and not array.flags.writeable:
-            raise ValueError(
-                "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
-            )
+        place = None if array is None else member.memory.place(array)
+        looks = array is not None and not mine and not array.flags.writeable
+        if looks and place is None:  # else it may be what the root has, and nothing is to be written
+            raise ValueError(_READ_ONLY)
         if len(meeting.ranks) == 1:
             return x
         data, keep = (b"", None) if array is not None or not mine else objects.dumps(x, member.store)
-        place = None if array is None else member.memory.place(array)
         meeting.begin(Operation.broadcast, self._label(x, array, root, mine=mine), member.calling.line())
         if mine and array is not None:
             source = np.ascontiguousarray(array)
@@ -65,7 +66,13 @@ class Broadcast:
             lasting, keep = self._leave_object(data, keep)
             source = None
         direct = 0
-        if array is not None and place is not None and place.direct and array.nbytes > meeting.payload_nbytes:
+        if (
+            array is not None
+            and place is not None
+            and place.direct
+            and not looks
+            and array.nbytes > meeting.payload_nbytes
+        ):
             direct = DIRECT  # if everybody's is, all members copy a slice each
             if not mine:
                 meeting.put(member.memory.packed(array, place))
@@ -92,6 +99,13 @@ class Broadcast:
             elif lasting in (_SHARED, _BLOB, _OBJECT):
                 meeting.wait_until_read()  # others look at this rank's memory until then
             result = x
+        elif looks and array is not None:
+            seen = bool(bits[root] & SHARED) and self._shows(array, root)
+            result = x if seen else self._take(None, None, root)  # the others go on in any case
+            meeting.end()
+            if not seen:
+                raise ValueError(_READ_ONLY)
+            return result
         else:
             result = self._take(x, array, root)
         meeting.end()
@@ -163,6 +177,21 @@ class Broadcast:
 
     # -- everybody else's ------------------------------------------------------------------------------
 
+    def _shows(self, array: AnyArray, root: int) -> bool:
+        """Whether a shared array is the root's: the same elements in the same memory."""
+        if not self._meeting.same_memory(self._meeting.index, root):
+            return False
+        payload = self._meeting.get(root)
+        kind, length = _HEAD.unpack_from(payload)
+        body = bytes(payload[_HEAD.size + length :])
+        if kind == _INLINE:
+            return body[: array.nbytes] == array.tobytes()
+        return kind == _SHARED and self._lies_as(array, decode_handle(body))
+
+    def _lies_as(self, array: AnyArray, theirs: ArrayHandle) -> bool:
+        own = self._member.store.handle(array, writable=False)
+        return own is not None and (own.offset, own.strides) == (theirs.offset, theirs.strides)
+
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
         member, meeting = self._member, self._meeting
         payload = meeting.get(root)
@@ -193,10 +222,8 @@ class Broadcast:
         member = self._member
         place = member.memory.place(array)
         theirs = decode_handle(packed)
-        if place is not None and place.segment == theirs.segment:
-            own = member.store.handle(array, writable=False)
-            if own is not None and (own.offset, own.strides) == (theirs.offset, theirs.strides):
-                return  # the very same memory
+        if place is not None and place.segment == theirs.segment and self._lies_as(array, theirs):
+            return  # the very same memory
         # Attached as it lies: the root's strides need not be ours.
         np.copyto(array, member.memory.look(packed))
         # A root that failed meanwhile may be changing it already.

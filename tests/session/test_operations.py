@@ -150,3 +150,26 @@ def test_variables_taken_between_cells_count_as_no_cell() -> None:
         told = session.run("pass").ranks[1].stderr
         assert "recv(src=0, group=…) still takes it" in told
         assert session.run("recv(src=0, group=group) if rank == 1 else None").values[1] == "left"
+
+
+@pytest.mark.parametrize("size", [12, 400_000])
+def test_broadcast_of_the_notebooks_array_is_nothing_to_do(size: int) -> None:
+    """All ranks see the same memory, read-only for them; another part of it is refused, and all go on."""
+    names = {"x": np.arange(float(size)), "np": np}
+    third = size // 3
+    tries = f"""
+parts = [x[{third} * r :][: {third}] for r in range(3)]
+said = []
+for mine in (parts[rank], np.zeros({third}) if rank == 1 else parts[rank], parts[rank // 2]):
+    try:
+        broadcast(mine, src=1)
+    except ValueError as error:
+        said.append("read-only" if "read-only" in str(error) else "overlapping")
+all_reduce(1), said
+"""
+    with Session(3) as session:
+        same = "[broadcast(v, src=1) is v for v in (x, x[::2], x[2:-2], x.reshape(2, -1).T)]"
+        assert session.run(same, namespace=names).values == [[True] * 4] * 3
+        found = session.run(tries, namespace=names).values
+        assert found == [(3, ["read-only"] * 2), (3, []), (3, ["read-only"] * 3)]
+        assert (names["x"] == np.arange(size)).all()
