@@ -168,7 +168,8 @@ class PointToPoint(Sending):
     ) -> T:
         """Wait until `look` finds something, which it does as soon as the right message is there."""
         member = self._member
-        peers = [r for r in sources or range(member.world_size) if r != member.rank] if src is None else [src]
+        others = [r for r in sources or range(member.world_size) if r != member.rank]
+        peers = (others or [member.rank]) if src is None else [src]
         rings = [self._in[r] for r in peers]
         only = rings[0] if len(rings) == 1 else None
         call = f"recv(src={src}{f', tag={tag}' if tag else ''})"
@@ -179,7 +180,7 @@ class PointToPoint(Sending):
                 + self._other_tags(peers)
             )
 
-        if src == member.rank or not peers:
+        if peers == [member.rank] and deadline_ns is None:  # with a time-out it ends, and is no deadlock
             raise member.doom(
                 DeadlockError(
                     f"deadlock: rank {member.rank} waits in {call} on line {line} for itself and has sent "

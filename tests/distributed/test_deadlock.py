@@ -13,7 +13,7 @@ import pytest
 
 from nbparallel.distributed import Communicator, diagnosis
 from nbparallel.distributed.awaiting import Wait
-from nbparallel.errors import DeadlockError
+from nbparallel.errors import CollectiveTimeoutError, DeadlockError
 from nbparallel.testing.ranks import Running
 from nbparallel.wire.control import Operation
 
@@ -172,3 +172,24 @@ def test_slow_and_stopped_ranks_are_no_deadlock(outcomes: Any) -> None:
 
     for outcome in outcomes(3, work, meanwhile=meanwhile, seconds=30):
         assert outcome.error is None, outcome
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_waiting_for_oneself_with_a_timeout_is_no_deadlock(ranks: Any, size: int) -> None:
+    """It runs out as any other wait, and the message that is sent afterwards is taken."""
+
+    def work(c: Communicator) -> None:
+        begun = c.irecv(src=c.rank)
+        for wait in (lambda: begun.wait(0.05), lambda: c.recv(src=c.rank, tag=1, timeout=0.05)):
+            with pytest.raises(CollectiveTimeoutError, match=f"rank {c.rank} did not arrive"):
+                wait()
+        c.send("late", c.rank)
+        assert begun.wait()
+        assert begun.result() == "late"
+        if c.world_size == 1:
+            with pytest.raises(CollectiveTimeoutError, match="rank 0 did not arrive"):
+                c.recv(timeout=0.05)
+            with pytest.raises(DeadlockError, match="for itself"):
+                c.recv(src=0)
+
+    ranks(size, work)
