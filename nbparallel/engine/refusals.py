@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 CELL_MAGICS = ("parallel", "rank")
 LINE_MAGICS = (
-    *CELL_MAGICS, "share", "sharing_strategy", "parallel_status", "parallel_segments", "parallel_who",
-    "parallel_doctor", "parallel_restart", "parallel_stop", "parallel_result", "parallel_tb",
+    *CELL_MAGICS, "%parallel", "%rank", "share", "sharing_strategy", "parallel_status", "parallel_segments",
+    "parallel_who", "parallel_doctor", "parallel_restart", "parallel_stop", "parallel_result", "parallel_tb",
     "parallel_timeline", "parallel_panel",
 )  # fmt: skip
-"""As `nbparallel_magics` defines them, which the engine cannot import."""
+"""As `nbparallel_magics` defines them, which the engine cannot import; ``%%parallel`` below a comment is a
+line magic, too."""
 
 
 def install(shell: RankShell) -> None:

@@ -28,12 +28,11 @@ class Circumstances:
     handed_down: tuple[object, ...]
     """Processors, priority, limits, creation mask, user and group."""
     package: tuple[int, ...]
-    """Which files are installed as this package: another version may have come."""
+    """Which files are installed as this package, if any are: another version may have come."""
 
 
 def circumstances() -> Circumstances:
     """Return those of this process now (0.05 ms)."""
-    found = os.stat(nbparallel.__file__)
     return Circumstances(
         (tuple(boot.template_argv()), tuple(boot.engine_argv())),
         dict(os.environ),
@@ -45,8 +44,16 @@ def circumstances() -> Circumstances:
             os.getresuid(),
             os.getresgid(),
         ),
-        (found.st_ino, found.st_mtime_ns, found.st_size),
+        _package(),
     )
+
+
+def _package() -> tuple[int, ...]:
+    try:
+        found = os.stat(nbparallel.__file__)
+    except OSError:
+        return ()  # it was taken away: whoever starts something of it is told
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _creation_mask() -> str:

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from nbparallel import sharing
 from nbparallel.errors import rank_list
-from nbparallel.session import cells, roster
+from nbparallel.session import cells, roster, views
 from nbparallel.session.cells import CellOptions
 from nbparallel.session.crew import Crew
 from nbparallel.session.ignition import Ignition
@@ -145,6 +145,7 @@ class Session(SessionViews):
         """
         with self._turns.take() as presses:
             self._ensure(presses)
+        views.load()
 
     def stop(self) -> None:
         """End every process of the session; again is fine.  Arrays in this process stay as they are.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from nbparallel import sharing
 from nbparallel.errors import NbParallelError
-from nbparallel.session import outcomes
+from nbparallel.session import outcomes, views
 from nbparallel.session.crew import Crew
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.names import Names
@@ -174,6 +174,7 @@ class Tasks:
         if run.deaths or any(not outcome.ok or outcome.void for outcome in run.outcomes.values()):
             crew.void()
         store.drain()
+        views.load()
         outcomes.raise_if_failed(run, result, launched.handles, launched.control)
         return result
 

@@ -1,6 +1,6 @@
 """SessionViews: what a session shows of itself; from any thread, also while a cell runs.
 
-What makes a picture is imported by who asks for it: a first cell does without.
+What makes a picture is imported when the first cell has ended (`load`): until its output it does without.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from nbparallel.session.timeline import Timeline
     from nbparallel.session.who import SessionNames
     from nbparallel.wire.sighting import Completion
+
+
+def load() -> None:
+    """Import what the methods below need: the package may be gone when they are called (FAULTS F75)."""
+    from nbparallel.session import activity, statistics, timeline, who  # noqa: F401
 
 
 class SessionViews:

@@ -188,6 +188,6 @@ def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
             added = {name.decode() for name in variables} - ours
             assert added <= {
                 "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER", "RANK", "LOCAL_RANK", "WORLD_SIZE",
-                "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONHASHSEED",
             }, added  # fmt: skip
             assert variables[b"MASTER_PORT"] == b"0", "nobody listens there"

@@ -207,14 +207,16 @@ def test_interrupts_while_views_come_and_go(ranks):
 
 @pytest.mark.time_limit(60)
 def test_strategies_change_in_between(ranks):
-    """Memory with a name is fetched each time and leaves none; what is kept of the other goes on serving."""
+    """What is kept of one strategy goes on serving after another; with a name it serves one array only."""
     session, _ = ranks
     before = nbp.get_sharing_strategy()
-    for strategy, fetches in (("file_descriptor", {1}), ("file_system", {20}), ("file_descriptor", {0, 1})):
-        nbp.set_sharing_strategy(strategy)
-        session.run("x = nbp.zeros(100_000) if rank == 0 else None")
-        fetched, held = session.run(SEND).values[1]
-        assert fetched in fetches  # none, if the owner's pool gives out the memory of the first round
-        assert fetched + held == 20 or strategy == "file_system"
-        session.run("x = None")
-    nbp.set_sharing_strategy(before)
+    try:
+        for strategy in ("file_descriptor", "file_system", "file_descriptor"):
+            nbp.set_sharing_strategy(strategy)
+            session.run("x = nbp.zeros(100_000) if rank == 0 else None")
+            fetched, held = session.run(SEND).values[1]
+            assert fetched <= 1  # none, if the owner's pool gives out the memory of the first round
+            assert fetched + held == 20
+            session.run("x = None")
+    finally:
+        nbp.set_sharing_strategy(before)
