@@ -51,7 +51,7 @@ def _take_turns(cases: dict[str, Case], line: Line, meet: Adapter, seconds: floa
     for name, made in cases.items():
         time_it(made, barrier, 1)
         once = meet.agree(time_it(made, barrier, 3))
-        iterations[name] = max(1, min(200, int(BATCH_SECONDS / once)))
+        iterations[name] = max(1, min(5000, int(BATCH_SECONDS / once)))
         spent += iterations[name] * once
     low, high = ROUNDS
     rounds = int(meet.agree(max(low, min(high, int(seconds * len(cases) / max(spent, 1e-6))))))

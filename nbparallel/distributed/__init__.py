@@ -241,8 +241,8 @@ def _operation(name: str) -> Callable[..., Any]:
     return call
 
 
-# Spelled out, because the way through `_operation` takes longer than some of what they do; users see the
-# descriptions of the methods.
+# Spelled out, because the way through `_operation` takes longer than some of what they do, and so do `*` and
+# `**` in a call; users see the descriptions of the methods.
 
 
 @_as("send")
@@ -250,7 +250,10 @@ def send(
     tensor: Any, dst: int | None = None, group: Group | None = None, tag: int = 0, *more: Any, **options: Any
 ) -> None:
     """Send a value to rank `dst`."""
-    (_current or current()).send(tensor, dst, group, tag, *more, **options)
+    if more or options:
+        (_current or current()).send(tensor, dst, group, tag, *more, **options)
+    else:
+        (_current or current()).send(tensor, dst, group, tag)
 
 
 @_as("recv")
@@ -263,7 +266,9 @@ def recv(
     **options: Any,
 ) -> Any:
     """Receive a value: ``x = recv(src=0)``."""
-    return (_current or current()).recv(tensor, src, group, tag, *more, **options)
+    if more or options:
+        return (_current or current()).recv(tensor, src, group, tag, *more, **options)
+    return (_current or current()).recv(tensor, src, group, tag)
 
 
 @_as("broadcast")
@@ -276,7 +281,9 @@ def broadcast(
     **options: Any,
 ) -> Any:
     """Give every rank what rank `src` has."""
-    return (_current or current()).broadcast(tensor, src, group, async_op, *more, **options)
+    if more or options:
+        return (_current or current()).broadcast(tensor, src, group, async_op, *more, **options)
+    return (_current or current()).broadcast(tensor, src, group, async_op)
 
 
 @_as("all_reduce")
@@ -284,13 +291,17 @@ def all_reduce(
     tensor: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, **options: Any
 ) -> Any:
     """Combine the values of all ranks and give every rank the result."""
-    return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
+    if options:
+        return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
+    return (_current or current()).all_reduce(tensor, op, group, async_op)
 
 
 @_as("barrier")
 def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **options: Any) -> Any:
     """Return when every rank has called it."""
-    return (_current or current()).barrier(group, async_op, *more, **options)
+    if more or options:
+        return (_current or current()).barrier(group, async_op, *more, **options)
+    return (_current or current()).barrier(group, async_op)
 
 
 isend = _operation("isend")

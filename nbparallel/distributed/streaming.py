@@ -37,11 +37,13 @@ from nbparallel.errors import (
 )
 from nbparallel.wire.control import Operation
 
-CHUNK = 512 << 10
+CHUNK = 256 << 10
 """Bytes copied at a time: large against a look at the other side's word.  ``python -m benchmarks.tuning``:
-from 128 KiB to 2 MiB it is chance which is best, with 64 KiB it takes a third longer."""
+the best three times of three on a quiet machine; 64 KiB takes a quarter longer, 512 KiB up to a fifth."""
 CHUNKS = 4
-"""How far the sender may be ahead.  ``python -m benchmarks.tuning``: 3 to 8 are equal within 3 %."""
+"""How far the sender may be ahead.  ``python -m benchmarks.tuning``: what counts is that all chunks together
+(1 MiB) stay in a core's second-level cache; of 512 KiB two were best, three and more took up to a quarter
+longer."""
 LEAST = 32 << 10
 """Bytes of the smallest array that is streamed; smaller ones travel in the ring (`sending.INLINE`)."""
 NBYTES_PER_NS = 2
