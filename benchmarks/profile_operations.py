@@ -1,4 +1,4 @@
-"""Where the time of operations goes: small ones by their parts, large ones by the bytes they have to move.
+"""Where the time of operations goes: small ones by their parts, others by what processors and memory allow.
 
 python -m benchmarks.profile_operations [--quick] [--no-strace]
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adapters import Ours
-from benchmarks.lines import LARGE, Line, case
+from benchmarks.lines import KIB, LARGE, MIB, Line, case
 from benchmarks.parts import Seconds, parts_of_all_reduce, parts_of_ping_pong
 from benchmarks.report import Section, human_seconds
 from nbparallel.distributed import Communicator
@@ -32,6 +32,10 @@ SMALL: dict[str, tuple[int, Callable[[Communicator], Seconds]]] = {
     "ping-pong, 8 B, one way": (2, parts_of_ping_pong),
 }
 MOVED = ("send", "broadcast", "gather", "scatter", "all_to_all")
+BETWEEN = (
+    *(Line("all_reduce", nbytes) for nbytes in (64 * KIB, MIB, 16 * MIB, LARGE)),
+    Line("all_to_all", KIB, view=True),
+)
 BATCH = 200
 """Calls of a small operation in one round."""
 OTHERS = ("pselect6", "select", "poll", "total")
@@ -46,6 +50,11 @@ and calls. *Together*: between the ranks. What is between the two is handing ove
 has written comes from its cache, whoever waits sees it at his next look, and with more ranks than cores
 somebody has to be put on a core first. Yields and sleeps are counted for each call of each rank. For a
 message *alone* is what the sender does and then the receiver.
+
+**In between.** *numpy alone*: the additions and copies that a rank makes of its part, by a rank alone whose
+arrays lie in its own cache. *All ranks / cores*: processor time of all ranks together, by the number of
+cores: sooner nobody can be done. Near *time*, nothing is waited for: what is more than numpy's are bytes that
+come from another core's cache, and Python.
 
 **Large operations.** *Has to move*: the bytes that the busiest rank must read and write if every byte is
 copied once. *Limit*: how long that takes at the speed measured in the same run, of one rank alone where
@@ -260,10 +269,79 @@ def large(ranks: int, *, rounds: int) -> str:
     return "\n".join(rows)
 
 
+def _numpy_alone(c: Communicator, line: Line, *, shared: bool) -> float:
+    """Return what additions and copies of one rank's part of an all_reduce take, hot."""
+    count = line.nbytes // 4
+    mine, theirs, own = (np.zeros(count, np.float32) for _ in range(3))
+    part = slice(0, count // c.world_size)
+    times = []
+    for _ in range(9):
+        began = time.perf_counter()
+        for _ in range(c.world_size - 1):
+            np.add(mine[part], theirs[part], out=mine[part])
+        if not shared:  # what others combine goes in, and all that was combined comes out
+            own[part.stop :] = mine[part.stop :]
+            mine[...] = own
+        elif line.nbytes > 64 * KIB:
+            for _ in range(c.world_size - 1):
+                theirs[part] = mine[part]
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _in_between(c: Communicator, rounds: int) -> dict[tuple[str, bool], tuple[float, float, float]]:
+    """Return wall and processor seconds of a call on this rank, and numpy's alone."""
+    found = {}
+    for line in BETWEEN:
+        for shared in (True,) if line.view else (True, False):
+            made = case(Ours(c, shared=shared), line)
+            assert made is not None, "nbparallel has all of them"
+            calls = max(1, min(BATCH, (4 * MIB) // line.nbytes))
+            each = []
+            for turn in range(rounds + 1):
+                if made.array is not None:
+                    made.array[...] = 0  # and stays 0, however often it is summed
+                c.barrier()
+                began, cpu = time.perf_counter(), time.process_time()
+                for _ in range(calls):
+                    made.call()
+                wall, used = (time.perf_counter() - began) / calls, (time.process_time() - cpu) / calls
+                if turn:
+                    each.append((wall, used))
+            alone = 0.0
+            if not line.view and c.rank == 0:
+                alone = _numpy_alone(c, line, shared=shared)
+            c.barrier()
+            wall, used = (statistics.median(row) for row in zip(*each, strict=True))
+            found[line.key, shared] = (wall, used, alone)
+    return found
+
+
+def in_between(ranks: int, *, rounds: int) -> str:
+    """Return the table of operations between small and large."""
+    values = _values(ranks, lambda c: _in_between(c, rounds))
+    cores = min(ranks, len(os.sched_getaffinity(0)))
+    rows = [
+        f"| {ranks} ranks | time | numpy alone | processor time of a rank | all ranks / cores |",
+        "|" + "---|" * 5,
+    ]
+    for key in values[0]:
+        name, shared = key
+        wall, used = max(value[key][0] for value in values), [value[key][1] for value in values]
+        alone = values[0][key][2]
+        rows.append(
+            f"| {name}, {'shared' if shared else 'private'} | {human_seconds(wall)} "
+            f"| {human_seconds(alone) if alone else '–'} | {human_seconds(max(used))} "
+            f"| {human_seconds(sum(used) / cores)} |"
+        )
+    return "\n".join(rows)
+
+
 def run(*, quick: bool, strace: bool = True) -> Section:
     """Profile small operations, and large ones on 2 and 4 ranks."""
     tables = [
         small(quick=quick, strace=strace),
+        *(in_between(ranks, rounds=5 if quick else 15) for ranks in (2, 4)),
         *(large(ranks, rounds=5 if quick else 15) for ranks in (2, 4)),
     ]
     return Section("Where the time of operations goes", (), NOTES, "\n\n".join(tables))

@@ -35,11 +35,10 @@ class Warm:
 
         with Presses():  # an interrupt waits until there is something that can be put out
             try:
-                self._waiting = ignition.Ignition(self._configuration.start_method)
+                self._waiting = started = ignition.Ignition(self._configuration.start_method)
             except (StartError, OSError):
                 return
-            if self._waiting is not None:
-                self._waiting.waited = True
+            started.waited = True
 
     def take(self) -> Ignition | None:
         """Give away what waits, to be owned by the caller; None if nothing does that can be used."""
