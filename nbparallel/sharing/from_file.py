@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -12,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
-from nbparallel.errors import ObjectArrayError, StrategyUnavailableError
+from nbparallel.errors import NbParallelError, ObjectArrayError, StrategyUnavailableError
 from nbparallel.sharing import living_names
 from nbparallel.sharing.current import current_store
 from nbparallel.sharing.layout import Shape, describe, sizes_of
 from nbparallel.sharing.mapping import Access
-from nbparallel.sharing.memory_map import MemoryMapStrategy, network_reason, place
+from nbparallel.sharing.memory_map import MemoryMapStrategy, network_reason
+from nbparallel.sharing.place import Place
 from nbparallel.sharing.reserving import explained, fill
 from nbparallel.sharing.store import AnyArray
 from nbparallel.sharing.strategy import SegmentSource
@@ -57,7 +59,7 @@ def from_file(
     FileNotFoundError, PermissionError
         As `open`.
     ValueError
-        The file does not hold what was asked for.
+        The file does not hold what was asked for, is damaged, or empty.
     ObjectArrayError
         It holds Python objects.
     SharedMemoryFullError
@@ -89,28 +91,18 @@ def from_file(
     reason = None if allow_network else network_reason(full)
     if reason is not None:
         raise StrategyUnavailableError(reason)
-    if mode == "w+" and (dtype is None or shape is None):
-        raise TypeError("a new file needs dtype= and shape=")
     wanted = None if dtype is None else np.empty(0, dtype).dtype
     if wanted is not None:
         describe(wanted)
-    # A new file gets its name when it is complete.
-    draft = os.path.join(os.path.dirname(full), living_names.fresh()) if mode == "w+" else ""
-    if draft:
-        living_names.remember(draft)
-    source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
+    sizes = None if shape is None else sizes_of(shape)
+    if mode != "w+":
+        source, form = _open(full, mode, wanted, sizes)
+    elif wanted is None or sizes is None:
+        raise TypeError("a new file needs dtype= and shape=")
+    else:
+        source, form = _make(full, wanted, sizes)
     try:
-        fd = source.fd = os.open(draft or full, _FLAGS[mode] | os.O_CLOEXEC, 0o666)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError(f"{full} is no regular file")
-        if mode == "w+" and wanted is not None and shape is not None:
-            form = _make(fd, full, wanted, sizes_of(shape))
-            os.replace(draft, full)
-            source.path = ""
-            living_names.forget(draft)
-        else:
-            form = _look(fd, full, wanted, None if shape is None else sizes_of(shape))
-        source.nbytes = os.fstat(fd).st_size
+        source.nbytes = os.fstat(source.fd).st_size
         access = Access.READ if mode == "r" else Access.WRITE
         root = current_store().adopt(source, access, for_all=mode != "r")
     except BaseException:
@@ -124,20 +116,52 @@ _Form = tuple[int, np.dtype[Any], tuple[int, ...], bool]
 """Offset of the first element, dtype, shape, whether the first axis varies fastest."""
 
 
-def _make(fd: int, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
+def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[SegmentSource, _Form]:
     header = io.BytesIO()
     if path.endswith(".npy"):
         described = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         npy_format.write_array_header_2_0(header, described)
     offset = header.tell()
     size = max(offset + math.prod(shape) * dtype.itemsize, 1)
-    disk = place(os.path.dirname(path))
+    disk = Place(os.path.dirname(path), "choose a path on another disk", "delete files there")
     disk.require(size)
+    # It gets its name when it is complete.
+    draft = os.path.join(disk.directory, living_names.fresh())
     try:
-        fill(fd, size, header.getbuffer())
+        living_names.remember(draft)
+        source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
+        try:
+            source.fd = os.open(draft, _FLAGS["w+"] | os.O_CLOEXEC, 0o666)
+            fill(source.fd, size, header.getbuffer())
+            os.replace(draft, path)
+        except BaseException:
+            source.close()
+            raise
     except OSError as error:
-        raise explained(error, size, disk) from error
-    return offset, dtype, shape, False
+        raise _told(error, size, disk, path) from error
+    source.path = ""
+    living_names.forget(draft)
+    return source, (offset, dtype, shape, False)
+
+
+def _told(error: OSError, nbytes: int, disk: Place, path: str) -> OSError | NbParallelError:
+    """Return an error about the user's file; he knows of no draft and of no record beside it."""
+    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+        return explained(error, nbytes, disk)
+    return OSError(error.errno, error.strerror, path if os.path.isdir(path) else disk.directory)
+
+
+def _open(
+    path: str, mode: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None
+) -> tuple[SegmentSource, _Form]:
+    source = SegmentSource(os.open(path, _FLAGS[mode] | os.O_CLOEXEC), 0, MemoryMapStrategy().name)
+    try:
+        if not stat.S_ISREG(os.fstat(source.fd).st_mode):
+            raise ValueError(f"{path} is no regular file")
+        return source, _look(source.fd, path, dtype, shape)
+    except BaseException:
+        source.close()
+        raise
 
 
 def _look(fd: int, path: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> _Form:
@@ -150,23 +174,37 @@ def _look(fd: int, path: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...
         if dtype is None:
             raise ValueError(f"{path} is no .npy file: raw values need dtype=")
         sizes = (size // dtype.itemsize if dtype.itemsize else 0,) if shape is None else shape
+        # One byte is what the file of an array without elements has.
+        if shape is None and size > 1 and sizes[0] * dtype.itemsize != size:
+            raise ValueError(
+                f"{path} has {size} bytes, no whole number of {dtype} ({dtype.itemsize} bytes each)"
+            )
         form = 0, dtype, sizes, False
     offset, found, sizes, _ = form
     if (dtype is not None and dtype != found) or (shape is not None and shape != sizes):
         raise ValueError(f"{path} holds {found} of shape {sizes}, not {dtype or found} of {shape or sizes}")
     needed = offset + math.prod(sizes) * found.itemsize
-    if size < max(needed, 1):
+    if not size:
+        raise ValueError(f"{path} is empty: there is no memory to share")
+    if size < needed:
         raise ValueError(f"{path} has {size} bytes, {found} of shape {sizes} needs {needed}")
     return form
 
 
 def _header(file: BinaryIO, path: str) -> _Form:
-    version = npy_format.read_magic(file)
     readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-    if version not in readers:
-        # Version 3 differs in field names that are not latin-1 only; numpy has no public reader for it.
-        raise ValueError(f"{path} is a .npy file of version {version}: save it again with numpy.save")
-    shape, fortran, dtype = readers[version](file)
+    try:
+        version = npy_format.read_magic(file)
+        # Version 3 has field names that are not latin-1; numpy has no public reader for it.
+        found = readers[version](file) if version in readers else None
+    except ValueError as error:
+        raise ValueError(f"{path} is a damaged .npy file: {error}") from error
+    if found is None:
+        raise ValueError(
+            f"{path} is a .npy file of version {version[0]}, which numpy.save makes of field names that are "
+            "not latin-1: numpy.load it, rename those fields, and save it again"
+        )
+    shape, fortran, dtype = found
     if dtype.hasobject:
         raise ObjectArrayError(f"{path} holds Python objects, whose memory cannot be shared: use numpy.load")
     return file.tell(), dtype, shape, fortran

@@ -28,6 +28,9 @@ FRESH_SECONDS = 0.05
 PLENTY = 1 << 30
 """An old reading is relied on only while it leaves this many bytes."""
 
+LET_GO = "delete shared arrays (and names that view them) with `del`"
+"""What makes room where arrays lie that go with their last name."""
+
 ReadText = Callable[[str], str]
 
 
@@ -166,13 +169,17 @@ class Headroom:
 
 
 def full_error(
-    nbytes: int, free: int | None, where: str, remedy: str = "raise the limit (Docker: --memory)"
+    nbytes: int,
+    free: int | None,
+    where: str,
+    remedy: str = "raise the limit (Docker: --memory)",
+    first: str = LET_GO,
 ) -> SharedMemoryFullError:
     """Return the error that says what was needed, what is free, where, and what to do."""
     need, have = size_text(nbytes), "" if free is None else size_text(free)
     if need == have:  # within a twentieth of a MiB: a page too much must not read "8.0 MiB, 8.0 MiB free"
         need, have = f"{-(-nbytes // 1024)} KiB", f"{(free or 0) // 1024} KiB"
     return SharedMemoryFullError(
-        f"a shared array needs {need}{have and f', {have} free'} on {where}: delete shared arrays (and names "
-        f"that view them) with `del`, work on parts, or {remedy}"
+        f"a shared array needs {need}{have and f', {have} free'} on {where}: "
+        f"{first}, work on parts, or {remedy}"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nbparallel.errors import SharedMemoryFullError
-from nbparallel.sharing.headroom import full_error
+from nbparallel.sharing.headroom import LET_GO, full_error
 from nbparallel.wire.units import size_text
 
 
@@ -19,6 +19,8 @@ class Place:
     """Absolute path."""
     remedy: str
     """What to do when it is full."""
+    first: str = LET_GO
+    """What to do first."""
 
     def require(self, nbytes: int) -> None:
         """Return if a file of `nbytes` bytes seems to fit; whether it does, only `posix_fallocate` knows.
@@ -35,13 +37,13 @@ class Place:
         if room.f_files and not room.f_favail:
             raise SharedMemoryFullError(
                 f"no file can be added to {self}: all {room.f_files} names that it can hold are taken; "
-                f"delete shared arrays (and names that view them) with `del`, or {self.remedy}"
+                f"{self.first}, or {self.remedy}"
             )
         free = room.f_bavail * room.f_frsize
         if free < nbytes:
             # Raised as it is made: an error that a variable of its own traceback holds is a cycle, which
             # would keep the caller's arrays alive until the garbage collector comes.
-            raise full_error(nbytes, free, str(self), self.remedy)
+            raise full_error(nbytes, free, str(self), self.remedy, self.first)
 
     def full(self, nbytes: int) -> SharedMemoryFullError:
         """Return the error for a file that the system has just refused for want of room."""
@@ -50,7 +52,8 @@ class Place:
         except SharedMemoryFullError as error:
             return error
         # What is free by now need not be what was missing: others come and go.
-        return full_error(nbytes, None, f"{self}, which a moment ago was too full", self.remedy)
+        where = f"{self}, which a moment ago was too full"
+        return full_error(nbytes, None, where, self.remedy, self.first)
 
     def __str__(self) -> str:
         try:

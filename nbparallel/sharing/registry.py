@@ -57,6 +57,10 @@ class SharingStrategies(Set[str]):
         others = "".join(f"\n  {name}: {reason}" for name, reason in self.missing.items())
         return ", ".join(self.names) + (f"\nnot here:{others}" if others else "")
 
+    def __repr__(self) -> str:
+        # What a notebook shows of a cell's last line.
+        return str(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -96,25 +100,34 @@ def follow(other: Choice) -> None:
 def register_sharing_strategy(name: str, strategy: Strategy) -> None:
     """Make a strategy available under a name, here and, from the next cell on, on all ranks.
 
+    A name of your own may be registered again, as by a cell that runs again: the new object takes the place
+    of the old one, and serves the arrays that exist as well.
+
     Parameters
     ----------
     name : str
-        An identifier that is not taken; equal to ``strategy.name``.
+        An identifier that is no built-in strategy's; equal to ``strategy.name``.
     strategy : Strategy
         See `nbparallel.sharing.Strategy` for what it has to promise.
 
     Raises
     ------
+    TypeError
+        It is no `Strategy` object.
     ValueError
-        The name is taken, or not the strategy's own.
+        The name is a built-in strategy's, not the strategy's own, or no identifier.
     """
     global _generation
+    if isinstance(strategy, type):
+        raise TypeError(f"register an object, {strategy.__name__}(…), not the class itself")
     if not isinstance(strategy, Strategy):
         raise TypeError(f"a sharing strategy derives from nbparallel.sharing.Strategy, not {strategy!r}")
-    if not name.isidentifier() or name != strategy.name:
-        raise ValueError(f"the strategy calls itself {strategy.name!r}, an identifier is needed: {name!r}")
-    if name in _strategies and _strategies[name] is not strategy:
-        raise ValueError(f"there is already a sharing strategy {name!r}")
+    if name != strategy.name:
+        raise ValueError(f"the strategy's own `name` is {strategy.name!r}: register it as that, not {name!r}")
+    if not name.isidentifier():
+        raise ValueError(f"a sharing strategy's name is an identifier, as 'my_files', not {name!r}")
+    if any(name == built_in.name for built_in in _BUILT_IN):
+        raise ValueError(f"there is already a built-in sharing strategy {name!r}: choose another name")
     _strategies[name] = strategy
     _generation += 1
 
@@ -145,6 +158,8 @@ def set_sharing_strategy(name: str, **options: Any) -> None:
         It does not work here; the message says why, and what does.
     """
     global _current, _generation
+    if not isinstance(name, str):
+        raise _unknown(name)  # None, too: it means the current one elsewhere
     if options and name in _strategies:
         _strategies[name].configure(**options)
     find_strategy(name)
@@ -179,12 +194,19 @@ def find_strategy(name: str | None = None) -> Strategy:
     reason = None if strategy is None else strategy.unavailable_reason
     if strategy is not None and reason is None:
         return strategy
-    listed = ", ".join(get_all_sharing_strategies()) or "none"
     if strategy is not None:
         raise StrategyUnavailableError(
-            f"sharing strategy {name!r} is not available: {reason}; available: {listed}"
+            f"sharing strategy {name!r} is not available: {reason}; available: {_listed()}"
         )
-    raise ValueError(f"unknown sharing strategy {name!r}; available: {listed}")
+    raise _unknown(name)
+
+
+def _unknown(name: object) -> ValueError:
+    return ValueError(f"unknown sharing strategy {name!r}; available: {_listed()}")
+
+
+def _listed() -> str:
+    return ", ".join(get_all_sharing_strategies()) or "none"
 
 
 def transport() -> Strategy:

@@ -1,5 +1,6 @@
 """`from_file`: a file that the user keeps, as a shared array."""
 
+import errno
 import os
 
 import numpy as np
@@ -104,6 +105,49 @@ def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.set_sharing_strategy("mmap", directory=tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["o.npy", "x.npy"]
+
+
+def test_errors_speak_of_the_users_file(tmp_path, monkeypatch):
+    """A folder that is not there, damaged and odd files, a disk without names: never of our own names."""
+
+    def refused(*arguments, **options):
+        with pytest.raises((OSError, ValueError, SharedMemoryFullError)) as caught:
+            nbp.from_file(*arguments, **options)
+        assert "nbp_" not in str(caught.value)
+        return caught.value
+
+    new = {"dtype": "f8", "shape": 3, "mode": "w+"}
+    missing = refused(tmp_path / "no" / "x.npy", **new)
+    assert isinstance(missing, FileNotFoundError)
+    assert missing.filename == str(tmp_path / "no")
+    folder = refused(tmp_path, **new)
+    assert isinstance(folder, IsADirectoryError)
+    assert folder.filename == str(tmp_path)
+    full = str(refused(tmp_path / "x.npy", "u1", 1 << 60, mode="w+"))
+    assert f"on {tmp_path}" in full
+    assert "delete files there" in full
+    assert "another disk" in full
+    assert "set_sharing_strategy" not in full
+
+    def no_room(text, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "symlink", no_room)  # the record of whose the draft is
+        assert isinstance(refused(tmp_path / "x.npy", **new), SharedMemoryFullError)
+    for content, words in {
+        b"\x93NUMPY\1": "damaged",
+        b"\x93NUMPY\3\0": "version 3",
+        b"12345": "no whole number of float64",
+        b"": "is empty",
+    }.items():
+        (tmp_path / "odd").write_bytes(content)
+        text = str(refused(tmp_path / "odd", "f8"))
+        assert text.startswith(str(tmp_path / "odd"))
+        assert words in text
+    empty = nbp.from_file(tmp_path / "none", "f8", 0, mode="w+")
+    assert nbp.from_file(tmp_path / "none", "f8").shape == empty.shape == (0,)
+    assert sorted(os.listdir(tmp_path)) == ["none", "odd"]
 
 
 def test_a_network_file_system_may_be_insisted_on(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import re
 from collections import deque
 from pathlib import Path
 
@@ -53,10 +54,13 @@ def test_unknown_names_are_errors_that_list_the_names():
         nbp.set_sharing_strategy("file_descriptr")
     with pytest.raises(ValueError, match="unknown"):
         nbp.zeros(3, strategy="nothing")
+    for nothing in (None, 3, ["mmap"]):
+        with pytest.raises(ValueError, match=r"unknown.*available: file_descriptor"):
+            nbp.set_sharing_strategy(nothing)
     assert nbp.get_sharing_strategy() == "file_descriptor"
 
 
-def test_a_strategy_of_ones_own():
+def test_a_strategy_of_ones_own(monkeypatch):
     """A registered strategy is found by name, serves new arrays, and existing ones stay where they are."""
 
     class Own(FileDescriptorStrategy):
@@ -73,12 +77,22 @@ def test_a_strategy_of_ones_own():
     assert known[store.location(new).segment] == "own"
     assert known[store.location(old).segment] == "file_descriptor"
     assert old.sum() == 10
-    with pytest.raises(ValueError, match="already"):
-        nbp.register_sharing_strategy("own", Own())
-    with pytest.raises(ValueError, match="calls itself"):
+    again = Own()
+    nbp.register_sharing_strategy("own", again)  # a notebook's cell that runs again
+    assert registry.find_strategy("own") is again
+    assert old.sum() + new.sum() == 10
+    assert nbp.is_shared(nbp.zeros(10))
+    with pytest.raises(ValueError, match=r"own `name` is 'own'.*not 'other'"):
         nbp.register_sharing_strategy("other", Own())
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"an object, Own\(…\)"):
+        nbp.register_sharing_strategy("own", Own)
+    with pytest.raises(TypeError, match=r"derives from nbparallel\.sharing\.Strategy"):
         nbp.register_sharing_strategy("thing", object())
+    with pytest.raises(ValueError, match="built-in"):
+        nbp.register_sharing_strategy("file_descriptor", FileDescriptorStrategy())
+    monkeypatch.setattr(Own, "name", "my own")
+    with pytest.raises(ValueError, match="identifier"):
+        nbp.register_sharing_strategy("my own", Own())
     del new
     store.drain()
     store.trim()
@@ -87,7 +101,9 @@ def test_a_strategy_of_ones_own():
 def test_a_system_without_memfd(monkeypatch):
     """Elsewhere the strategy says so, and so does the registry."""
     monkeypatch.delattr(os, "memfd_create")
-    assert "memfd_create" in nbp.get_all_sharing_strategies().missing["file_descriptor"]
+    found = nbp.get_all_sharing_strategies()
+    assert "memfd_create" in found.missing["file_descriptor"]
+    assert re.fullmatch(r"file_system, .*copy\nnot here:\n  file_descriptor: .*", repr(found), re.DOTALL)
     with pytest.raises(StrategyUnavailableError, match="memfd_create"):
         nbp.zeros(3)
 
