@@ -99,6 +99,20 @@ def shell() -> InteractiveShell:
     return made
 
 
+class NoIgnition:
+    """Stands in for what is started in the background: nothing, since the ranks are played."""
+
+    def __init__(self, start_method: str) -> None:
+        self.waited = False
+
+    def fits(self, start_method: str) -> bool:
+        """Be of no use later."""
+        return False
+
+    def put_out(self) -> None:
+        """End nothing."""
+
+
 @pytest.fixture
 def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     """Return a fresh notebook whose ranks are played by a `FakeSession`."""
@@ -106,7 +120,7 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
         "FakeSession", (FakeSession,), {"made": [], "script": staticmethod(lambda sink, call: {})}
     )
     monkeypatch.setattr("nbparallel.session.Session", sessions, raising=False)
-    monkeypatch.setattr("nbparallel.session.ignition.Ignition", lambda start_method: None)
+    monkeypatch.setattr("nbparallel.session.ignition.Ignition", NoIgnition)
     shell.reset(new_session=True)
     nbparallel_magics.load(shell)
     nbparallel_magics.live_in(shell).configuration.welcome = False  # type: ignore[union-attr]  # just loaded
