@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import resource
 import shlex
@@ -28,10 +29,13 @@ _COSTS = {
         "a block inside one large region",
         "one or two open files for many; a region goes as a whole",
     ),
-    "mmap": ("a file in a folder of your choice", "disk instead of memory; survives a restart"),
+    "mmap": (
+        "a temporary file in a folder of your choice",
+        "disk instead of memory; what is to survive a restart is opened with nbp.from_file",
+    ),
     "copy": ("nothing: arrays are copied to every rank", "memory and time for every rank"),
 }
-"""What each strategy is and costs, in words; DESIGN has the reasons."""
+"""What each strategy is and costs, in words; docs/explanation/sharing-strategies.md has the reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class StrategyTable:
     """Name -> reason of those that it does not."""
     options: dict[str, str]
     """Name -> the options in force, as words."""
+    own: dict[str, str]
+    """Name -> what the user's own say of themselves."""
 
     @classmethod
     def now(cls) -> Self:
@@ -58,12 +64,14 @@ class StrategyTable:
             name: " ".join(f"{key}={value}" for key, value in strategy.options.items())
             for name, strategy in registry.strategies().items()
         }
-        return cls(nbparallel.get_sharing_strategy(), tuple(strategies), dict(strategies.missing), options)
+        own = {s.name: (inspect.getdoc(s) or "").partition("\n")[0] for s in registry.choice().own}
+        current, missing = nbparallel.get_sharing_strategy(), dict(strategies.missing)
+        return cls(current, tuple(strategies), missing, options, own)
 
     def table(self) -> Table:
         """Return the rows: the one in force first."""
         names = [self.current, *(name for name in self.usable if name != self.current), *self.missing]
-        rows = [(name, self._state(name), *_COSTS.get(name, ("", ""))) for name in names]
+        rows = [(name, self._state(name), *_COSTS.get(name, (self.own.get(name, ""), ""))) for name in names]
         return Table(
             f"sharing strategy: {self.current}",
             ("name", "here", "a segment is", "it costs"),

@@ -43,7 +43,7 @@ class AnonymousStrategy(Strategy):
     @property
     def unavailable_reason(self) -> str | None:  # noqa: D102
         if not hasattr(os, "memfd_create"):
-            return f"{sys.platform} has no memfd_create (Linux has)"
+            return f"this Python has no os.memfd_create (on {sys.platform}; Linux has it from glibc 2.27 on)"
         return _refusal()
 
     @property

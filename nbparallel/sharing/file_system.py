@@ -36,7 +36,7 @@ class FileSystemStrategy(Strategy):
     @property
     def unavailable_reason(self) -> str | None:  # noqa: D102
         if not os.path.isdir(self._directory):
-            return f"{sys.platform} has no {self._directory}"
+            return f"there is no directory {self._directory} here ({sys.platform})"
         if not os.access(self._directory, os.W_OK | os.X_OK):
             return f"{self._directory} may not be written to by this user"
         return None

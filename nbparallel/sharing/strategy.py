@@ -16,7 +16,7 @@ Intend: TypeAlias = Callable[[str], None]
 PACKS_BELOW = 256 << 10
 """Bytes; a segment of its own costs one or two descriptors, a mapping and 0.1 ms, whatever its size."""
 REGION_NBYTES = 16 << 20
-"""Bytes; 10,000 arrays of 100 numbers lie in four regions, 70,000 in seven."""
+"""Bytes; 10,000 arrays of 100 numbers lie in four regions, 70,000 in eight (`file_region`: one, four)."""
 
 
 def nobody(path: str) -> None:

@@ -79,7 +79,7 @@ def test_f74_no_dev_shm(tmp_path: Path) -> None:
         "print(nbp.get_all_sharing_strategies().missing['file_system'])\n"
     )
     done = run_in(before, text)
-    assert "no /dev/shm" in done.stdout
+    assert "no directory /dev/shm" in done.stdout
 
 
 @pytest.mark.time_limit(60)

@@ -14,6 +14,7 @@ import pytest
 import nbparallel_magics
 from nbparallel.errors import CellTimeoutError, NbParallelError, StartError
 from nbparallel.session import failures
+from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
 from nbparallel.wire.failures import Cause, FrameLine, RankFailure
 from nbparallel_magics.completion import parsers
 
@@ -416,6 +417,7 @@ def strategies(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     for name in ("_current", "_generation"):
         monkeypatch.setattr(registry, name, getattr(registry, name))
+    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
     monkeypatch.setattr(registry._strategies["mmap"], "_directory", None)
     return registry
 
@@ -424,6 +426,15 @@ def plain(out: Any) -> str:
     """Return the text of the one display of a cell."""
     (display,) = out.outputs
     return str(display.data["text/plain"])
+
+
+class Mine(FileDescriptorStrategy):
+    """Memory of my own.
+
+    And more about it.
+    """
+
+    name = "mine"  # type: ignore[assignment]
 
 
 def test_switching_with_an_option(notebook: Any, strategies: Any, tmp_path: Any) -> None:
@@ -439,6 +450,8 @@ def test_switching_with_an_option(notebook: Any, strategies: Any, tmp_path: Any)
     assert "sharing strategy: copy" in plain(notebook.run("%sharing_strategy copy"))
     assert strategies.strategies()["mmap"].directory == str(folder), "options stay for the next time"
     assert notebook.run("%sharing_strategy mmap directory=~").error is None
+    strategies.register_sharing_strategy("mine", Mine())
+    assert re.search(r"\nmine +yes +Memory of my own\.\n", plain(notebook.run("%sharing_strategy")))
 
 
 def test_a_strategy_that_is_missing_here(
@@ -447,9 +460,9 @@ def test_a_strategy_that_is_missing_here(
     """It is listed with the reason, and choosing it is one line that says why not, and what works."""
     monkeypatch.setattr(strategies._strategies["file_system"], "_directory", "/not/there")
     text = plain(notebook.run("%sharing_strategy"))
-    assert re.search(r"\nfile_system +no: linux has no /not/there", text)
+    assert re.search(r"\nfile_system +no: there is no directory /not/there", text)
     out = notebook.run("%sharing_strategy file_system")
-    assert "'file_system' is not available: linux has no /not/there; available: " in out.stderr
+    assert "'file_system' is not available: there is no directory /not/there here (" in out.stderr
     assert out.stderr.count("\n") == 1
     assert "sharing strategy: file_descriptor" in plain(notebook.run("%sharing_strategy"))
 

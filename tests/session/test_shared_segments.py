@@ -6,14 +6,17 @@ import os
 import signal
 import threading
 import time
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
+from nbparallel.session.doctor import examine
 from nbparallel.session.ledger_question import LedgerQuestion
 from nbparallel.session.shared_segments import gather
 from nbparallel.sharing import SegmentStatistics
@@ -80,7 +83,10 @@ def test_an_answer_to_an_older_question_is_dropped() -> None:
 
 
 def test_statistics_name_users_and_makers() -> None:
-    """A real session: the notebook's names with views, the ranks that attached, and what a rank made."""
+    """A real session: the notebook's names with views, the ranks that attached, and what a rank made.
+
+    What it tells, as what `%parallel_who` and `%parallel_doctor` stand on, is frozen.
+    """
     namespace: dict[str, Any] = {"x": np.ones(1 << 16), "n": 3}
     namespace["view"] = namespace["x"][::2]
     with Session(3) as session:
@@ -94,6 +100,10 @@ def test_statistics_name_users_and_makers() -> None:
         assert (mine.nbytes, mine.strategy, mine.writable) == (8 << 16, "file_descriptor", False)
         assert (theirs.nbytes, theirs.ranks, theirs.notebook, theirs.writable) == (8 << 17, (1,), False, True)
         assert session.statistics({"other": namespace["x"]}).segments[1].names == ("other",)
+        records = [seen, *seen.ranks, *seen.segments, *nbp.segments(), session.who(), *session.who().names]
+        for record in [*records, *examine()]:
+            with pytest.raises(FrozenInstanceError):
+                setattr(record, fields(record)[0].name, None)
         session.run("del own", ranks=[1])
         assert session.statistics().pooled_nbytes >= 8 << 17
 
