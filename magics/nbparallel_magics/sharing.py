@@ -109,6 +109,7 @@ def switch(line: str) -> None:
     except ValueError as error:
         raise UsageError(f"%sharing_strategy: {line!r} cannot be read: {error}") from None
     options = {key: os.path.expanduser(value) for key, _, value in (word.partition("=") for word in words)}
+    truths = {key: value == "True" for key, value in options.items() if value in ("True", "False")}
     if any(word.startswith("-") for word in words):
         raise UsageError("%sharing_strategy: flags come before the name")
     if "" in options.values():
@@ -117,7 +118,7 @@ def switch(line: str) -> None:
     from nbparallel.errors import StrategyUnavailableError
 
     try:
-        nbparallel.set_sharing_strategy(name, **options)
+        nbparallel.set_sharing_strategy(name, **options | truths)
     except (TypeError, ValueError, StrategyUnavailableError) as error:
         raise UsageError(str(error)) from None
 

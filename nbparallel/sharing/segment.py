@@ -156,6 +156,7 @@ class Segment:
             writable=self.writable,
             sessions=len(self.registered) + (self.broker is not None),
             read_only=self.block is not None and self.block.mapping.access is Access.READ,
+            path="" if self.block is None else self.block.source.path,
         )
 
 
@@ -202,3 +203,5 @@ class SegmentStatistics:
     """In how many sessions it is known."""
     read_only: bool = False
     """Whether nobody may write, its maker included: a file that was opened for reading only."""
+    path: str = ""
+    """The file in which it lies, if this process made it and its strategy gives names."""

@@ -18,6 +18,7 @@ class SegmentList(tuple[SegmentStatistics, ...]):
     def table(self) -> Table:
         """Return a row for each segment in use, the largest first, and a line about what is kept."""
         used = sorted((s for s in self if s.phase != "pooled"), key=lambda s: -s.nbytes)
+        named = any(record.path for record in used[:SHOWN])
         rows = [
             (
                 f"{record.segment:#x}",
@@ -26,13 +27,14 @@ class SegmentList(tuple[SegmentStatistics, ...]):
                 record.phase,
                 "here" if record.own else "elsewhere",
                 _who_writes(record),
+                *([record.path] if named else ()),
             )
             for record in used[:SHOWN]
         ]
         total = size_text(sum(record.nbytes for record in used))
         return Table(
             f"shared memory of this process: {segments_text(len(used))}, {total}",
-            ("segment", "strategy", "size", "phase", "made", "may be written"),
+            ("segment", "strategy", "size", "phase", "made", "may be written", *(["name"] if named else ())),
             rows,
             "\n".join(line for line in (left_out(used), self._kept()) if line),
         )

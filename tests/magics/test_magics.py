@@ -447,6 +447,8 @@ def test_switching_with_an_option(notebook: Any, strategies: Any, tmp_path: Any)
     assert text.splitlines()[0] == "sharing strategy: mmap"
     assert f"in force directory={folder}" in text
     assert strategies.find_strategy().directory == str(folder)
+    notebook.run("%sharing_strategy mmap 'directory={folder}' allow_network=False")
+    assert strategies.choice().options["mmap"] == {"directory": str(folder), "allow_network": False}
     assert "sharing strategy: copy" in plain(notebook.run("%sharing_strategy copy"))
     assert strategies.strategies()["mmap"].directory == str(folder), "options stay for the next time"
     assert notebook.run("%sharing_strategy mmap directory=~").error is None

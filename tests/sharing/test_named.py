@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ChannelClosedError, SharedMemoryFullError
-from nbparallel.sharing import Store
+from nbparallel.sharing import Store, current_store
 from nbparallel.sharing.file_system import FileSystemStrategy
 from nbparallel.sharing.memory_map import MemoryMapStrategy
 from nbparallel.testing.names import names_of
@@ -184,6 +184,25 @@ def test_a_process_without_a_session_removes_its_names(strategy, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert not os.path.exists(done.stdout.strip())
+
+
+@pytest.mark.parametrize("strategy", NAMED)
+def test_an_unrelated_process_opens_the_memory_by_name(strategy):
+    """`nbp.segments` tells the name as long as there is one; what is written by either is seen by both."""
+    x = nbp.zeros(100_000, strategy=strategy)
+    here = current_store().location(x).segment
+
+    def path():
+        (found,) = [record.path for record in nbp.segments() if record.segment == here]
+        return found
+
+    x[7] = 3
+    code = "import numpy, sys; x = numpy.memmap(sys.argv[1], float, 'r+'); x[8] = 2 * x[7]"
+    subprocess.run([sys.executable, "-c", code, path()], check=True, timeout=60)
+    assert x[8] == 6
+    os.unlink(path())
+    assert path() == ""
+    assert x[8] == 6
 
 
 def test_names_of_a_killed_rank_go_within_a_second():

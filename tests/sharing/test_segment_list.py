@@ -1,6 +1,7 @@
 """`nbp.segments()`: a sequence of records that prints as a table."""
 
 import re
+from dataclasses import replace
 
 from nbparallel.sharing.segment import SegmentStatistics
 from nbparallel.sharing.segment_list import SHOWN, SegmentList
@@ -29,6 +30,15 @@ def test_it_prints_as_a_table():
     html = shown._repr_html_()
     assert re.findall(r'<th scope="row"[^>]*>([^<]*)', html) == ["0x2", "0x1"]
     assert "3.0 MiB" in html
+    assert "name" not in lines[1]
+
+
+def test_names_have_a_column_where_there_are_any():
+    """Whoever wants to open the memory from elsewhere finds its file."""
+    with_name = replace(record(1), path="/dev/shm/nbp_a")
+    lines = repr(SegmentList([with_name, record(2)])).splitlines()
+    assert lines[1].split()[-1] == "name"
+    assert lines[2].endswith("/dev/shm/nbp_a")
 
 
 def test_thousands_of_segments_stay_readable():
