@@ -11,20 +11,17 @@ changed the rank is asked to take the value only if it has none of its own.
 
 from __future__ import annotations
 
-import difflib
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from nbparallel.errors import ObjectArrayError, ReadOnlyArrayError, UnknownNameError
 from nbparallel.session.encoding import SharedArrays, Value
 from nbparallel.session.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.session.inventory import Inventory
 from nbparallel.session.move_arrays import is_array, move_arrays
+from nbparallel.session.shareable import check_shareable
 from nbparallel.sharing import SegmentBroker, Store, registry
 from nbparallel.wire.names import NameKind, NameUpdate
 
@@ -216,7 +213,7 @@ class Names:
         with self._lock:
             names = list(names)
             for name in names:
-                _check_shareable(name, namespace)
+                check_shareable(name, namespace)
             notes = self._move(names, namespace, {}, for_all=True)
             for name in names:
                 self._store.allow_write(namespace[name])
@@ -372,26 +369,3 @@ def _rank_keeps(known: _Known | None, baseline: _Baseline | None, value: Value, 
     if known is None:
         return True  # nobody saw it assign the name; if it did, the notebook has not changed it since
     return known.kind is value.kind and known.memory_key == value.memory_key  # only who may write changed
-
-
-def _check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
-    if name not in namespace or is_ipythons(name):
-        near = difflib.get_close_matches(name, [key for key in namespace if not is_ipythons(key)], 3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise UnknownNameError(f"the notebook has no variable {name!r}{hint}")
-    value = namespace[name]
-    if type(value) is not np.ndarray:
-        kind = type(value).__qualname__
-        raise ObjectArrayError(
-            f"{name!r} is of type {kind}; only numpy arrays lie in shared memory: `{name} = np.array({name})`"
-        )
-    if not is_array(value):
-        raise ObjectArrayError(
-            f"{name!r} is an array of dtype {value.dtype}: Python objects, whose memory cannot be shared; "
-            f'convert it (`{name} = {name}.astype(float)`, or "U" for text), or let it be copied'
-        )
-    if not value.flags.writeable:
-        raise ReadOnlyArrayError(
-            f"{name!r} is flagged read-only in the notebook, so ranks cannot be let write it: "
-            f"`{name}.flags.writeable = True`, or `{name} = {name}.copy()`, first"
-        )

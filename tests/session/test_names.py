@@ -212,6 +212,11 @@ def test_rights_do_not_replace_what_the_rank_assigned(pair):
         ("xx = np.array([None])", ObjectArrayError, r"Python objects.*astype"),
         ("xx = np.ma.zeros(3)", ObjectArrayError, "MaskedArray"),
         ("xx = np.zeros(3); xx.flags.writeable = False", ReadOnlyArrayError, "xx.flags.writeable = True"),
+        (
+            "xx = np.frombuffer(b'12345678')",
+            ReadOnlyArrayError,
+            r"for reading only.*: nbp.from_file.*or `xx =",
+        ),
     ],
 )
 def test_bad_names_to_share(pair, make, error, text):
