@@ -27,6 +27,7 @@ def two() -> Iterator[Session]:
 
 def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     """Every step of every strategy and size has a time; what it costs besides differs as it should."""
+    assert (min(strategy_measurement.SIZES), max(strategy_measurement.SIZES)) == (1 << 10, 256 << 20)
     mine = nbp.zeros(1 << 17)
     before = (nbp.get_sharing_strategy(), two.statistics().shared_segments)
     figures = strategy_bench(two, sizes=[1 << 20, 1 << 10], seconds=60)

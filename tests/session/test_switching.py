@@ -150,3 +150,11 @@ def test_a_strategy_of_ones_own_reaches_the_ranks(two, names):
     assert two.run("int(x.sum())", namespace=names).values == [10, 10]
     nbp.set_sharing_strategy("traced")
     assert two.run(NEW, namespace=names).values == [("traced", "traced")] * 2
+
+    class Again(Traced):
+        """What a cell that ran again has made."""
+
+    nbp.register_sharing_strategy("traced", Again())
+    names["y"] = nbp.share(np.arange(6))
+    kind = "type(nbp.sharing.registry.find_strategy('traced')).__name__"
+    assert two.run(f"{kind}, int((x + y[1:]).sum())", namespace=names).values == [("Again", 25)] * 2
