@@ -188,8 +188,9 @@ def last_words(stderr: str) -> tuple[str, int | None]:
 
 _LIKELY = {
     "SIGKILL": "killed by SIGKILL: by hand, or by the system because memory ran out",
-    "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own",
-    "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone",
+    "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own, or wrote to an array that "
+    "ranks may only read (torch does after from_numpy: `--share` the array, or copy it)",
+    "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone (was a mapped file made shorter?)",
     "SIGABRT": "aborted (SIGABRT): C code gave up",
     "SIGFPE": "crashed (SIGFPE): C code divided by zero",
     "SIGTERM": "was ended by SIGTERM",

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError, StartError, SupervisorDiedError
@@ -109,6 +110,19 @@ def test_f5_a_crash_in_c_shows_its_signal_and_the_python_stack(
         assert error.line == 2
         assert "most recent call first" in error.stderr
         assert session.run("rank").values == [0, 1]
+
+
+def test_f5_a_write_past_numpy_to_what_ranks_may_only_read_is_explained() -> None:
+    """The rank that does it (as torch would, after `from_numpy`) is ended; the array stays what it was."""
+    names = {"x": np.arange(100_000.0)}
+    with Session(2) as session:
+        with pytest.raises(ParallelError) as caught:
+            session.run(
+                "import ctypes\nif rank == 1:\n    ctypes.memset(x.ctypes.data, 1, 8)", namespace=names
+            )
+        assert "ranks may only read" in str(caught.value.errors[1])
+        assert session.run("float(x[0])", namespace=names).values == [0.0, 0.0]
+    assert names["x"][0] == 0
 
 
 @pytest.mark.parametrize("code", [0, 3])
