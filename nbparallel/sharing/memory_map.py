@@ -28,7 +28,7 @@ from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}
     | {"lustre", "ncpfs", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"}
-    | {"fuse.gcsfuse", "fuse.ceph"}
+    | {"fuse.gcsfuse", "fuse.ceph", "fuse.drive", "panfs", "pvfs2", "wekafs"}
 )
 """Kinds of file systems, as /proc/self/mountinfo calls them, whose files live on another machine."""
 ON_DISK = "/var/tmp"

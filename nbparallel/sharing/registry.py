@@ -148,7 +148,8 @@ def set_sharing_strategy(name: str, **options: Any) -> None:
     name : str
         One of `get_all_sharing_strategies`.
     **options
-        What the strategy offers: ``mmap`` takes ``directory=``, where its temporary files go.
+        What the strategy offers: ``mmap`` takes ``directory=``, where its temporary files go, and
+        ``allow_network=True``, by which that may be on another machine.
 
     Raises
     ------

@@ -102,6 +102,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_map, "file_system_of", lambda path: "nfs4")
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.from_file(tmp_path / "x.npy")
+    monkeypatch.setattr(memory_map, "file_system_of", lambda path: "fuse.drive")  # Colab's Google Drive
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.set_sharing_strategy("mmap", directory=tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["o.npy", "x.npy"]
