@@ -20,6 +20,7 @@ MODULES = (
     "hand_over",
     "share_and_read",
     "many_small",
+    "reclaim",
     "collectives",
     "profile_operations",
     "average_gradients",
