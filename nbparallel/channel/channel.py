@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import os
 import select
 import socket
@@ -16,6 +17,7 @@ from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame
 from nbparallel.wire.polling import ready
 
+_RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
 SLICE_SECONDS = 0.05
 """No wait is longer than this without looking again whether it still makes sense."""
 SHORTAGE_SECONDS = 10.0
@@ -75,7 +77,7 @@ class Channel:
         """
         if len(payload) <= frames.MAX_INLINE:
             data = frames.encode(kind, payload, epoch=epoch, sequence=sequence)
-            self._send(data, list(fds), abandon)
+            self._send(data, fds, abandon)
             return
         fd = frames.spill(payload)
         try:
@@ -84,13 +86,16 @@ class Channel:
         finally:
             os.close(fd)
 
-    def _send(self, data: bytes, fds: list[int], abandon: Callable[[], bool] | None) -> None:
+    def _send(self, data: bytes, fds: Sequence[int], abandon: Callable[[], bool] | None) -> None:
         self._check_pid()
         given_up = 0.0
         with self._send_lock:
             while True:
                 try:
-                    socket.send_fds(self._socket, [data], fds) if fds else self._socket.send(data)
+                    if fds:
+                        self._socket.sendmsg([data], [(*_RIGHTS, array.array("i", fds))])
+                    else:
+                        self._socket.send(data)
                     return
                 except BlockingIOError:
                     if abandon is not None and abandon():

@@ -202,7 +202,7 @@ class PointToPoint(Sending):
             spun, self._spun = self._spun, False
             try:
                 if spun or not member.waiter.spin_until(has_message):
-                    member.wait(satisfied, -1 if src is None else src, wait)
+                    member.wait(has_message, -1 if src is None else src, wait)
             finally:
                 self._sources = ()
             if self._posted:

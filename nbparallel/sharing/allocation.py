@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
 from nbparallel.sharing.descriptors import check_descriptor, descriptor_limit
 from nbparallel.sharing.holdings import Holdings
-from nbparallel.sharing.making_room import make_room
+from nbparallel.sharing.making_room import await_return, make_room
 from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.mappings import check_mappings
 from nbparallel.sharing.regions import MOST_ALONE
@@ -61,7 +61,12 @@ class Allocation:
 
     def _block(self, nbytes: int, content: Root | None = None) -> tuple[Block, bool]:
         """Return memory, and whether it is fresh: zeros, or `content`."""
-        pooled = self._holdings.pool.take(nbytes, self._strategy.name)
+        holdings, name = self._holdings, self._strategy.name
+        pooled = holdings.pool.take(nbytes, name)
+        if pooled is None:
+            # Only now: to hear the sessions takes as long as all the rest.
+            pooled = await_return(holdings, nbytes, name)
+            holdings.trim()
         return (self._fresh_block(nbytes, content), True) if pooled is None else (pooled, False)
 
     def _fresh_block(self, nbytes: int, content: Root | None) -> Block:

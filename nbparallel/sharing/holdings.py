@@ -51,7 +51,7 @@ class Holdings:
         self.sessions = Sessions(self.disconnect)
         self.brokers = self.sessions.brokers
         pool.close_block = self.give_back
-        self.kept = Kept(pool.max_nbytes, pool.on_first)
+        self.kept = Kept(pool.allowance, pool.on_first)
         self._own: dict[int, Segment] = {}
         """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
         self.announcing = Announcing(client, self.sessions, self._own)
@@ -269,9 +269,9 @@ class Holdings:
         return len(self._by_mapping) + len(self.pool) + len(self.kept)
 
     @property
-    def released(self) -> int:
-        """How many own segments are used by others only, as far as is known here."""
-        return sum(segment.phase is Phase.RELEASED for segment in self._own.values())
+    def released(self) -> list[Block]:
+        """Memory of own segments that only others use, as far as is known here."""
+        return [s.block for s in self._own.values() if s.phase is Phase.RELEASED and s.block is not None]
 
     def repair(self) -> None:
         """Look at every segment: something was interrupted."""

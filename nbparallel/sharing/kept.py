@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nbparallel.sharing import pool
+from nbparallel.sharing.allowance import Allowance
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.descriptors import spare
 from nbparallel.sharing.mapping import Access, Mapping
@@ -49,14 +50,14 @@ class Kept:
 
     Parameters
     ----------
-    max_nbytes : int
-        Kept at most, in bytes of address space.
+    allowance : Allowance
+        How many bytes of address space: its memory is its owner's, but lives on until this process looks.
     on_first : list of callables
         Called when something is about to be kept again: somebody has to `trim` it in time.
     """
 
-    def __init__(self, max_nbytes: int, on_first: list[Callable[[], None]]) -> None:
-        self._max_nbytes = max_nbytes
+    def __init__(self, allowance: Allowance, on_first: list[Callable[[], None]]) -> None:
+        self._allowance = allowance
         self._on_first = on_first
         self._kept: dict[tuple[SegmentBroker, int, Access], _Kept] = {}
 
@@ -70,6 +71,9 @@ class Kept:
 
     def put(self, broker: SegmentBroker, segment: Segment, mapping: Mapping) -> None:
         """Keep a mapping of a released segment; unmap the oldest ones if it gets too much."""
+        if not self._allowance.allows(mapping.nbytes):
+            mapping.unmap()  # rather than everything that is older
+            return
         if not self._kept:
             for hear in list(self._on_first):
                 hear()
@@ -78,7 +82,7 @@ class Kept:
             self._unmap(key)
         self._kept[key] = _Kept(mapping, segment.strategy, segment.id, time.monotonic())
         for oldest in list(self._kept):
-            if self.nbytes <= self._max_nbytes and len(self._kept) <= min(MAX_MAPPINGS, spare()):
+            if self._allowance.allows(self.nbytes) and len(self._kept) <= min(MAX_MAPPINGS, spare()):
                 break
             self._unmap(oldest)
 

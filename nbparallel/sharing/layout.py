@@ -270,6 +270,8 @@ def _cut(value: object) -> str:
 
 def sizes_of(shape: Shape) -> tuple[int, ...]:
     """Return a shape as numpy takes it, as a tuple; errors as numpy's."""
+    if type(shape) is int and shape >= 0:
+        return (shape,)
     sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
     if any(size < 0 for size in sizes):
         raise ValueError(f"negative dimensions are not allowed: {sizes}")

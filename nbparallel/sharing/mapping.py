@@ -40,6 +40,8 @@ class Access(enum.Enum):
     PRIVATE = "private"
     """Copy-on-write: what is written stays in this process."""
 
+    __hash__ = object.__hash__  # `Enum`'s is written in Python, and every attach looks up a few
+
 
 class Lease(weakref.ref[Root]):
     """A weak reference to a root that knows its mapping, and whose end is appended to a deque."""

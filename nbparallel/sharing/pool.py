@@ -8,11 +8,11 @@ see to it.  A process without a session has neither, so it keeps nothing (`Holdi
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
+from nbparallel.sharing.allowance import Allowance
 from nbparallel.sharing.descriptors import spare
 from nbparallel.sharing.segment import Block, SegmentStatistics
 
@@ -20,8 +20,6 @@ SLACK = 8
 """A segment serves a request if no more than 1/8 of it is wasted."""
 MAX_BLOCKS = 64
 """Kept at most: each costs one or two descriptors.  Less where few are allowed."""
-MAX_NBYTES = 1 << 30
-"""Kept at most, in bytes, on a machine that has plenty."""
 KEEP_SECONDS = 30.0
 """Kept at most, if nobody needs it."""
 
@@ -30,7 +28,7 @@ class Pool:
     """Freed blocks by size; not thread-safe, its store locks."""
 
     def __init__(self, max_nbytes: int | None = None) -> None:
-        self.max_nbytes = _share_of_machine() if max_nbytes is None else max_nbytes
+        self.allowance = Allowance(max_nbytes)
         self.lasting = max_nbytes is not None
         """Whether memory is kept without a session as well."""
         self._blocks: list[tuple[int, int, Block]] = []
@@ -55,20 +53,28 @@ class Pool:
     def take(self, nbytes: int, strategy: str) -> Block | None:
         """Return the smallest block that holds `nbytes` without much waste."""
         at = bisect_left(self._blocks, (nbytes,))
-        while at < len(self._blocks) and self._blocks[at][0] <= nbytes + nbytes // SLACK + mmap.PAGESIZE:
+        while at < len(self._blocks) and self._blocks[at][0] <= _most(nbytes):
             if self._blocks[at][2].source.strategy == strategy:
                 return self._remove(at)
             at += 1
         return None
 
+    @staticmethod
+    def fits(block: Block, nbytes: int, strategy: str) -> bool:
+        """Return whether `take` would return a block if it lay here."""
+        return nbytes <= block.nbytes <= _most(nbytes) and block.source.strategy == strategy
+
     def put(self, block: Block) -> None:
         """Keep a block, closing the oldest ones if it gets too much."""
+        if not self.allowance.allows(block.nbytes, block.nbytes):
+            self.close_block(block)  # rather than everything that is older
+            return
         block.freed = time.monotonic()
         if not self._blocks:
             for hear in list(self.on_first):
                 hear()
         insort(self._blocks, (block.nbytes, id(block), block))
-        while self.nbytes > self.max_nbytes or len(self._blocks) > min(MAX_BLOCKS, spare()):
+        while not self._allowed() or len(self._blocks) > min(MAX_BLOCKS, spare()):
             oldest = min(range(len(self._blocks)), key=lambda at: self._blocks[at][2].freed)
             self.close_block(self._remove(oldest))
 
@@ -97,10 +103,13 @@ class Pool:
             for nbytes, _, block in self._blocks
         )
 
+    def _allowed(self) -> bool:
+        nbytes = self.nbytes
+        return self.allowance.allows(nbytes, nbytes)
+
     def _remove(self, at: int) -> Block:
         return self._blocks.pop(at)[2]
 
 
-def _share_of_machine() -> int:
-    """Return 1/32 of physical memory, at most `MAX_NBYTES`."""
-    return min(MAX_NBYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 32)
+def _most(nbytes: int) -> int:
+    return nbytes + nbytes // SLACK + mmap.PAGESIZE

@@ -37,8 +37,8 @@ class Store:
     client : int
         This process's number in its session: 0 for the notebook, which may be in several sessions.
     pool_nbytes : int, optional
-        How much freed memory is kept for reuse; by default 1/32 of the machine's, at most 1 GiB, and nothing
-        while this process is in no session.
+        How much freed memory is kept for reuse; by default 1/8 of what the machine and the container
+        have left, at most 1 GiB, and nothing while this process is in no session.
 
     Notes
     -----
@@ -186,11 +186,9 @@ class Store:
         nbytes = max(nbytes, 1)
         # Not within another operation, where a user's __del__ may come: see packing, note [re-entrance].
         packs = pack and nbytes < strategy.packs_below and self._depth == 1
-        if packs:
-            self._holdings.bury()
-            if (room := self._holdings.regions.take(strategy, nbytes, writable=writable)) is not None:
-                return room, False
-        self.drain()
+        self._holdings.bury()
+        if packs and (room := self._holdings.regions.take(strategy, nbytes, writable=writable)) is not None:
+            return room, False
         allocation = Allocation(self._holdings, strategy, writable=writable)
         return (allocation.packed(nbytes), False) if packs else allocation.alone(nbytes, content)
 

@@ -387,11 +387,10 @@ def main(control: int, segments: int, kernel: int, log: int) -> None:
     reset_signals()
     adopt_orphans()
     processes.raise_file_limit()
+    processes.stand_back()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.set_inheritable(kernel, False)
-    os.set_inheritable(log, False)
-    for fd in (control, segments):
+    for fd in (control, segments, kernel, log):
         os.set_inheritable(fd, False)
     Supervisor(socket.socket(fileno=control), socket.socket(fileno=segments), kernel, log).run()
 

@@ -43,6 +43,7 @@ def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int,
         die_with_parent(parent)
         reset_signals()
         _restore_file_limit()
+        _restore_policy()
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         if new_session:
@@ -76,6 +77,31 @@ def raise_file_limit() -> None:
 def _restore_file_limit() -> None:
     if _file_limit is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, _file_limit)
+
+
+_policy: int | None = None
+
+
+def stand_back() -> None:
+    """Let whoever sends the supervisor a message go on, instead of being preempted by what it wakes.
+
+    Most messages need no answer at once, and where ranks share processors with it, it would take the time of
+    those that others wait for (sched(7), SCHED_BATCH; whoever waits for an answer sleeps and leaves it the
+    processor).  Its children get the user's own policy back.
+    """
+    global _policy
+    try:
+        policy = os.sched_getscheduler(0)
+        if policy == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            _policy = policy
+    except (OSError, AttributeError):
+        pass  # not Linux, or forbidden: it is a matter of speed only
+
+
+def _restore_policy() -> None:
+    if _policy is not None:
+        os.sched_setscheduler(0, _policy, os.sched_param(0))
 
 
 def reap(sessions: set[int]) -> Iterator[Death]:

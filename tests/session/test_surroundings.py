@@ -28,6 +28,21 @@ def test_directory_and_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         assert session.run("hash('a') ^ hash('b')").values == [first] * 2
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies are Linux's")
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_the_supervisor_stands_back_for_ranks(start_method: str) -> None:
+    """What wakes it is not preempted by it; ranks, started and restarted, have the user's own policy."""
+    with Session(2, start_method=start_method) as session:
+        session.start()
+        seen = session.statistics()
+        assert os.sched_getscheduler(seen.supervisor_pid) == os.SCHED_BATCH
+        template = [seen.template_pid] if seen.template_pid else []
+        for pid in [*template, *(rank.pid for rank in seen.ranks)]:
+            assert os.sched_getscheduler(pid) == os.SCHED_OTHER
+        session.restart(1)
+        assert session.run("import os; os.sched_getscheduler(0)").values == [os.SCHED_OTHER] * 2
+
+
 @pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: one thread is what a fresh process has")
 def test_blas_threads() -> None:
     """A rank has the threads of its share of the CPUs, not the one that the template was kept at."""
