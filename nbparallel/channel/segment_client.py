@@ -147,6 +147,8 @@ class SegmentClient:
         self._check_pid()
         with self._lock:
             self._read()
+            if not self._notices:
+                return ()
             notices = tuple(self._notices)
             self._notices.clear()
             return notices

@@ -28,7 +28,7 @@ owners have dropped meanwhile lives as long."""
 
 def encode_handle(handle: ArrayHandle) -> bytes:
     """Return a handle as bytes for a slot or a ring."""
-    return marshal.dumps(handle.fields())
+    return marshal.dumps(tuple(handle))
 
 
 def decode_handle(data: bytes | memoryview) -> ArrayHandle:

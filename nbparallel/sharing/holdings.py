@@ -361,7 +361,8 @@ class Holdings:
         """Act on what the sessions said."""
         for broker in list(self.brokers):
             try:
-                self._notices.extend((broker, notice) for notice in broker.notices())
+                for notice in broker.notices():
+                    self._notices.append((broker, notice))
             except ChannelClosedError:
                 self.disconnect(broker)
         self._heed_all()

@@ -226,17 +226,29 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
     """
     if type(handle) is not ArrayHandle:
         raise InvalidHandleError(f"not a handle of a shared array: {type(handle).__name__}")
-    numbers = (handle.segment, handle.segment_nbytes, handle.offset, handle.memory)
-    if not all(type(number) is int and 0 <= number < _WORD for number in numbers):
-        raise InvalidHandleError(f"a handle's segment, size, offset or memory is damaged: {_cut(numbers)}")
-    if not is_segment_id(handle.segment):
-        raise InvalidHandleError(f"no segment has the id {handle.segment:#x}")
-    if handle.memory and not is_use(handle.segment, handle.memory):
-        raise InvalidHandleError(f"segment {handle.segment:#x} is no use of memory {handle.memory:#x}")
-    if type(handle.strategy) is not str or not handle.strategy.isidentifier():
-        raise InvalidHandleError(f"a handle's strategy is damaged: {_cut(handle.strategy)}")
-    shape, strides = handle.shape, handle.strides
-    if type(shape) is not tuple or type(strides) is not tuple or type(handle.writable) is not bool:
+    segment, *layout, memory = handle
+    if type(segment) is not int or type(memory) is not int or not 0 <= memory < _WORD:
+        raise InvalidHandleError(f"a handle's segment or memory is damaged: {_cut((segment, memory))}")
+    if not is_segment_id(segment):
+        raise InvalidHandleError(f"no segment has the id {_cut(segment)}")
+    if memory and not is_use(segment, memory):
+        raise InvalidHandleError(f"segment {segment:#x} is no use of memory {memory:#x}")
+    try:
+        return _check_layout(*layout)
+    except TypeError:  # what cannot be hashed, such as a list of fields, is looked at each time
+        return _check_layout.__wrapped__(*layout)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _check_layout(
+    nbytes: Any, offset: Any, shape: Any, strides: Any, form: Any, writable: Any, strategy: Any
+) -> np.dtype[Any]:
+    """Check the fields that are the same for every use of a memory, as a rule."""
+    if not all(type(number) is int and 0 <= number < _WORD for number in (nbytes, offset)):
+        raise InvalidHandleError(f"a handle's size or offset is damaged: {_cut((nbytes, offset))}")
+    if type(strategy) is not str or not strategy.isidentifier():
+        raise InvalidHandleError(f"a handle's strategy is damaged: {_cut(strategy)}")
+    if type(shape) is not tuple or type(strides) is not tuple or type(writable) is not bool:
         raise InvalidHandleError("a handle's shape, strides or right is of the wrong type")
     if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS:
         raise InvalidHandleError(f"a handle has {len(shape)} dimensions and {len(strides)} strides")
@@ -245,13 +257,12 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
             raise InvalidHandleError(f"a handle's shape is damaged: {_cut((count, stride))}")
         if not -_WORD <= stride < _WORD:
             raise InvalidHandleError(f"a handle's stride is damaged: {_cut(stride)}")
-    dtype = rebuild(handle.dtype)
+    dtype = rebuild(form)
     low, high = extent(shape, strides, dtype.itemsize)
-    low, high = low + handle.offset, high + handle.offset
-    if low < 0 or high > handle.segment_nbytes:
+    low, high = low + offset, high + offset
+    if low < 0 or high > nbytes:
         raise InvalidHandleError(
-            f"a handle points to bytes {_cut(low)} to {_cut(high)} of a segment of "
-            f"{_cut(handle.segment_nbytes)} bytes"
+            f"a handle points to bytes {_cut(low)} to {_cut(high)} of a segment of {_cut(nbytes)} bytes"
         )
     return dtype
 

@@ -31,7 +31,8 @@ def locked(
 
     @functools.wraps(method)
     def wrapper(self: Store, /, *args: P.args, **keywords: P.kwargs) -> R:
-        self.check_pid()
+        if os.getpid() != self._pid:
+            raise forked_error(self._pid)
         with self._lock:
             # Not within another operation (a user's __del__ may call us there): it is half done.
             if self._holdings.doubtful and not self._depth:

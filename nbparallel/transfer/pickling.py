@@ -152,7 +152,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if handle is not None:
             self.arrays.append(array)
             self.segments[handle.segment] = None
-            return definitions.attach, (handle.fields(),)
+            return definitions.attach, (tuple(handle),)
         if array.nbytes >= LARGE and not (array.flags.c_contiguous or array.flags.f_contiguous):
             # numpy would copy it into the stream; a contiguous copy goes out of band
             return np.ascontiguousarray(array).__reduce_ex__(5)

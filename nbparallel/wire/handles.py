@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayHandle:
-    """Where an array lies.  Never trusted: the receiver validates every field."""
+class ArrayHandle(NamedTuple):
+    """Where an array lies.  Never trusted: the receiver validates every field.
+
+    A tuple, because it is made and taken apart on every hand over, and marshal writes one as it is.
+    """
 
     segment: int
     """The segment's id in its session: creator's client number << 40 | serial."""
@@ -28,21 +29,3 @@ class ArrayHandle:
     """Name of the sharing strategy that made the segment, and knows how to check and map it."""
     memory: int = 0
     """The memory's id, which stays when it is used again as another segment; 0: it is used once."""
-
-    def fields(self) -> tuple[Any, ...]:
-        """Return all fields in their order; `dataclasses.astuple` takes fifty times as long."""
-        return (
-            self.segment,
-            self.segment_nbytes,
-            self.offset,
-            self.shape,
-            self.strides,
-            self.dtype,
-            self.writable,
-            self.strategy,
-            self.memory,
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A fifth of what a dataclass with slots takes by itself, and tens of thousands may travel at once.
-        return ArrayHandle, self.fields()

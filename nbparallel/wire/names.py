@@ -58,7 +58,7 @@ class NameUpdate:
     def __reduce__(self) -> tuple[Any, ...]:
         # As that of handles: a cell may name ten thousand arrays.
         if self.kind is NameKind.ARRAY and self.handle is not None:
-            return _array_update, (self.name, self.unless_assigned, *self.handle.fields())
+            return _array_update, (self.name, self.unless_assigned, *self.handle)
         return NameUpdate, (
             self.name,
             self.kind,

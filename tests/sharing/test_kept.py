@@ -1,6 +1,5 @@
 """Mappings that stay for the next array in the same memory: who has them, and how long."""
 
-import dataclasses
 import gc
 import os
 from pathlib import Path
@@ -356,7 +355,7 @@ def test_a_damaged_memory_id(exchange, pair, memory):
     k, r = pair
     handle = k.handle(k.zeros(1000))
     with pytest.raises(InvalidHandleError):
-        r.attach(dataclasses.replace(handle, memory=memory))
+        r.attach(handle._replace(memory=memory))
 
 
 def test_a_handle_that_lies_about_size_or_strategy(exchange, pair):
@@ -367,8 +366,8 @@ def test_a_handle_that_lies_about_size_or_strategy(exchange, pair):
     r.attach(handle)
     r.drain()
     with pytest.raises(InvalidHandleError):
-        r.attach(dataclasses.replace(handle, segment_nbytes=handle.segment_nbytes * 2))
-    r.attach(dataclasses.replace(handle, strategy="file_system"))
+        r.attach(handle._replace(segment_nbytes=handle.segment_nbytes * 2))
+    r.attach(handle._replace(strategy="file_system"))
     assert asked(exchange) == [Kind.FETCH] * 3
     assert np.array_equal(r.attach(handle), array)
 
@@ -380,7 +379,7 @@ def test_a_handle_that_lies_about_its_memory(exchange, pair):
     for number, array in enumerate(arrays):
         array[:] = number
     handles = [k.handle(array) for array in arrays]
-    damaged = dataclasses.replace(handles[2], memory=handles[1].memory)
+    damaged = handles[2]._replace(memory=handles[1].memory)
     with pytest.raises(SegmentLostError):
         r.attach(damaged)
     r.attach(handles[1])

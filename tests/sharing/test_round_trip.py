@@ -1,7 +1,5 @@
 """Arrays of every dtype and layout, from one store through a handle into another."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -308,7 +306,7 @@ def test_without_a_session_handles_work_at_home(store):
     """A process that is in no session can still make and attach handles of its own."""
     array = store.zeros((3, 3))
     assert np.shares_memory(store.attach(store.handle(array.T)), array)
-    foreign = dataclasses.replace(store.handle(array), segment=1 << 40 | 1, memory=0)
+    foreign = store.handle(array)._replace(segment=1 << 40 | 1, memory=0)
     with pytest.raises(SegmentLostError):
         store.attach(foreign)
 
