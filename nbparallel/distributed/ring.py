@@ -115,15 +115,21 @@ class Incoming:
         available = self._words[self._tail] - self._position
         if not self._waiter.strong_order:
             self._waiter.fence()  # the record's bytes after the word that announced them
-        head = self._copy(self._position, RECORD.size)
+        position = self._position
+        offset = position % self._capacity
+        start = self._start + offset
+        whole = offset + available <= self._capacity  # as nearly always: nothing goes on at the beginning
+        head = self._octets[start : start + RECORD.size] if whole else self._copy(position, RECORD.size)
         length, meta_length, kind, tag, line, group = RECORD.unpack(head)
         if not RECORD.size + meta_length <= length <= available:
             raise ProtocolError(f"a damaged record from rank {self._source}: {head.hex()}")
-        data = self._copy(self._position + RECORD.size, length - RECORD.size)
+        if whole:
+            data = bytes(self._octets[start + RECORD.size : start + length])
+        else:
+            data = self._copy(position + RECORD.size, length - RECORD.size)
         self.number += 1
-        position = self._position + ((length + ALIGN - 1) & -ALIGN)
+        self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
         self._waiter.announce_to(self._source, self._words, self._head, position)
-        self._position = position
         return Message(
             self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
         )

@@ -203,6 +203,8 @@ def test_an_unrelated_process_opens_the_memory_by_name(strategy):
     os.unlink(path())
     assert path() == ""
     assert x[8] == 6
+    del x
+    current_store().drain()
 
 
 def test_names_of_a_killed_rank_go_within_a_second():
