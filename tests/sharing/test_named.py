@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ChannelClosedError, SharedMemoryFullError
-from nbparallel.sharing import Store, current_store
+from nbparallel.sharing import Store, current_store, living_names
 from nbparallel.sharing.file_system import FileSystemStrategy
 from nbparallel.sharing.memory_map import MemoryMapStrategy
 from nbparallel.testing.names import names_of
@@ -115,6 +115,8 @@ def test_the_ledger_removes_what_a_killed_client_made(exchange, strategy):
     # As if its process had been killed: it says nothing, and removes nothing.
     for segment in made._holdings._own.values():
         segment.block.source.path = ""
+    for path in (first, second):
+        living_names.forget(path)
     exchange.kill(1)
     assert not os.path.exists(first)
     assert os.path.exists(second)
