@@ -191,6 +191,8 @@ class SegmentClient:
             self._unread += 1
             if self._unread >= READ_EVERY:
                 self._read()
+        if fd is None and self._channel.send_at_once(kind, payload, sequence):
+            return
         deadline = time.monotonic() + self._patience
         self._channel.send(
             kind,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+import weakref
 from collections import ChainMap
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from types import FunctionType, ModuleType, NoneType
 from typing import Any, cast
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.names import NameKind, NameUpdate
 from nbparallel.wire.sighting import Origin
 
+MIN_SWEEP = 64
+"""So many arrays are remembered before those that died are looked for."""
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
 """Kinds of delivered values that a rank does not change in place."""
 
@@ -56,8 +58,9 @@ class RankNames:
         )
         self._delivered = Delivered()
         self._handles: dict[str, ArrayHandle] = {}
-        self._attached: WeakValueDictionary[Hashable, np.ndarray[Any, Any]] = WeakValueDictionary()
+        self._attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
         """What was attached, by all that tells one array from another."""
+        self._sweep_at = MIN_SWEEP
         # An instance may come long after the last one died, and the kernel does not send its class again.
         self._classes: dict[int, type] = {}
 
@@ -160,14 +163,17 @@ class RankNames:
 
     def _attach(self, handle: ArrayHandle) -> np.ndarray[Any, Any]:
         # Two names of the notebook for one array are two names for one array here too.
-        dtype = handle.dtype if isinstance(handle.dtype, str) else repr(handle.dtype)
-        key = (handle.segment, handle.offset, handle.shape, handle.strides, dtype, handle.writable)
-        array = self._attached.get(key)
+        key = handle if type(handle.dtype) is str else handle._replace(dtype=repr(handle.dtype))
+        seen = self._attached.get(key)
+        array = None if seen is None else seen()
         if array is None:
             array = self._store.attach(handle, writable=handle.writable, broker=self._broker)
             if not handle.writable:
-                array.flags.writeable = False
-            self._attached[key] = array
+                array.setflags(write=False)
+            if len(self._attached) >= self._sweep_at:
+                self._attached = {key: seen for key, seen in self._attached.items() if seen() is not None}
+                self._sweep_at = max(MIN_SWEEP, 2 * len(self._attached))
+            self._attached[key] = weakref.ref(array)
         return array
 
     def _load(self, update: NameUpdate) -> Any:
