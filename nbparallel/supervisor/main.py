@@ -232,6 +232,7 @@ class Supervisor:
                 if frame.kind is Kind.ANNOUNCE:
                     self._on_announce(client, frame)
                 else:
+                    self._watch.linger = frame.kind is Kind.HOLD
                     self._deliver(self._desk.receive(client, frame))
             finally:
                 frame.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Callable
 
 from nbparallel.errors import ProtocolError
@@ -14,6 +15,8 @@ from nbparallel.wire.polling import ready
 
 LARGEST_PAYLOAD = 1 << 20
 """Bytes of the largest payload that a supervisor takes; the notebook's longest ``sys.path`` is far below."""
+LINGER_SECONDS = 0.0003
+"""In which nothing wakes the supervisor, so that what comes meanwhile is heard at once."""
 
 
 class Watch:
@@ -25,6 +28,8 @@ class Watch:
         self._outboxes: dict[int, Outbox] = {}
         self._full: set[int] = set()
         """Sockets that are watched for room."""
+        self.linger = False
+        """Whether others are about to say what was heard last, which needs no answer: each would wake us."""
 
     def add(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` whenever `fd` is readable or at its end."""
@@ -62,6 +67,9 @@ class Watch:
             if fd in self._outboxes:
                 self._poll.modify(fd, select.POLLIN | (select.POLLOUT if fd in full else 0))
         self._full = full
+        if block and self.linger:
+            time.sleep(LINGER_SECONDS)
+            self.linger = False
         for fd, events in ready(self._poll, None if block else 0):
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:

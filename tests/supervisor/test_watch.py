@@ -1,9 +1,10 @@
 """The supervisor's poll: what waits for room goes out, and a descriptor's next owner is no other's."""
 
 import socket
+from functools import partial
 
 from nbparallel.supervisor.watch import Watch, readable, take
-from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.frames import Frame, Kind, encode
 
 
 def pair():
@@ -45,6 +46,36 @@ def test_what_waits_goes_out_when_there_is_room():
             assert taken + drain(theirs) == sent
             watch.wait(block=False)
         watch.forget(mine)
+
+
+def test_what_comes_within_a_moment_is_heard_together(monkeypatch):
+    """Who has heard what others are about to say as well is woken once for all of them."""
+    watch, ends, heard, slept = Watch(), [pair() for _ in range(3)], [], []
+
+    def listen(sock):
+        assert isinstance(take(sock), Frame)
+        heard.append(sock)
+        watch.linger = len(heard) == 1
+
+    def others_speak(seconds):
+        slept.append(seconds)
+        for _, theirs in ends[1:]:
+            theirs.send(encode(Kind.HOLD))
+
+    monkeypatch.setattr("nbparallel.supervisor.watch.time.sleep", others_speak)
+    for mine, _ in ends:
+        watch.add_socket(mine, partial(listen, mine))
+    ends[0][1].send(encode(Kind.HOLD))
+    watch.wait()
+    watch.wait(block=False)
+    assert (len(heard), len(slept)) == (1, 0), "who has more to do does not linger"
+    watch.wait()
+    assert (len(heard), len(slept)) == (3, 1)
+    watch.wait(block=False)
+    assert len(slept) == 1
+    for mine, theirs in ends:
+        watch.forget(mine)
+        theirs.close()
 
 
 def test_a_descriptor_that_comes_again_is_watched_anew():
