@@ -41,7 +41,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._socket.setblocking(False)
-        self._send_lock = threading.Lock()
+        # Reentrant: a signal handler, or a user's __del__, may send something while we do.
+        self._send_lock = threading.RLock()
         self._pid = os.getpid()
 
     @classmethod

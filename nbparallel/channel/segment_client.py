@@ -180,10 +180,16 @@ class SegmentClient:
     def _read(self) -> None:
         self._unread = 0
         # Mostly there is nothing, and to be told so by an exception takes three times as long.
-        if self._channel.fileno() >= 0 and not ready(self._poll, 0):
+        if self._channel.fileno() >= 0 and self._nothing_came():
             return
         while (frame := self._channel.receive_nowait()) is not None:
             self._note(frame)
+
+    def _nothing_came(self) -> bool:
+        try:
+            return not ready(self._poll, 0)
+        except RuntimeError:  # a signal handler, called while this very thread polls
+            return False
 
     def _send(self, kind: Kind, payload: bytes, *, fd: int | None = None, sequence: int = 0) -> None:
         self._check_pid()

@@ -70,6 +70,46 @@ def test_notices_come_in_between(ends):
     source.close()
 
 
+@pytest.mark.time_limit(10)
+def test_a_signal_handler_may_send_while_something_is_sent(ends, monkeypatch):
+    """Nobody waits for himself: a handler, or a ``__del__``, that lets go of an array comes anywhere."""
+    client, other = ends
+    sock, handled = client._channel._socket, []
+
+    class Interrupted:
+        def send(self, data):
+            if not handled:
+                handled.append(True)
+                client.freed(segment_id(1, 2))
+            return sock.send(data)
+
+        def __getattr__(self, name):
+            return getattr(sock, name)
+
+    monkeypatch.setattr(client._channel, "_socket", Interrupted())
+    client.release(segment_id(0, 1))
+    assert [other.receive(1.0).kind for _ in range(2)] == [Kind.FREED, Kind.RELEASE]
+
+
+def test_a_signal_handler_may_listen_while_we_look_whether_something_came(ends, monkeypatch):
+    """A poll object refuses to be used twice at a time, also by the thread that uses it."""
+    client, other = ends
+    poll, heard = client._poll, []
+
+    class Interrupted:
+        def poll(self, milliseconds):
+            if heard:
+                raise RuntimeError("concurrent poll() invocation")
+            heard.append(None)
+            heard[0] = client.notices()
+            return poll.poll(milliseconds)
+
+    monkeypatch.setattr(client, "_poll", Interrupted())
+    other.send(Kind.IDLE, pack_segment(segment_id(1, 1)))
+    assert client.notices() == ()
+    assert heard == [(Notice(NoticeKind.IDLE, segment_id(1, 1)),)]
+
+
 def test_what_is_said_about_memory_that_stays_mapped(ends):
     """Both ways; what a fetch makes void is what was said about holds, not about memory."""
     client, other = ends
