@@ -38,22 +38,34 @@ class Atlas:
     """
 
     def __init__(self) -> None:
-        # One list of (address, mapping, segment), so that every change of it is one step: an interrupt, or
-        # a user's __del__ that comes back to us, never sees half of one.  Addresses differ, so that
-        # comparing entries never looks at the rest.
+        # One list of (address, mapping, segment), which is replaced, never changed: an interrupt, a signal
+        # handler, or a user's __del__ that comes back to us, never sees half of a change, and what lies at
+        # some place stays there.  Addresses differ, so that comparing entries never looks at the rest.
         self._entries: list[tuple[int, Mapping, Segment]] = []
 
     def add(self, mapping: Mapping, segment: Segment) -> None:
         """Enter a mapping; again is fine."""
-        at = bisect_left(self._entries, (mapping.address,))
-        if at == len(self._entries) or self._entries[at][1] is not mapping:
-            self._entries.insert(at, (mapping.address, mapping, segment))
+        while True:
+            entries = self._entries
+            at = bisect_left(entries, (mapping.address,))
+            if at < len(entries) and entries[at][1] is mapping:
+                return
+            changed = [*entries[:at], (mapping.address, mapping, segment), *entries[at:]]
+            if self._entries is entries:  # nobody came in between: nothing is called from here on
+                self._entries = changed
+                return
 
     def remove(self, mapping: Mapping) -> None:
         """Take a mapping out; again is fine."""
-        at = bisect_left(self._entries, (mapping.address,))
-        if at < len(self._entries) and self._entries[at][1] is mapping:
-            del self._entries[at]
+        while True:
+            entries = self._entries
+            at = bisect_left(entries, (mapping.address,))
+            if at == len(entries) or entries[at][1] is not mapping:
+                return
+            changed = [*entries[:at], *entries[at + 1 :]]
+            if self._entries is entries:
+                self._entries = changed
+                return
 
     def find(self, x: object) -> Place | None:
         """Return where `x` lies, or None if it is no array or lies elsewhere."""
@@ -82,8 +94,9 @@ class Atlas:
         while isinstance(root.base, np.ndarray):
             root = root.base
         address: int = x.ctypes.data
-        at = bisect_left(self._entries, (address + 1,))
-        for _, mapping, segment in reversed(self._entries[max(0, at - 2) : at]):
+        entries = self._entries
+        at = bisect_left(entries, (address + 1,))
+        for _, mapping, segment in reversed(entries[max(0, at - 2) : at]):
             offset = address - mapping.address
             if offset > mapping.nbytes:
                 continue

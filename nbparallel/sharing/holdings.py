@@ -23,7 +23,6 @@ everything has been done about it, all of that may be done twice, and whoever le
 from __future__ import annotations
 
 import os
-from collections import deque
 
 from nbparallel.errors import ChannelClosedError, InvalidHandleError
 from nbparallel.sharing import registry
@@ -38,6 +37,7 @@ from nbparallel.sharing.pool import Pool
 from nbparallel.sharing.regions import Regions
 from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics, lost
 from nbparallel.sharing.sessions import Sessions
+from nbparallel.sharing.unfinished import Unfinished
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of
 
@@ -61,8 +61,8 @@ class Holdings:
         self._by_mapping: dict[Mapping, Segment] = {}
         self._atlas = Atlas()
         self.regions = Regions()
-        self._dead: deque[Lease] = deque()
-        self._notices: deque[tuple[SegmentBroker, Notice]] = deque()
+        self._dead = Unfinished[Lease]()
+        self._notices = Unfinished[tuple[SegmentBroker, Notice]]()
         self._fetching = Fetching(self.kept, lambda: self.mapped, self.collect)
         self._asked: set[tuple[SegmentBroker, int]] = set()
         """Segments that are being fetched; left over after an interrupt."""
@@ -221,15 +221,12 @@ class Holdings:
 
     def bury(self) -> None:
         """Act on mappings that no array looks at any more."""
-        while self._dead:
-            lease = self._dead[0]
+        while (lease := self._dead.first()) is not None:
             mapping = lease.mapping
             segment = None if mapping is None else self._by_mapping.get(mapping)
             if mapping is not None and segment is not None and not segment.outlives(lease, mapping):
                 self._end(segment, mapping)
-            # See note [interrupts].
-            if self._dead and self._dead[0] is lease:
-                self._dead.popleft()
+            self._dead.finish(lease)
 
     def _end(self, segment: Segment, mapping: Mapping) -> None:
         self._atlas.remove(mapping)
@@ -244,7 +241,7 @@ class Holdings:
         self._settle(segment)
         # The pool may have given the memory out again: to a user's __del__, run by the collector.
         if self._by_mapping.get(mapping) is segment:
-            del self._by_mapping[mapping]
+            self._by_mapping.pop(mapping, None)
         if own:
             return
         if segment.memory and mapping.access is not Access.PRIVATE and broker in self.brokers:
@@ -368,11 +365,11 @@ class Holdings:
         self._heed_all()
 
     def _heed_all(self) -> None:
-        while self._notices:
-            broker, notice = self._notices[0]
+        while (first := self._notices.first()) is not None:
+            broker, notice = first
             if broker in self.brokers:
                 self._heed(broker, notice)
-            self._notices.popleft()
+            self._notices.finish(first)
 
     def _heed(self, broker: SegmentBroker, notice: Notice) -> None:
         kind, known_as = notice.kind, notice.segment

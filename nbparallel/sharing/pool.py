@@ -25,7 +25,11 @@ KEEP_SECONDS = 30.0
 
 
 class Pool:
-    """Freed blocks by size; not thread-safe, its store locks."""
+    """Freed blocks by size; not thread-safe, its store locks.
+
+    A signal handler, or a user's ``__del__``, may take and put blocks anywhere: so what is taken out is a
+    certain block, never what lies at some place.
+    """
 
     def __init__(self, max_nbytes: int | None = None) -> None:
         self.allowance = Allowance(max_nbytes)
@@ -52,11 +56,11 @@ class Pool:
 
     def take(self, nbytes: int, strategy: str) -> Block | None:
         """Return the smallest block that holds `nbytes` without much waste."""
-        at = bisect_left(self._blocks, (nbytes,))
-        while at < len(self._blocks) and self._blocks[at][0] <= _most(nbytes):
-            if self._blocks[at][2].source.strategy == strategy:
-                return self._remove(at)
-            at += 1
+        for entry in self._blocks[bisect_left(self._blocks, (nbytes,)) :]:
+            if entry[0] > _most(nbytes):
+                break
+            if self.fits(entry[2], nbytes, strategy) and self._remove(entry):
+                return entry[2]
         return None
 
     @staticmethod
@@ -75,26 +79,28 @@ class Pool:
                 hear()
         insort(self._blocks, (block.nbytes, id(block), block))
         while not self._allowed() or len(self._blocks) > min(MAX_BLOCKS, spare()):
-            oldest = min(range(len(self._blocks)), key=lambda at: self._blocks[at][2].freed)
-            self.close_block(self._remove(oldest))
+            oldest = min(list(self._blocks), key=lambda entry: entry[2].freed, default=None)
+            if oldest is None:
+                break
+            if self._remove(oldest):
+                self.close_block(oldest[2])
 
     def trim(self, keep_seconds: float | None = None) -> int:
         """Close every block that has not been needed for so long (`KEEP_SECONDS`); return the bytes."""
         if not self._blocks:
             return 0
         limit = time.monotonic() - (KEEP_SECONDS if keep_seconds is None else keep_seconds)
-        old = [at for at, (_, _, block) in enumerate(self._blocks) if block.freed <= limit]
-        before = self.nbytes
-        for at in reversed(old):
-            self.close_block(self._remove(at))
-        return before - self.nbytes
+        closed = 0
+        for entry in reversed([entry for entry in self._blocks if entry[2].freed <= limit]):
+            if self._remove(entry):
+                self.close_block(entry[2])
+                closed += entry[0]
+        return closed
 
     def seconds_left(self) -> float | None:
         """Return when there is something to `trim`; None if nothing is kept."""
-        if not self._blocks:
-            return None
-        oldest = min(block.freed for _, _, block in self._blocks)
-        return max(0.0, oldest + KEEP_SECONDS - time.monotonic())
+        freed = [entry[2].freed for entry in self._blocks]
+        return max(0.0, min(freed) + KEEP_SECONDS - time.monotonic()) if freed else None
 
     def statistics(self) -> tuple[SegmentStatistics, ...]:
         """Return a record of every block, the smallest first."""
@@ -107,8 +113,12 @@ class Pool:
         nbytes = self.nbytes
         return self.allowance.allows(nbytes, nbytes)
 
-    def _remove(self, at: int) -> Block:
-        return self._blocks.pop(at)[2]
+    def _remove(self, entry: tuple[int, int, Block]) -> bool:
+        try:
+            self._blocks.remove(entry)  # in one step
+        except ValueError:
+            return False
+        return True
 
 
 def _most(nbytes: int) -> int:
