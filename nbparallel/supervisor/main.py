@@ -49,8 +49,7 @@ class Supervisor:
     """Owns every child, the ledger and the sockets to all of them."""
 
     def __init__(self, control: socket.socket, segments: socket.socket, kernel: int, log: int) -> None:
-        self._kernel = kernel
-        self._log = log
+        self._kernel, self._log = kernel, log
         self._watch = Watch()
         self._ranks: dict[int, Rank] = {}
         self._unknown: dict[int, processes.Death] = {}
@@ -80,7 +79,8 @@ class Supervisor:
         """Serve until the kernel stops us or is gone; leave no child behind."""
         try:
             while self._grace is None:
-                self._watch.wait(block=not (self._sweeping.pending or self._desk.unsettled))
+                if not self._watch.wait(block=not (self._sweeping.pending or self._desk.unsettled)):
+                    self._on_children()  # a debugger that lets go of us may lose a SIGCHLD
                 self._settle()
                 self._sweeping.step()
         finally:

@@ -15,6 +15,8 @@ from nbparallel.wire.polling import ready
 
 LARGEST_PAYLOAD = 1 << 20
 """Bytes of the largest payload that a supervisor takes; the notebook's longest ``sys.path`` is far below."""
+SLICE_SECONDS = 1.0
+"""No wait is longer than this."""
 LINGER_SECONDS = 0.0003
 """In which nothing wakes the supervisor, so that what comes meanwhile is heard at once."""
 
@@ -60,8 +62,14 @@ class Watch:
         self._full.discard(fd)  # the next socket may get its number
         sock.close()
 
-    def wait(self, *, block: bool = True) -> None:
-        """Wait for something to happen, without a time-out, and call the handlers; or only look."""
+    def wait(self, *, block: bool = True) -> bool:
+        """Wait for something to happen, and call the handlers; or only look.
+
+        Returns
+        -------
+        bool
+            False if nothing happened for `SLICE_SECONDS`: what should have been told may have been lost.
+        """
         full = {fd for fd, box in self._outboxes.items() if box.waiting}
         for fd in self._full ^ full:
             if fd in self._outboxes:
@@ -70,13 +78,15 @@ class Watch:
         if block and self.linger:
             time.sleep(LINGER_SECONDS)
             self.linger = False
-        for fd, events in ready(self._poll, None if block else 0):
+        found = ready(self._poll, 1000 * SLICE_SECONDS if block else 0)
+        for fd, events in found:
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:
                 box_ready.flush()
             handler = self._handlers.get(fd)
             if handler is not None and events & ~select.POLLOUT:
                 handler()
+        return bool(found) or not block
 
 
 def take(sock: socket.socket) -> Frame | bool | None:
