@@ -168,14 +168,14 @@ def _check_form(form: Any, depth: int, left: list[int]) -> None:
     elif type(form) is list:
         for item in form:
             if type(item) is not tuple or len(item) not in (2, 3) or not _is_name(item[0]):
-                raise InvalidHandleError(f"no field of a dtype: {str(item)[:80]}")
+                raise InvalidHandleError(f"no field of a dtype: {_cut(item)}")
             _check_form(item[1], depth + 1, left)
             if len(item) == 3:
                 _check_subshape(item[2])
     elif type(form) is dict:
         _check_dictionary(form, depth, left)
     else:
-        raise InvalidHandleError(f"no dtype of a shared array: {str(form)[:80]}")
+        raise InvalidHandleError(f"no dtype of a shared array: {_cut(form)}")
 
 
 def _check_dictionary(form: dict[Any, Any], depth: int, left: list[int]) -> None:
@@ -233,13 +233,19 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
         raise InvalidHandleError(f"no segment has the id {_cut(segment)}")
     if memory and not is_use(segment, memory):
         raise InvalidHandleError(f"segment {segment:#x} is no use of memory {memory:#x}")
-    try:
-        return _check_layout(*layout)
-    except TypeError:  # what cannot be hashed, such as a list of fields, is looked at each time
-        return _check_layout.__wrapped__(*layout)
+    nbytes, offset, shape, strides, form, writable, strategy = layout
+    if [*map(type, layout)] == _REMEMBERED and {*map(type, shape), *map(type, strides)} <= _INTEGERS:
+        return _check_layout(nbytes, offset, shape, strides, form, writable, strategy)
+    # A cache takes True for 1, and what is nested very deeply crashes Python when it is hashed.
+    return _check_layout.__wrapped__(nbytes, offset, shape, strides, form, writable, strategy)
 
 
-@lru_cache(maxsize=256, typed=True)
+_REMEMBERED = [int, int, tuple, tuple, str, bool, str]
+"""Types of the fields between segment and memory, but for structured dtypes."""
+_INTEGERS = {int}
+
+
+@lru_cache(maxsize=256)
 def _check_layout(
     nbytes: Any, offset: Any, shape: Any, strides: Any, form: Any, writable: Any, strategy: Any
 ) -> np.dtype[Any]:
@@ -275,7 +281,10 @@ def span(handle: ArrayHandle) -> tuple[int, int]:
 
 def _cut(value: object) -> str:
     """Show a damaged value, but not a megabyte of it."""
-    text = str(value)
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        return f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -219,6 +219,37 @@ def test_messages_stay_short(store):
         assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_cannot_be_shown_is_refused_as_well(store, field):
+    """Python writes no integer of thousands of digits, and no thousand brackets within each other."""
+    handle, nested = store.handle(store.zeros(3)), ()
+    for _ in range(5000):
+        nested = (nested,)
+    for value in (1 << 20_000, nested, [1 << 20_000], [("a", 1 << 20_000)]):
+        with pytest.raises(InvalidHandleError) as caught:
+            check_handle(handle._replace(**{field: value}))
+        assert len(str(caught.value)) < 300
+
+
+def test_what_equals_a_good_handle_need_not_be_one(store):
+    """What was checked once is remembered, but 1 is neither True nor 1.0, and nothing damaged is hashed."""
+
+    class Trap:
+        def __hash__(self):
+            raise AssertionError("a damaged field was hashed")
+
+    handle = store.handle(store.zeros(1))
+    check_handle(handle)
+    for field, value in (("shape", (True,)), ("shape", (1.0,)), ("strides", (8.0,)), ("offset", False)):
+        assert getattr(handle, field) == value
+        with pytest.raises(InvalidHandleError, match="damaged"):
+            check_handle(handle._replace(**{field: value}))
+    for field in FIELDS:
+        for value in (Trap(), (Trap(),)):
+            with pytest.raises(InvalidHandleError):
+                check_handle(handle._replace(**{field: value}))
+
+
 def test_not_even_a_handle(store):
     """Anything that is no handle is refused."""
     for thing in (None, 3, "handle", {}, store.zeros(2)):
