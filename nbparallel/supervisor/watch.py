@@ -76,8 +76,10 @@ class Watch:
                 self._poll.modify(fd, select.POLLIN | (select.POLLOUT if fd in full else 0))
         self._full = full
         if block and self.linger:
-            time.sleep(LINGER_SECONDS)
             self.linger = False
+            # Not with something there: who says much would be heard one frame at a time.
+            if not ready(self._poll, 0):
+                time.sleep(LINGER_SECONDS)
         found = ready(self._poll, 1000 * SLICE_SECONDS if block else 0)
         for fd, events in found:
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None

@@ -78,6 +78,27 @@ def test_what_comes_within_a_moment_is_heard_together(monkeypatch):
         theirs.close()
 
 
+def test_what_has_come_already_is_heard_without_a_pause(monkeypatch):
+    """A rank that lets go of memory and holds it again, all the time, is not kept waiting for each."""
+    watch, (mine, theirs), heard, slept = Watch(), pair(), [], []
+
+    def listen():
+        heard.append(take(mine))
+        watch.linger = True
+
+    monkeypatch.setattr("nbparallel.supervisor.watch.time.sleep", slept.append)
+    watch.add_socket(mine, listen)
+    for _ in range(3):
+        theirs.send(encode(Kind.HOLD))
+    for _ in range(3):
+        watch.wait()
+    assert (len(heard), slept) == (3, [])
+    theirs.close()
+    watch.wait()
+    assert heard[3] is None
+    watch.forget(mine)
+
+
 def test_a_descriptor_that_comes_again_is_watched_anew():
     """A socket that was forgotten while it was full leaves nothing to the next one with its number."""
     watch = Watch()
