@@ -118,7 +118,8 @@ class Incoming:
         position = self._position
         offset = position % self._capacity
         start = self._start + offset
-        whole = offset + available <= self._capacity  # as nearly always: nothing goes on at the beginning
+        # As nearly always: nothing goes on at the beginning.
+        whole = RECORD.size <= available <= self._capacity - offset
         head = self._octets[start : start + RECORD.size] if whole else self._copy(position, RECORD.size)
         length, meta_length, kind, tag, line, group = RECORD.unpack(head)
         if not RECORD.size + meta_length <= length <= available:
