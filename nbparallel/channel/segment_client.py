@@ -65,6 +65,9 @@ class SegmentClient:
         self._patience = patience
         self._lock = threading.RLock()
         self._sequence = 0
+        self._awaited: set[int] = set()
+        self._answers: dict[int, Frame] = {}
+        """What a signal handler, or a user's ``__del__``, has read while somebody waited for it."""
         self._notices: list[Notice] = []
         self._unread = 0
         self._pid = os.getpid()
@@ -126,14 +129,21 @@ class SegmentClient:
             self._sequence += 1
             sequence = self._sequence
             deadline = time.monotonic() + self._patience
-            self._send(Kind.FETCH, Fetch(segment, writable, memory).pack(), sequence=sequence)
-            while time.monotonic() < deadline:
-                frame = self._receive(segment)
-                if frame is None:
-                    continue
-                if frame.kind in (Kind.FETCHED, Kind.LOST) and frame.sequence == sequence:
-                    return self._answer(frame, segment)
-                self._note(frame)
+            self._awaited.add(sequence)
+            try:
+                self._send(Kind.FETCH, Fetch(segment, writable, memory).pack(), sequence=sequence)
+                while time.monotonic() < deadline:
+                    frame = self._answers.pop(sequence, None) or self._receive(segment)
+                    if frame is None:
+                        continue
+                    if frame.kind in (Kind.FETCHED, Kind.LOST) and frame.sequence == sequence:
+                        return self._answer(frame, segment)
+                    self._note(frame)
+            finally:
+                self._awaited.discard(sequence)
+                late = self._answers.pop(sequence, None)
+                if late is not None:
+                    self._note(late)
         raise SegmentLostError(
             f"the supervisor did not hand out segment {segment:#x} within {self._patience:g} s"
         )
@@ -222,6 +232,9 @@ class SegmentClient:
             frame.close()
 
     def _note(self, frame: Frame) -> None:
+        if frame.sequence in self._awaited and frame.kind in (Kind.FETCHED, Kind.LOST):
+            self._answers[frame.sequence] = frame
+            return
         try:
             if frame.kind is Kind.IDLE:
                 self._notices.append(Notice(NoticeKind.IDLE, unpack_segment(frame.payload, frame.kind)))

@@ -110,6 +110,32 @@ def test_a_signal_handler_may_listen_while_we_look_whether_something_came(ends, 
     assert heard == [(Notice(NoticeKind.IDLE, segment_id(1, 1)),)]
 
 
+def test_a_signal_handler_may_listen_while_an_answer_is_awaited(ends, monkeypatch):
+    """It may read the answer: that is kept for who waits for it, and is a stray one if nobody does."""
+    client, other = ends
+    mine, source = segment_id(0, 1), FileDescriptorStrategy().create(4096)
+    receive = client._channel.receive
+
+    def interrupted(timeout):
+        assert client.notices() == ()
+        return receive(timeout)
+
+    def ended(timeout):
+        interrupted(timeout)
+        raise KeyboardInterrupt
+
+    answer = Fetched(mine, 4096, True).pack()
+    monkeypatch.setattr(client._channel, "receive", interrupted)
+    other.send(Kind.FETCHED, answer, fds=[source.fd], sequence=1)
+    os.close(client.fetch(mine, writable=True))
+    monkeypatch.setattr(client._channel, "receive", ended)
+    other.send(Kind.FETCHED, answer, fds=[source.fd], sequence=2)
+    with pytest.raises(KeyboardInterrupt):
+        client.fetch(mine, writable=True)
+    assert client.notices() == (Notice(NoticeKind.STRAY, mine),)
+    source.close()
+
+
 def test_what_is_said_about_memory_that_stays_mapped(ends):
     """Both ways; what a fetch makes void is what was said about holds, not about memory."""
     client, other = ends
