@@ -205,6 +205,8 @@ def _header(file: BinaryIO, path: str) -> _Form:
             "not latin-1: numpy.load it, rename those fields, and save it again"
         )
     shape, fortran, dtype = found
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{path} is a damaged .npy file: it says that its shape is {shape}")
     if dtype.hasobject:
         raise ObjectArrayError(f"{path} holds Python objects, whose memory cannot be shared: use numpy.load")
     return file.tell(), dtype, shape, fortran
