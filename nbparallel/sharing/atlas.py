@@ -13,6 +13,8 @@ from nbparallel.sharing.mapping import Mapping
 from nbparallel.sharing.segment import Segment
 
 AnyArray = npt.NDArray[Any]
+_interface_of: Any = np.ndarray.__array_interface__.__get__
+"""numpy's own, whatever a subclass makes of it."""
 
 
 class Place(NamedTuple):
@@ -75,7 +77,7 @@ class Atlas:
         if x.size == 0:
             return self._find_empty(x)
         # Where nothing of it is written in Python, it takes half as long if that is not in the caches.
-        address: int = x.__array_interface__["data"][0] if x.dtype.names is None else x.ctypes.data
+        address: int = _interface_of(x)["data"][0] if x.dtype.names is None else x.ctypes.data
         at = bisect_left(entries, (address + 1,)) - 1
         if at < 0:
             return None

@@ -31,6 +31,8 @@ def await_return(holdings: Holdings, nbytes: int, strategy: str) -> Block | None
         block = holdings.pool.take(nbytes, strategy)
         if block is not None or nbytes < WORTH_NBYTES or time.monotonic() >= limit:
             return block
+        if not holdings.pool.allowance.allows(nbytes, nbytes):
+            return None  # it will not be kept
         if not any(holdings.pool.fits(away, nbytes, strategy) for away in holdings.released):
             return None
         time.sleep(PAUSE_SECONDS)

@@ -132,6 +132,20 @@ def test_nobody_waits_for_memory_that_does_not_fit(late, monkeypatch):
     assert len(looks) == 1
 
 
+def test_nobody_waits_for_memory_that_will_not_be_kept(late, monkeypatch):
+    """What is more than a process may keep goes back to the system."""
+    monkeypatch.setattr(making_room, "WORTH_SECONDS", 1.0)
+    k, r, looks = late
+    k.pool.allowance.fixed = MIB
+    array = k.empty(making_room.WORTH_NBYTES, np.uint8)
+    r.attach(k.handle(array))
+    r.drain()
+    del array
+    looks.clear()
+    k.empty(making_room.WORTH_NBYTES, np.uint8)
+    assert len(looks) == 1
+
+
 def test_a_wait_for_memory_that_somebody_holds_is_bounded(exchange):
     """It is given up after a fiftieth of what making the memory takes."""
     k, r = exchange.store(0, pool_nbytes=GIB), exchange.store(1)

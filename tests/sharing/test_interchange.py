@@ -266,3 +266,16 @@ def test_what_comes_back_is_the_values_own(ranks):
     assert bare[0] == 0
     del inside
     ranks.run("del mine")
+
+
+def test_a_subclass_with_an_interface_of_its_own_is_looked_at_as_an_array():
+    """Where its bytes lie is numpy's to say: what a class makes of the protocol does not matter."""
+
+    class Odd(np.ndarray):
+        @property
+        def __array_interface__(self):
+            raise AttributeError("not mine")
+
+    x = nbp.zeros(10)
+    assert nbp.is_shared(x.view(Odd))
+    assert not nbp.is_shared(np.zeros(10).view(Odd))
