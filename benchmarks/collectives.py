@@ -168,7 +168,7 @@ def table(found: Measured) -> str:
 
 def _row(found: Measured, line: Line, by_name: dict[str, float]) -> str:
     best = found.mpi(line)
-    cells = [_title(line), *(_time(by_name.get(name)) for name in (*OURS, GLOO))]
+    cells = [line.title, *(_time(by_name.get(name)) for name in (*OURS, GLOO))]
     cells += [_time(best.get(library.name)) for library in mpi.LIBRARIES]
     for peer in (by_name.get(GLOO), min(best.values(), default=None)):
         ratios = [peer / by_name[name] for name in OURS if name in by_name] if peer else []
@@ -185,17 +185,6 @@ def _verdict(goal: Goal, found: Measured, line: Line) -> str:
 def limit_seconds(found: Measured, line: Line) -> float:
     """Return how long the traffic of an all_reduce in place takes at the speed of copying: 2·N·S bytes."""
     return 2 * line.nbytes / found.copy_nbytes_per_second
-
-
-def _title(line: Line) -> str:
-    return line.key.replace(f"{line.nbytes} B", _human(line.nbytes))
-
-
-def _human(nbytes: int) -> str:
-    for unit, size in (("MB", 1 << 20), ("KB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes // size} {unit}"
-    return f"{nbytes} B"
 
 
 def _time(seconds: float | None) -> str:

@@ -34,6 +34,14 @@ class Line:
         words = [self.operation, f"{self.nbytes} B"] if self.nbytes else [self.operation]
         return ", ".join([*words, *(["dirty"] if self.dirty else []), *(["view"] if self.view else [])])
 
+    @property
+    def title(self) -> str:
+        """Its name in tables."""
+        for unit, size in (("MB", MIB), ("KB", KIB)):
+            if self.nbytes >= size:
+                return self.key.replace(f"{self.nbytes} B", f"{self.nbytes // size} {unit}")
+        return self.key
+
 
 def lines(ranks: int, sizes: tuple[int, ...] = SIZES) -> list[Line]:
     """Return what is measured with so many ranks."""

@@ -313,7 +313,7 @@ def _in_between(c: Communicator, rounds: int) -> dict[tuple[str, bool], tuple[fl
                 alone = _numpy_alone(c, line, shared=shared)
             c.barrier()
             wall, used = (statistics.median(row) for row in zip(*each, strict=True))
-            found[line.key, shared] = (wall, used, alone)
+            found[line.title, shared] = (wall, used, alone)
     return found
 
 
