@@ -79,8 +79,7 @@ class Supervisor:
         """Serve until the kernel stops us or is gone; leave no child behind."""
         try:
             while self._grace is None:
-                if not self._watch.wait(block=not (self._sweeping.pending or self._desk.unsettled)):
-                    self._on_children()  # a debugger that lets go of us may lose a SIGCHLD
+                self._watch.wait(block=not (self._sweeping.pending or self._desk.unsettled))
                 self._settle()
                 self._sweeping.step()
         finally:
@@ -206,8 +205,7 @@ class Supervisor:
             )
 
     def _set_pid(self, client: int, pid: int) -> None:
-        rank = self._ranks.get(client)
-        if rank is None:
+        if (rank := self._ranks.get(client)) is None:
             return
         rank.pid = pid
         self._strays.rank_lives(pid)
@@ -288,10 +286,12 @@ class Supervisor:
             self._strays.rank_lives(pid)
             said = {"rank": rank.rank, "client": client, "pid": pid, "template": self._template_pid}
             self._control_box.send(Kind.READY, json.dumps(said).encode(), [pidfd])
+            self._watch.once(pidfd, self._on_children)  # a debugger that lets go of us may lose a SIGCHLD
+            rank.pidfd, pidfd = pidfd, -1
         except ChildProcessError:
             raise ProtocolError(f"process {pid} is no child of the supervisor") from None
         finally:
-            os.close(pidfd)
+            self._watch.close(pidfd)
 
     def _lost_socket(self, client: int) -> None:
         """End of file from a rank: as a rule it has died, which waitid is about to tell.
@@ -299,8 +299,7 @@ class Supervisor:
         One that lives is ended: it could neither share memory nor say what it uses.  If the template died
         before it could name the process nothing else will come.
         """
-        rank = self._ranks.get(client)
-        if rank is None:  # client 0: without it the session's memory is nobody's
+        if (rank := self._ranks.get(client)) is None:  # client 0: without it the session's memory is nobody's
             self._leave(0.0)
             return
         self._watch.forget(rank.socket)
@@ -357,6 +356,7 @@ class Supervisor:
 
     def _bury(self, rank: Rank, death: processes.Death | None) -> None:
         rank.dead = True
+        self._watch.close(rank.give_pidfd())
         self._strays.rank_died(self._options["session"], rank.client, rank.pid, rank.inode)
         while rank.socket.fileno() >= 0 and readable(rank.socket):
             self._on_segments(rank.client)  # what it registered before it died counts

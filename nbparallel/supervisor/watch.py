@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -15,8 +16,6 @@ from nbparallel.wire.polling import ready
 
 LARGEST_PAYLOAD = 1 << 20
 """Bytes of the largest payload that a supervisor takes; the notebook's longest ``sys.path`` is far below."""
-SLICE_SECONDS = 1.0
-"""No wait is longer than this."""
 LINGER_SECONDS = 0.0003
 """In which nothing wakes the supervisor, so that what comes meanwhile is heard at once."""
 
@@ -38,10 +37,25 @@ class Watch:
         self._handlers[fd] = handler
         self._poll.register(fd, select.POLLIN)
 
+    def once(self, fd: int, handler: Callable[[], object]) -> None:
+        """Call `handler` when `fd` is readable, and not again: what is readable may stay so."""
+
+        def call() -> None:
+            self.drop(fd)
+            handler()
+
+        self.add(fd, call)
+
     def drop(self, fd: int) -> None:
         """Stop watching a descriptor, which stays open; again is fine."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
+
+    def close(self, fd: int) -> None:
+        """Stop watching a descriptor and close it; -1 is none."""
+        if fd >= 0:
+            self.drop(fd)
+            os.close(fd)
 
     def add_socket(self, sock: socket.socket, handler: Callable[[], object]) -> Outbox:
         """Watch a socket, which does not block from now on; return where to put what it shall get."""
@@ -62,14 +76,8 @@ class Watch:
         self._full.discard(fd)  # the next socket may get its number
         sock.close()
 
-    def wait(self, *, block: bool = True) -> bool:
-        """Wait for something to happen, and call the handlers; or only look.
-
-        Returns
-        -------
-        bool
-            False if nothing happened for `SLICE_SECONDS`: what should have been told may have been lost.
-        """
+    def wait(self, *, block: bool = True) -> None:
+        """Wait for something to happen, without a time-out, and call the handlers; or only look."""
         full = {fd for fd, box in self._outboxes.items() if box.waiting}
         for fd in self._full ^ full:
             if fd in self._outboxes:
@@ -80,15 +88,13 @@ class Watch:
             # Not with something there: who says much would be heard one frame at a time.
             if not ready(self._poll, 0):
                 time.sleep(LINGER_SECONDS)
-        found = ready(self._poll, 1000 * SLICE_SECONDS if block else 0)
-        for fd, events in found:
+        for fd, events in ready(self._poll, None if block else 0):
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:
                 box_ready.flush()
             handler = self._handlers.get(fd)
             if handler is not None and events & ~select.POLLOUT:
                 handler()
-        return bool(found) or not block
 
 
 def take(sock: socket.socket) -> Frame | bool | None:

@@ -34,7 +34,7 @@ def losing_the_next_signal(pid: int) -> Iterator[None]:
 
 
 def test_a_death_whose_signal_was_lost_is_seen_all_the_same() -> None:
-    """The supervisor looks for itself when nothing has happened for a second: nobody waits for ever."""
+    """The supervisor watches each rank's pidfd as well: nobody waits for ever."""
     with Session(2) as session:
         session.run("x = rank")
         seen = session.statistics()
