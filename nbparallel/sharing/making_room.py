@@ -9,8 +9,6 @@ from nbparallel.sharing.segment import Block
 
 PATIENCE_SECONDS = 0.2
 """Within this comes back what nobody else holds, if the supervisor is not very busy."""
-
-
 PAUSE_SECONDS = 0.0001
 """Between two looks."""
 WORTH_SECONDS = 5e-12

@@ -119,25 +119,13 @@ def test_a_small_array_does_not_wait(late):
     assert len(looks) == 1
 
 
-def test_nobody_waits_for_memory_that_does_not_fit(late, monkeypatch):
-    """Nor where nothing is under way."""
+@pytest.mark.parametrize(("times", "kept"), [(2, GIB), (1, MIB)], ids=["too large", "not to be kept"])
+def test_nobody_waits_for_memory_that_does_not_help(late, monkeypatch, times, kept):
+    """It does not fit, or is more than the process may keep, so that it goes back to the system."""
     monkeypatch.setattr(making_room, "WORTH_SECONDS", 1.0)
     k, r, looks = late
-    array = k.empty(2 * making_room.WORTH_NBYTES, np.uint8)
-    r.attach(k.handle(array))
-    r.drain()
-    del array
-    looks.clear()
-    k.empty(making_room.WORTH_NBYTES, np.uint8)
-    assert len(looks) == 1
-
-
-def test_nobody_waits_for_memory_that_will_not_be_kept(late, monkeypatch):
-    """What is more than a process may keep goes back to the system."""
-    monkeypatch.setattr(making_room, "WORTH_SECONDS", 1.0)
-    k, r, looks = late
-    k.pool.allowance.fixed = MIB
-    array = k.empty(making_room.WORTH_NBYTES, np.uint8)
+    k.pool.allowance.fixed = kept
+    array = k.empty(times * making_room.WORTH_NBYTES, np.uint8)
     r.attach(k.handle(array))
     r.drain()
     del array
