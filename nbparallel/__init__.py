@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nbparallel.session import migrate as migrate
     from nbparallel.session import spawn as spawn
     from nbparallel.sharing import empty as empty
-    from nbparallel.sharing import from_file as from_file
+    from nbparallel.sharing import file_arrays as from_file
     from nbparallel.sharing import full as full
     from nbparallel.sharing import get_all_sharing_strategies as get_all_sharing_strategies
     from nbparallel.sharing import get_sharing_strategy as get_sharing_strategy

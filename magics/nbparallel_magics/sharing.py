@@ -57,7 +57,7 @@ class StrategyTable:
     def now(cls) -> Self:
         """Look at what there is."""
         import nbparallel
-        from nbparallel.sharing import registry
+        from nbparallel.sharing.strategies import registry
 
         strategies = nbparallel.get_all_sharing_strategies()
         options = {

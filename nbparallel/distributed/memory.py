@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from nbparallel.errors import InternalError
-from nbparallel.sharing.segment import Location
+from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.store import Store
 from nbparallel.wire.handles import ArrayHandle
 

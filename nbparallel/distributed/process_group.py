@@ -22,7 +22,7 @@ from nbparallel.distributed.oversight import Oversight
 from nbparallel.distributed.rendezvous import Admission, meet
 from nbparallel.errors import ChannelClosedError, ForkedRankError
 from nbparallel.sharing import Store
-from nbparallel.sharing.renumbering import renumber
+from nbparallel.sharing.lifecycle.client_number import renumber
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.rendezvous import Join, client_of
 

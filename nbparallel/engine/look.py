@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbparallel import sharing
 from nbparallel.engine import namespace
-from nbparallel.sharing.looks import seen
+from nbparallel.transfer.variable_info import seen
 from nbparallel.wire.sighting import Sighting
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from nbparallel.engine.delivered import MISSING, Delivered
 from nbparallel.engine.read_only import explain
 from nbparallel.errors import ReadOnlyArrayError, UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store, current_store
-from nbparallel.sharing.layout import span
+from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.names import NameKind, NameUpdate

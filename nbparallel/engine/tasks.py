@@ -14,7 +14,7 @@ import numpy as np
 from nbparallel import sharing
 from nbparallel.engine import defaults, failures, namespace, place, script, withdrawal
 from nbparallel.errors import InternalError, UnpicklableError
-from nbparallel.sharing import registry
+from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.messages import (
     CallTask,

@@ -40,7 +40,7 @@ from nbparallel.session.rank_handle import Death, RankHandle
 from nbparallel.session.supervisor_process import SupervisorProcess
 from nbparallel.session.task_output import TaskOutput
 from nbparallel.session.tending import Tending
-from nbparallel.sharing import living_names
+from nbparallel.sharing.strategies import owned_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
@@ -322,7 +322,7 @@ class Crew:
             return
         for handle in self.handles:
             handle.leave()
-        living_names.renew()
+        owned_names.renew()
         self._tending.close()
         try:
             sharing.current_store().disconnect(self.supervisor.broker)

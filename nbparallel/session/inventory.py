@@ -11,7 +11,8 @@ from nbparallel.errors import UnpicklableError
 from nbparallel.session.encoding import SharedArrays, Value, look_at, look_at_class, nbytes_shared
 from nbparallel.session.free_names import FreeNames, is_ipythons
 from nbparallel.session.move_arrays import is_array
-from nbparallel.sharing import Store, registry
+from nbparallel.sharing import Store
+from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import definitions
 from nbparallel.transfer.pickling import Serialised
 

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from nbparallel.sharing import get_sharing_strategy, headroom, registry
-from nbparallel.sharing.strategy import Strategy
+from nbparallel.sharing import get_sharing_strategy
+from nbparallel.sharing.memory import memory_limits
+from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor import sweep
 from nbparallel.supervisor.sweep import StaleName
 
@@ -53,7 +55,7 @@ class Machine:
     """Mappings a process (vm.max_map_count)."""
     used_maps: int
     """Mappings of this process."""
-    free: tuple[headroom.Limit, ...]
+    free: tuple[memory_limits.Limit, ...]
     """Memory that may still be taken: the machine's, and that of each container around us."""
     shm: tuple[int, int] | None
     """Free and whole size of /dev/shm."""
@@ -98,7 +100,7 @@ def look() -> Machine:
         address_space=_limit(resource.RLIMIT_AS),
         max_maps=_number("/proc/sys/vm/max_map_count"),
         used_maps=_read("/proc/self/maps").count("\n"),
-        free=tuple(headroom.limits()),
+        free=tuple(memory_limits.limits()),
         shm=_shm(),
         cpus=os.cpu_count() or 1,
         affinity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -122,7 +124,7 @@ def _limit(number: int) -> Limit:
 
 def _read(path: str) -> str:
     try:
-        return headroom.read_text(path)
+        return memory_limits.read_text(path)
     except OSError:
         return ""
 

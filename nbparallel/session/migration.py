@@ -12,7 +12,7 @@ from nbparallel import sharing
 from nbparallel.errors import SegmentInUseError
 from nbparallel.session.interrupt import Presses
 from nbparallel.session.session import Session, running_sessions
-from nbparallel.sharing import registry
+from nbparallel.sharing.strategies import registry
 from nbparallel.wire.messages import WithdrawTask
 
 S = TypeVar("S", bound=np.generic)

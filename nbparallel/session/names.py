@@ -22,7 +22,8 @@ from nbparallel.session.free_names import FreeNames, find_free_names, is_ipython
 from nbparallel.session.inventory import Inventory
 from nbparallel.session.move_arrays import is_array, move_arrays
 from nbparallel.session.shareable import check_shareable
-from nbparallel.sharing import SegmentBroker, Store, registry
+from nbparallel.sharing import SegmentBroker, Store
+from nbparallel.sharing.strategies import registry
 from nbparallel.wire.names import NameKind, NameUpdate
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from nbparallel.session.free_names import is_ipythons
 from nbparallel.session.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
-from nbparallel.sharing.looks import seen
+from nbparallel.transfer.variable_info import seen
 from nbparallel.wire.ledger_report import LedgerRow
 from nbparallel.wire.messages import RankSegment
 from nbparallel.wire.segments import creator_of

@@ -11,7 +11,7 @@ from nbparallel import sharing
 from nbparallel.session.crew import Crew
 from nbparallel.session.rank_handle import RankHandle
 from nbparallel.session.shared_segments import SharedSegment, gather, given_back, names_by_segment
-from nbparallel.sharing.headroom import limits
+from nbparallel.sharing.memory.memory_limits import limits
 
 
 @dataclass(frozen=True, slots=True)

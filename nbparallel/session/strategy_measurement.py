@@ -21,7 +21,9 @@ from nbparallel.errors import InternalError, NbParallelError
 from nbparallel.session.limits import usable_cpus
 from nbparallel.session.session import Session
 from nbparallel.session.strategy_figures import Steps, StrategyCost, StrategyFigures, StrategyTime
-from nbparallel.sharing import SegmentBroker, current_store, get_all_sharing_strategies, headroom, registry
+from nbparallel.sharing import SegmentBroker, current_store, get_all_sharing_strategies
+from nbparallel.sharing.memory import memory_limits
+from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling, probe
 from nbparallel.wire.units import size_text
 
@@ -105,7 +107,7 @@ class _Bench:
         times: list[StrategyTime] = []
         last = 0.0
         for at, nbytes in enumerate(sizes):
-            free = min((limit.free for limit in headroom.limits()), default=None)
+            free = min((limit.free for limit in memory_limits.limits()), default=None)
             growth = nbytes / sizes[at - 1] if at and sizes[at - 1] >= LINEAR_FROM else 4
             reason = self._reason_against(nbytes, free, last * growth if at else 0.0)
             if reason:

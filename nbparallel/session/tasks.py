@@ -20,7 +20,7 @@ from nbparallel.session.sink import OutputSink
 from nbparallel.session.task_output import TaskOutput
 from nbparallel.session.task_run import TaskRun
 from nbparallel.session.timeline import CellRecord
-from nbparallel.sharing import registry
+from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.control import ControlView, TimingRecord
 from nbparallel.wire.frames import Kind

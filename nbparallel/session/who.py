@@ -10,7 +10,7 @@ from typing import Any
 from nbparallel.session.free_names import is_ipythons
 from nbparallel.session.rank_handle import RankHandle
 from nbparallel.sharing import Store
-from nbparallel.sharing.looks import seen
+from nbparallel.transfer.variable_info import seen
 from nbparallel.wire.sighting import NameSeen, Origin, Sighting
 
 

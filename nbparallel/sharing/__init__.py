@@ -1,20 +1,20 @@
 """How an array's bytes become visible to another process."""
 
-from nbparallel.sharing.array import empty, full, is_shared, ones, segments, share, zeros
+from nbparallel.sharing.arrays import empty, full, is_shared, ones, segments, share, zeros
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.current import current_store, set_current_store
-from nbparallel.sharing.from_file import from_file
-from nbparallel.sharing.mapping import Access, Mapping
-from nbparallel.sharing.registry import (
+from nbparallel.sharing.file_arrays import from_file
+from nbparallel.sharing.lifecycle.segment import Location, SegmentStatistics
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.store import Store
+from nbparallel.sharing.strategies.registry import (
     SharingStrategies,
     get_all_sharing_strategies,
     get_sharing_strategy,
     register_sharing_strategy,
     set_sharing_strategy,
 )
-from nbparallel.sharing.segment import Location, SegmentStatistics
-from nbparallel.sharing.store import Store
-from nbparallel.sharing.strategy import SegmentSource, Strategy
+from nbparallel.sharing.strategies.strategy import SegmentSource, Strategy
 
 __all__ = [
     "Access",

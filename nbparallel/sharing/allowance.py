@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from nbparallel.sharing.headroom import ReadText, limits, read_text
+from nbparallel.sharing.memory.memory_limits import ReadText, limits, read_text
 
 SHARE = 8
 """A process keeps at most 1/8 of what is left."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.sharing.layout import extent
+from nbparallel.sharing.memory.array_layout import extent
 
 AnyArray = npt.NDArray[Any]
 

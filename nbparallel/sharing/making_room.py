@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from nbparallel.sharing.holdings import Holdings
-from nbparallel.sharing.segment import Block
+from nbparallel.sharing.lifecycle.segment import Block
+from nbparallel.sharing.lifecycle.segment_table import Holdings
 
 PATIENCE_SECONDS = 0.2
 """Within this comes back what nobody else holds, if the supervisor is not very busy."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from nbparallel.sharing.headroom import full_error
+from nbparallel.sharing.memory.memory_limits import full_error
 
 OTHERS_SHARE = 8
 """An eighth is left to everything else: libraries take hundreds, a heap of gigabytes a thousand."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbparallel.sharing.segment import SegmentStatistics
+from nbparallel.sharing.lifecycle.segment import SegmentStatistics
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text
 

@@ -11,16 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
-from nbparallel.sharing import copying, registry, rehoming
-from nbparallel.sharing.allocation import Allocation
+from nbparallel.sharing import copying
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.holdings import Holdings
-from nbparallel.sharing.layout import Shape, check_handle, describe, sizes_of
+from nbparallel.sharing.lifecycle import relocation
+from nbparallel.sharing.lifecycle.allocator import Allocation
+from nbparallel.sharing.lifecycle.memory_pool import Pool
+from nbparallel.sharing.lifecycle.segment import Block, Location, Segment, SegmentStatistics
+from nbparallel.sharing.lifecycle.segment_table import Holdings
 from nbparallel.sharing.locking import forked_error, locked
-from nbparallel.sharing.mapping import Access, Root
-from nbparallel.sharing.pool import Pool
-from nbparallel.sharing.segment import Block, Location, Segment, SegmentStatistics
-from nbparallel.sharing.strategy import SegmentSource, Strategy
+from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe, sizes_of
+from nbparallel.sharing.memory.mapping import Access, Root
+from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.strategies.strategy import SegmentSource, Strategy
 from nbparallel.wire.handles import ArrayHandle
 
 AnyArray = npt.NDArray[Any]
@@ -202,13 +204,13 @@ class Store:
     @locked
     def movable(self, x: object) -> SegmentStatistics:
         """Return a record of the segment that `rehome` would move; errors as `rehoming.movable`."""
-        return rehoming.movable(self._holdings, x).statistics()
+        return relocation.movable(self._holdings, x).statistics()
 
     @locked
     def rehome(self, x: object, strategy: Strategy) -> None:
         """Give the segment of `x` memory of another strategy; see `rehoming.rehome`."""
         self.rights_changes += 1
-        rehoming.rehome(self._holdings, x, strategy)
+        relocation.rehome(self._holdings, x, strategy)
 
     # Looking at arrays
 

@@ -23,7 +23,8 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import InvalidHandleError, SharedMemoryFullError
-from nbparallel.sharing import Access, SegmentSource, Strategy, current_store, registry
+from nbparallel.sharing import Access, SegmentSource, Strategy, current_store
+from nbparallel.sharing.strategies import registry
 from nbparallel.testing.contents import checksum
 
 _DTYPES = ["?", "i1", ">u2", "f4", "<f8", "c16", "S3", "U2", "M8[ns]", [("a", "i2"), ("b", "f8", 2)]]

@@ -17,7 +17,8 @@ import pytest
 
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.sharing import current_store, pool
+from nbparallel.sharing import current_store
+from nbparallel.sharing.lifecycle import memory_pool
 
 KEEP_SECONDS = 0.2
 """Memory that is kept for reuse goes back after this, so that it is not taken for growth."""
@@ -157,7 +158,8 @@ class Day:
     def prepare(self) -> None:
         """Have on every rank what cells use."""
         self.run(
-            f"import numpy as np, nbparallel.sharing.pool as pool; pool.KEEP_SECONDS = {KEEP_SECONDS}\n"
+            "import numpy as np, nbparallel.sharing.lifecycle.memory_pool as pool\n"
+            f"pool.KEEP_SECONDS = {KEEP_SECONDS}\n"
             "if 'pushed' in globals(): del pushed"
         )
 
@@ -184,7 +186,7 @@ class Day:
 @pytest.mark.parametrize("cells", [120, pytest.param(2880, marks=pytest.mark.stress)])
 def test_nothing_grows_over_a_day(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell every half minute of a day: memory, open files, mappings, threads stay; so does the pace."""
-    monkeypatch.setattr(pool, "KEEP_SECONDS", KEEP_SECONDS)
+    monkeypatch.setattr(memory_pool, "KEEP_SECONDS", KEEP_SECONDS)
     times = []
     with Session(2) as session:
         day = Day(session)

@@ -14,7 +14,8 @@ from nbparallel.channel import Channel
 from nbparallel.channel import channel as channels
 from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError, StrategyUnavailableError
 from nbparallel.session import Session
-from nbparallel.sharing import Access, registry
+from nbparallel.sharing import Access
+from nbparallel.sharing.strategies import registry
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.supervisor.watch import take
 from nbparallel.wire.frames import Kind

@@ -14,7 +14,7 @@ import pytest
 import nbparallel_magics
 from nbparallel.errors import CellTimeoutError, NbParallelError, StartError
 from nbparallel.session import failures
-from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.wire.failures import Cause, FrameLine, RankFailure
 from nbparallel_magics.completion import parsers
 
@@ -413,7 +413,7 @@ def test_help(notebook: Any) -> None:
 @pytest.fixture
 def strategies(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the registry back as it was."""
-    from nbparallel.sharing import registry
+    from nbparallel.sharing.strategies import registry
 
     for name in ("_current", "_generation"):
         monkeypatch.setattr(registry, name, getattr(registry, name))

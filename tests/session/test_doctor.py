@@ -11,7 +11,7 @@ import pytest
 
 from nbparallel.session.doctor import Examination, Finding, State, examine, findings
 from nbparallel.session.machine import Limit, Machine, look
-from nbparallel.sharing import headroom
+from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.death import Fate
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.testing import small_places
@@ -35,7 +35,7 @@ GOOD = Machine(
     address_space=ENDLESS,
     max_maps=65_530,
     used_maps=300,
-    free=(headroom.Limit(8 << 30, "this machine (16.0 GiB of memory)"),),
+    free=(memory_limits.Limit(8 << 30, "this machine (16.0 GiB of memory)"),),
     shm=(8 << 30, 8 << 30),
     cpus=8,
     affinity=8,
@@ -76,7 +76,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
         ({"processes": Limit(100, 100)}, "processes", 1, "-n 2"),
         ({"address_space": Limit(4 << 30, None)}, "address space", 1, "ulimit -v"),
         ({"max_maps": 1000}, "mappings", 1, "vm.max_map_count"),
-        ({"free": (headroom.Limit(100 << 20, "this container"),)}, "memory", 1, "--memory"),
+        ({"free": (memory_limits.Limit(100 << 20, "this container"),)}, "memory", 1, "--memory"),
         ({"shm": (64 << 20, 64 << 20)}, "/dev/shm", 1, "--shm-size"),
         ({"shm": (1 << 20, 8 << 30)}, "/dev/shm", 1, "file_descriptor"),
         ({"quota": 1.0, "blas": ()}, "CPUs", 1, "take turns"),

@@ -3,7 +3,7 @@
 import pytest
 
 import nbparallel as nbp
-from nbparallel.sharing.headroom import limits
+from nbparallel.sharing.memory.memory_limits import limits
 
 pytestmark = [pytest.mark.stress, pytest.mark.once, pytest.mark.slow, pytest.mark.time_limit(600)]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import nbparallel as nbp
-from nbparallel.sharing import current_store, pool
+from nbparallel.sharing import current_store
+from nbparallel.sharing.lifecycle import memory_pool
 from tests.session.mapped_memory import mapped, wait_for
 
 KEEP = 0.3
@@ -15,7 +16,7 @@ KEEP = 0.3
 @pytest.fixture(autouse=True)
 def _keep_shortly(monkeypatch):
     """Wait less than half a minute."""
-    monkeypatch.setattr(pool, "KEEP_SECONDS", KEEP)
+    monkeypatch.setattr(memory_pool, "KEEP_SECONDS", KEEP)
 
 
 def cpu_seconds(pid):
@@ -31,7 +32,7 @@ def test_an_idle_rank_gives_its_pool_back():
     """What a rank has let go of is gone a while later, without a cell; then the rank sleeps again."""
     with nbp.Session(1) as session:
         pid = session.run(
-            f"import os, nbparallel.sharing.pool as p\np.KEEP_SECONDS = {KEEP}\nos.getpid()"
+            f"import os, nbparallel.sharing.lifecycle.memory_pool as p\np.KEEP_SECONDS = {KEEP}\nos.getpid()"
         ).values[0]
         before = mapped(pid)
         session.run("import nbparallel as nbp\nx = nbp.ones(1_000_000)\ndel x")

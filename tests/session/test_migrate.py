@@ -16,7 +16,9 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     StrategyUnavailableError,
 )
-from nbparallel.sharing import current_store, living_names, registry, rehoming
+from nbparallel.sharing import current_store
+from nbparallel.sharing.lifecycle import relocation
+from nbparallel.sharing.strategies import owned_names, registry
 
 NAMES = ["file_descriptor", "file_system", "file_region", "mmap"]
 SIZE = 100_000
@@ -40,7 +42,7 @@ def files_of(x, field=5):
 
 def made_here(directory):
     """Return this process's names in a directory; other tests may run on the machine."""
-    prefix = living_names.fresh().rpartition("_")[0]
+    prefix = owned_names.fresh().rpartition("_")[0]
     return [name for name in os.listdir(directory) if name.startswith(prefix)]
 
 
@@ -252,7 +254,7 @@ def test_not_while_a_cell_runs(ranks, names):
 def test_an_interrupt_between_the_steps(monkeypatch, step):
     """An interrupt in the middle leaves the array wholly at its new place, and nothing behind."""
     x = nbp.share(np.arange(50_000.0), strategy="file_system")
-    original = getattr(rehoming, step, None) or type(current_store()._holdings).renew
+    original = getattr(relocation, step, None) or type(current_store()._holdings).renew
     calls = []
 
     def once(*args, **keywords):
@@ -264,7 +266,7 @@ def test_an_interrupt_between_the_steps(monkeypatch, step):
     if step == "after":
         monkeypatch.setattr(type(current_store()._holdings), "renew", once)
     else:
-        monkeypatch.setattr(rehoming, step, once)
+        monkeypatch.setattr(relocation, step, once)
     with pytest.raises(KeyboardInterrupt):
         nbp.migrate(x, "file_descriptor")
     monkeypatch.undo()

@@ -3,7 +3,8 @@
 import pytest
 
 from nbparallel.errors import StrategyUnavailableError
-from nbparallel.sharing import registry, set_sharing_strategy
+from nbparallel.sharing import set_sharing_strategy
+from nbparallel.sharing.strategies import registry
 from tests.session.pair import Pair
 
 

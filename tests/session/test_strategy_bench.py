@@ -11,8 +11,8 @@ import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.session import Session, strategy_bench, strategy_measurement
 from nbparallel.session.strategy_figures import STEPS, Steps, StrategyCost, StrategyFigures, StrategyTime
-from nbparallel.sharing import registry
-from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 
 NAMES = {"file_descriptor", "file_system", "file_region", "mmap", "copy"}
 

@@ -9,8 +9,8 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
-from nbparallel.sharing import registry
-from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 
 NEW = """
 import nbparallel as nbp

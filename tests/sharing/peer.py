@@ -8,7 +8,7 @@ import numpy as np
 from nbparallel.channel import Channel, SegmentClient
 from nbparallel.errors import ChannelClosedError
 from nbparallel.sharing import Store
-from nbparallel.sharing.layout import describe
+from nbparallel.sharing.memory.array_layout import describe
 from nbparallel.wire.frames import Kind
 
 

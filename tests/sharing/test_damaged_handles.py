@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nbparallel.errors import InvalidHandleError, NbParallelError, ReadOnlyArrayError, SegmentLostError
-from nbparallel.sharing.layout import check_handle
+from nbparallel.sharing.memory.array_layout import check_handle
 from nbparallel.wire.handles import ArrayHandle
 
 NUMBERS = [0, 1, -1, 7, 8, 4095, 4096, 4097, 1 << 12, 1 << 31, 1 << 32, 1 << 40, (1 << 40) + 1, 1 << 62]

@@ -13,8 +13,9 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     StrategyUnavailableError,
 )
-from nbparallel.sharing import current_store, memory_map, registry
-from nbparallel.sharing.memory_map import MemoryMapStrategy
+from nbparallel.sharing import current_store
+from nbparallel.sharing.strategies import memory_map, registry
+from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
 from nbparallel.sharing import Store
-from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
-from nbparallel.sharing.headroom import MARGIN, Headroom, limits
+from nbparallel.sharing.memory.memory_limits import MARGIN, Headroom, limits
+from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 
 MIB = 1 << 20
 MEMINFO = f"MemTotal: {1000 * 1024} kB\nMemAvailable: {800 * 1024} kB\nSwapFree: 0 kB\n"
@@ -96,7 +96,7 @@ def test_nothing_is_left_after_a_refusal(monkeypatch):
     """A refused array leaves no descriptor, no mapping and no segment."""
     files = dict(V2)
     strategy = FileDescriptorStrategy(Headroom(reader(files)))
-    monkeypatch.setattr("nbparallel.sharing.registry._strategies", {"file_descriptor": strategy})
+    monkeypatch.setattr("nbparallel.sharing.strategies.registry._strategies", {"file_descriptor": strategy})
     store = Store()
     fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SharedMemoryFullError):
@@ -109,7 +109,7 @@ def test_the_pool_makes_room(monkeypatch):
     """Memory that is merely kept for reuse is given back before an array is refused."""
     files = dict(V2)
     strategy = FileDescriptorStrategy(Headroom(reader(files)))
-    monkeypatch.setattr("nbparallel.sharing.registry._strategies", {"file_descriptor": strategy})
+    monkeypatch.setattr("nbparallel.sharing.strategies.registry._strategies", {"file_descriptor": strategy})
     store = Store(pool_nbytes=1 << 30)
     array = store.empty(MIB, "u1")
     del array

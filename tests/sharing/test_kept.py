@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError, SegmentLostError
-from nbparallel.sharing import kept, mappings, pool
+from nbparallel.sharing import mappings
+from nbparallel.sharing.lifecycle import mapping_cache, memory_pool
 from nbparallel.wire.frames import Kind
 
 
@@ -197,7 +198,7 @@ def test_a_dead_owners_memory_is_unmapped(exchange, pair):
 
 def test_a_moved_array_leaves_nothing_behind(exchange, pair):
     """After `rehome` the old memory is kept by nobody, and the new one is another."""
-    from nbparallel.sharing import registry
+    from nbparallel.sharing.strategies import registry
 
     k, r = pair
     array = k.zeros(200_000)
@@ -233,7 +234,7 @@ def test_it_goes_with_everything_else(exchange, pair, how):
 def test_it_goes_after_a_while(exchange, pair, monkeypatch):
     """What no array has needed for long is unmapped by who tends the store, who is told when."""
     k, r = pair
-    monkeypatch.setattr(pool, "KEEP_SECONDS", 0.05)
+    monkeypatch.setattr(memory_pool, "KEEP_SECONDS", 0.05)
     heard = []
     r.pool.on_first.append(lambda: heard.append(1))
     array = k.zeros(1000)
@@ -241,7 +242,7 @@ def test_it_goes_after_a_while(exchange, pair, monkeypatch):
     seconds = r.tend()
     assert heard == [1]
     assert 0 < seconds <= 0.05
-    monkeypatch.setattr(pool, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(memory_pool, "KEEP_SECONDS", 0.0)
     assert r.tend() is None
     assert len(r._holdings.kept) == 0
 
@@ -249,11 +250,11 @@ def test_it_goes_after_a_while(exchange, pair, monkeypatch):
 def test_it_is_bounded(exchange):
     """A few mappings, and not too many bytes; the oldest goes first."""
     k, r = exchange.store(0), exchange.store(1, pool_nbytes=1 << 20)
-    arrays = [k.zeros(1000) for _ in range(kept.MAX_MAPPINGS + 3)]
+    arrays = [k.zeros(1000) for _ in range(mapping_cache.MAX_MAPPINGS + 3)]
     for array in arrays:
         r.attach(k.handle(array))
     r.drain()
-    assert len(r._holdings.kept) <= kept.MAX_MAPPINGS
+    assert len(r._holdings.kept) <= mapping_cache.MAX_MAPPINGS
     asked(exchange)
     r.attach(k.handle(arrays[-1]))
     r.drain()

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.lib.array_utils import byte_bounds
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError
-from nbparallel.sharing.layout import describe, extent, rebuild
+from nbparallel.sharing.memory.array_layout import describe, extent, rebuild
 
 SPECIAL = [
     np.dtype([("a", "i1"), ("b", "<f8", (2, 3))], align=True),

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.sharing.looks import seen
 from nbparallel.sharing.store import Store
+from nbparallel.transfer.variable_info import seen
 
 
 @pytest.fixture

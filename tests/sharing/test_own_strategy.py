@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import nbparallel as nbp
-from nbparallel.sharing import registry
+from nbparallel.sharing.strategies import registry
 from nbparallel.testing.strategies import StrategyTests
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason=f"{sys.platform} has no /proc")

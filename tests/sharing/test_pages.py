@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbparallel.sharing import Store, pages
+from nbparallel.sharing import Store
+from nbparallel.sharing.memory import pages
 from nbparallel.testing.small_places import missing_reason, on_small_tmpfs, run_script
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
@@ -81,7 +82,7 @@ def test_huge_pages_where_they_really_are():
     script = """
         import numpy as np
         from nbparallel.sharing import Store
-        from nbparallel.sharing.pages import huge_mode
+        from nbparallel.sharing.memory.pages import huge_mode
         import os
         print(huge_mode(os.stat("/dev/shm").st_dev))
         x = Store().share(np.ones(32 << 20, "u1"), strategy="file_system")

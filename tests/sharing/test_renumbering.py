@@ -9,7 +9,7 @@ import pytest
 
 from nbparallel.errors import ReadOnlyArrayError
 from nbparallel.sharing import Store
-from nbparallel.sharing.renumbering import renumber
+from nbparallel.sharing.lifecycle.client_number import renumber
 from nbparallel.testing.ranks import FolderBroker
 from nbparallel.wire.segments import creator_of
 

@@ -13,7 +13,7 @@ from nbparallel.errors import (
     SegmentLostError,
 )
 from nbparallel.sharing import is_shared, share, zeros
-from nbparallel.sharing.layout import describe
+from nbparallel.sharing.memory.array_layout import describe
 
 DTYPES = hnp.scalar_dtypes() | hnp.array_dtypes(
     st.sampled_from([np.dtype("<i2"), np.dtype(">f8"), np.dtype("M8[s]"), np.dtype("S3")]),

@@ -9,7 +9,7 @@ import pytest
 from nbparallel.channel import Channel, SegmentClient
 from nbparallel.errors import ChannelClosedError, ProtocolError, SegmentLostError
 from nbparallel.sharing import Store
-from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.segments import (
     Fetched,

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from nbparallel.sharing.segment import SegmentStatistics
+from nbparallel.sharing.lifecycle.segment import SegmentStatistics
 from nbparallel.sharing.segment_list import SHOWN, SegmentList
 
 

@@ -12,9 +12,9 @@ import pytest
 
 import nbparallel.sharing as nbp
 from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
-from nbparallel.sharing import registry
-from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
-from nbparallel.sharing.mapping import Access
+from nbparallel.sharing.memory.mapping import Access
+from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from nbparallel.wire.handles import ArrayHandle
 
 @dataclass
 class Place:
-    """As `nbparallel.sharing.segment.Location`."""
+    """As `nbparallel.sharing.lifecycle.segment.Location`."""
 
     segment: int
     start: int

@@ -10,8 +10,8 @@ import os
 from typing import NoReturn
 
 from nbparallel.errors import StrategyUnavailableError
-from nbparallel.sharing.mapping import Access
-from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.memory.mapping import Access
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
 
 
 class CopyStrategy(Strategy):

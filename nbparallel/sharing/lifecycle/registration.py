@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.segment import Block, Segment
+from nbparallel.sharing.lifecycle.segment import Block, Segment
 from nbparallel.sharing.sessions import Sessions
 from nbparallel.wire.segments import segment_id
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbparallel.sharing.anonymous import AnonymousStrategy
+from nbparallel.sharing.strategies.memfd import AnonymousStrategy
 
 
 class FileDescriptorStrategy(AnonymousStrategy):

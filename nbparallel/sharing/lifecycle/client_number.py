@@ -6,7 +6,7 @@ Segments bear the number of their maker, so they get new ids; nobody knows the o
 from __future__ import annotations
 
 from nbparallel.sharing.locking import locked
-from nbparallel.sharing.mapping import Access
+from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.store import Store
 
 

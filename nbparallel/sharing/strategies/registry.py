@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
-from nbparallel.sharing.copy import CopyStrategy
-from nbparallel.sharing.file_descriptor import FileDescriptorStrategy
-from nbparallel.sharing.file_region import FileRegionStrategy
-from nbparallel.sharing.file_system import FileSystemStrategy
-from nbparallel.sharing.memory_map import MemoryMapStrategy
-from nbparallel.sharing.strategy import Strategy
+from nbparallel.sharing.strategies.copy import CopyStrategy
+from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.file_region import FileRegionStrategy
+from nbparallel.sharing.strategies.file_system import FileSystemStrategy
+from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.strategy import Strategy
 
 _BUILT_IN = (
     FileDescriptorStrategy(),

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nbparallel.sharing import pool
 from nbparallel.sharing.allowance import Allowance
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.descriptors import spare
-from nbparallel.sharing.mapping import Access, Mapping
-from nbparallel.sharing.segment import Segment
+from nbparallel.sharing.lifecycle import memory_pool
+from nbparallel.sharing.lifecycle.segment import Segment
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.process_limits import spare
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind
 
@@ -120,7 +120,7 @@ class Kept:
 
     def trim(self, keep_seconds: float | None = None) -> int:
         """Unmap what no array has needed for so long (`pool.KEEP_SECONDS`); return how many mappings."""
-        limit = time.monotonic() - (pool.KEEP_SECONDS if keep_seconds is None else keep_seconds)
+        limit = time.monotonic() - (memory_pool.KEEP_SECONDS if keep_seconds is None else keep_seconds)
         old = [key for key, kept in list(self._kept.items()) if kept.since <= limit]
         for key in old:
             self._unmap(key)
@@ -129,7 +129,7 @@ class Kept:
     def seconds_left(self) -> float | None:
         """Return when there is something to `trim`; None if nothing is kept."""
         since = [kept.since for kept in list(self._kept.values())]
-        return max(0.0, min(since) + pool.KEEP_SECONDS - time.monotonic()) if since else None
+        return max(0.0, min(since) + memory_pool.KEEP_SECONDS - time.monotonic()) if since else None
 
     def _unmap(self, key: tuple[SegmentBroker, int, Access]) -> None:
         kept = self._kept.pop(key, None)

@@ -26,7 +26,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass
 
-from nbparallel.sharing.mapping import Lease, Mapping, Root
+from nbparallel.sharing.memory.mapping import Lease, Mapping, Root
 
 ALIGNMENT = 64
 """Arrays begin at a multiple of this: a cache line, and what vector units like."""

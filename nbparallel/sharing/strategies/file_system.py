@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
-from nbparallel.sharing.headroom import Headroom
-from nbparallel.sharing.mapping import Access, Mapping
-from nbparallel.sharing.named import adopt_named, create_named
-from nbparallel.sharing.place import Place
-from nbparallel.sharing.reserving import map_whole
-from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.memory_limits import Headroom
+from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.strategies.named_files import adopt_named, create_named
+from nbparallel.sharing.strategies.page_allocation import map_whole
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
 
 DIRECTORY = "/dev/shm"
 """Where `shm_open` puts names on Linux (shm_overview(7))."""

@@ -25,18 +25,18 @@ from __future__ import annotations
 import os
 
 from nbparallel.errors import ChannelClosedError, InvalidHandleError
-from nbparallel.sharing import registry
-from nbparallel.sharing.announcing import Announcing
-from nbparallel.sharing.atlas import Atlas, Place
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.fetching import Fetching, Wanted
-from nbparallel.sharing.kept import Kept
-from nbparallel.sharing.mapping import Access, Lease, Mapping, Root
-from nbparallel.sharing.packing import Region
-from nbparallel.sharing.pool import Pool
-from nbparallel.sharing.regions import Regions
-from nbparallel.sharing.segment import Block, Phase, Segment, SegmentStatistics, lost
+from nbparallel.sharing.lifecycle.address_map import Atlas, Place
+from nbparallel.sharing.lifecycle.fetching import Fetching, Wanted
+from nbparallel.sharing.lifecycle.mapping_cache import Kept
+from nbparallel.sharing.lifecycle.memory_pool import Pool
+from nbparallel.sharing.lifecycle.region import Region
+from nbparallel.sharing.lifecycle.region_set import Regions
+from nbparallel.sharing.lifecycle.registration import Announcing
+from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
+from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, Root
 from nbparallel.sharing.sessions import Sessions
+from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.unfinished import Unfinished
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of

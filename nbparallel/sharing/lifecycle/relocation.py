@@ -21,13 +21,13 @@ import os
 import sys
 
 from nbparallel.errors import FileDescriptorLimitError, SegmentInUseError, SharedMemoryFullError
-from nbparallel.sharing.descriptors import check_descriptor
-from nbparallel.sharing.holdings import Holdings
+from nbparallel.sharing.lifecycle.segment import Block, Segment
+from nbparallel.sharing.lifecycle.segment_table import Holdings
 from nbparallel.sharing.making_room import make_room
-from nbparallel.sharing.mapping import Access
-from nbparallel.sharing.reserving import explained
-from nbparallel.sharing.segment import Block, Segment
-from nbparallel.sharing.strategy import SegmentSource, Strategy
+from nbparallel.sharing.memory.mapping import Access
+from nbparallel.sharing.memory.process_limits import check_descriptor
+from nbparallel.sharing.strategies.page_allocation import explained
+from nbparallel.sharing.strategies.strategy import SegmentSource, Strategy
 
 _MAP_FIXED = 0x10
 """The same number on Linux and macOS; Python's `mmap` does not name it."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nbparallel.sharing.mapping import Root
-from nbparallel.sharing.segment import Segment
-from nbparallel.sharing.strategy import Strategy
+from nbparallel.sharing.lifecycle.segment import Segment
+from nbparallel.sharing.memory.mapping import Root
+from nbparallel.sharing.strategies.strategy import Strategy
 
 FIRST_NBYTES = 1 << 20
 """Of the first region: reserving it takes 0.1 ms, and ten arrays cost no more."""

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from nbparallel.errors import ReadOnlyArrayError
 from nbparallel.sharing.current import current_store
-from nbparallel.sharing.layout import Shape
-from nbparallel.sharing.registry import get_sharing_strategy
+from nbparallel.sharing.memory.array_layout import Shape
 from nbparallel.sharing.segment_list import SegmentList
 from nbparallel.sharing.store import AnyArray, Order
+from nbparallel.sharing.strategies.registry import get_sharing_strategy
 
 S = TypeVar("S", bound=np.generic)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
-from nbparallel.sharing import registry
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.descriptors import check_descriptor
-from nbparallel.sharing.kept import Kept
-from nbparallel.sharing.mapping import Access, Mapping
+from nbparallel.sharing.lifecycle.mapping_cache import Kept
 from nbparallel.sharing.mappings import check_mappings
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.process_limits import check_descriptor
+from nbparallel.sharing.strategies import registry
 from nbparallel.wire.handles import ArrayHandle
 
 

@@ -18,11 +18,11 @@ import sys
 from typing import Any
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
-from nbparallel.sharing import pages
-from nbparallel.sharing.descriptors import descriptor_error
-from nbparallel.sharing.headroom import full_error
-from nbparallel.sharing.mapping import Access, Mapping
-from nbparallel.sharing.place import Place
+from nbparallel.sharing.memory import pages
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.memory_limits import full_error
+from nbparallel.sharing.memory.process_limits import descriptor_error
+from nbparallel.sharing.strategies.directory import Place
 from nbparallel.wire.units import size_text
 
 RESERVE_STEP = 64 << 20

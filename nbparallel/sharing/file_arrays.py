@@ -14,15 +14,15 @@ import numpy.typing as npt
 from numpy.lib import format as npy_format
 
 from nbparallel.errors import NbParallelError, ObjectArrayError, StrategyUnavailableError
-from nbparallel.sharing import living_names
 from nbparallel.sharing.current import current_store
-from nbparallel.sharing.layout import Shape, describe, sizes_of
-from nbparallel.sharing.mapping import Access
-from nbparallel.sharing.memory_map import MemoryMapStrategy, network_reason
-from nbparallel.sharing.place import Place
-from nbparallel.sharing.reserving import explained, fill
+from nbparallel.sharing.memory.array_layout import Shape, describe, sizes_of
+from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.store import AnyArray
-from nbparallel.sharing.strategy import SegmentSource
+from nbparallel.sharing.strategies import owned_names
+from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy, network_reason
+from nbparallel.sharing.strategies.page_allocation import explained, fill
+from nbparallel.sharing.strategies.strategy import SegmentSource
 
 _FLAGS = {"r": os.O_RDONLY, "r+": os.O_RDWR, "w+": os.O_RDWR | os.O_CREAT | os.O_EXCL}
 
@@ -126,9 +126,9 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
     disk = Place(os.path.dirname(path), "choose a path on another disk", "delete files there")
     disk.require(size)
     # It gets its name when it is complete.
-    draft = os.path.join(disk.directory, living_names.fresh())
+    draft = os.path.join(disk.directory, owned_names.fresh())
     try:
-        living_names.remember(draft)
+        owned_names.remember(draft)
         source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
         try:
             source.fd = os.open(draft, _FLAGS["w+"] | os.O_CLOEXEC, 0o666)
@@ -140,7 +140,7 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
     except OSError as error:
         raise _told(error, size, disk, path) from error
     source.path = ""
-    living_names.forget(draft)
+    owned_names.forget(draft)
     return source, (offset, dtype, shape, False)
 
 

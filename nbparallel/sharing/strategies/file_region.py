@@ -8,9 +8,9 @@ its region has gone, not array by array.
 
 from __future__ import annotations
 
-from nbparallel.sharing.anonymous import AnonymousStrategy
-from nbparallel.sharing.headroom import Headroom
-from nbparallel.sharing.strategy import REGION_NBYTES
+from nbparallel.sharing.memory.memory_limits import Headroom
+from nbparallel.sharing.strategies.memfd import AnonymousStrategy
+from nbparallel.sharing.strategies.strategy import REGION_NBYTES
 
 
 class FileRegionStrategy(AnonymousStrategy):

@@ -17,11 +17,11 @@ import os
 import stat
 
 from nbparallel.errors import ForkedRankError, InvalidHandleError, NbParallelError
-from nbparallel.sharing import living_names
-from nbparallel.sharing.headroom import Headroom
-from nbparallel.sharing.place import Place
-from nbparallel.sharing.reserving import explained, fill, whole_pages
-from nbparallel.sharing.strategy import Intend, SegmentSource
+from nbparallel.sharing.memory.memory_limits import Headroom
+from nbparallel.sharing.strategies import owned_names
+from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.strategies.page_allocation import explained, fill, whole_pages
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 3
@@ -66,10 +66,10 @@ def create_named(
 def _create(directory: str, size: int, intend: Intend, strategy: str) -> SegmentSource:
     path, pid = "", os.getpid()
     for _ in range(_TRIES):
-        path = os.path.join(directory, living_names.fresh())
+        path = os.path.join(directory, owned_names.fresh())
         intend(path)
         try:
-            living_names.remember(path)
+            owned_names.remember(path)
         except FileExistsError:
             continue  # another's record: names are drawn anew
         if os.getpid() != pid:
@@ -83,8 +83,8 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
             source.fd = os.open(path, _FLAGS, 0o600)
         except FileExistsError:
             source.path = ""  # another's
-            living_names.forget(path)
-            living_names.renew()  # who saw our names can guess the next
+            owned_names.forget(path)
+            owned_names.renew()  # who saw our names can guess the next
         except BaseException:
             source.close()
             raise

@@ -19,11 +19,11 @@ import tempfile
 from typing import Any
 
 from nbparallel.errors import StrategyUnavailableError
-from nbparallel.sharing.mapping import Access, Mapping
-from nbparallel.sharing.named import adopt_named, create_named
-from nbparallel.sharing.place import Place, file_system_of
-from nbparallel.sharing.reserving import map_whole
-from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.strategies.directory import Place, file_system_of
+from nbparallel.sharing.strategies.named_files import adopt_named, create_named
+from nbparallel.sharing.strategies.page_allocation import map_whole
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
-from nbparallel.sharing.descriptors import check_descriptor, descriptor_limit
-from nbparallel.sharing.holdings import Holdings
+from nbparallel.sharing.lifecycle.region_set import MOST_ALONE
+from nbparallel.sharing.lifecycle.segment import Block
+from nbparallel.sharing.lifecycle.segment_table import Holdings
 from nbparallel.sharing.making_room import await_return, make_room
-from nbparallel.sharing.mapping import Access, Root
 from nbparallel.sharing.mappings import check_mappings
-from nbparallel.sharing.regions import MOST_ALONE
-from nbparallel.sharing.segment import Block
-from nbparallel.sharing.strategy import Strategy
+from nbparallel.sharing.memory.mapping import Access, Root
+from nbparallel.sharing.memory.process_limits import check_descriptor, descriptor_limit
+from nbparallel.sharing.strategies.strategy import Strategy
 
 
 class Allocation:

@@ -13,8 +13,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from nbparallel.sharing.allowance import Allowance
-from nbparallel.sharing.descriptors import spare
-from nbparallel.sharing.segment import Block, SegmentStatistics
+from nbparallel.sharing.lifecycle.segment import Block, SegmentStatistics
+from nbparallel.sharing.memory.process_limits import spare
 
 SLACK = 8
 """A segment serves a request if no more than 1/8 of it is wasted."""

@@ -23,10 +23,10 @@ import sys
 from functools import lru_cache
 
 from nbparallel.errors import InvalidHandleError
-from nbparallel.sharing.headroom import Headroom
-from nbparallel.sharing.mapping import Access, Mapping
-from nbparallel.sharing.reserving import explained, fill, map_whole, whole_pages
-from nbparallel.sharing.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.memory_limits import Headroom
+from nbparallel.sharing.strategies.page_allocation import explained, fill, map_whole, whole_pages
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
 
 MFD_NOEXEC_SEAL = 0x8
 """Not in `os` before Python 3.14."""

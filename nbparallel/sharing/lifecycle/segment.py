@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.mapping import Access, Lease, Mapping
-from nbparallel.sharing.packing import Region
-from nbparallel.sharing.strategy import SegmentSource
+from nbparallel.sharing.lifecycle.region import Region
+from nbparallel.sharing.memory.mapping import Access, Lease, Mapping
+from nbparallel.sharing.strategies.strategy import SegmentSource
 
 
 class Phase(enum.Enum):

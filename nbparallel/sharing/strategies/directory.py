@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nbparallel.errors import SharedMemoryFullError
-from nbparallel.sharing.headroom import LET_GO, full_error
+from nbparallel.sharing.memory.memory_limits import LET_GO, full_error
 from nbparallel.wire.units import size_text
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import InternalError
-from nbparallel.sharing import pages
+from nbparallel.sharing.memory import pages
 
 Root: TypeAlias = npt.NDArray[np.uint8]
 

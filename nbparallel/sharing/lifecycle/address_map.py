@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.sharing.layout import extent
-from nbparallel.sharing.mapping import Mapping
-from nbparallel.sharing.segment import Segment
+from nbparallel.sharing.lifecycle.segment import Segment
+from nbparallel.sharing.memory.array_layout import extent
+from nbparallel.sharing.memory.mapping import Mapping
 
 AnyArray = npt.NDArray[Any]
 _interface_of: Any = np.ndarray.__array_interface__.__get__

@@ -1,0 +1,1 @@
+"""Mappings, pages, limits of memory, and the layout of arrays in it."""

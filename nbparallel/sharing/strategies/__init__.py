@@ -1,0 +1,1 @@
+"""Where a segment's bytes are: one strategy a file."""
