@@ -82,7 +82,7 @@ def remove_abandoned() -> None:
 
 def sweep(folders: list[Path]) -> None:
     """Remove those folders of this user whose owner is dead for sure."""
-    from nbparallel.supervisor.death import Coroner, Fate
+    from nbparallel.supervisor.owner_liveness import Coroner, Fate
     from nbparallel.supervisor.sweep import lies_on_local_disk
 
     coroner = Coroner(this_world(), boot_time())

@@ -28,7 +28,7 @@ from nbparallel.errors import (
     RendezvousError,
     StartError,
 )
-from nbparallel.supervisor.door import DRAFT, SOCKET, peer_of
+from nbparallel.supervisor.external.listener import DRAFT, SOCKET, peer_of
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
 
@@ -42,7 +42,7 @@ START_SECONDS = 60.0
 """A generous bound for an interpreter that only has to start and fork."""
 _PARENT = str(Path(__file__).resolve().parents[2])
 _CODE = (
-    "import sys; sys.path.append(sys.argv[1]); from nbparallel.supervisor.world import main; "
+    "import sys; sys.path.append(sys.argv[1]); from nbparallel.supervisor.external.world import main; "
     "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])"
 )
 

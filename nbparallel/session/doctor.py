@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nbparallel.session.machine import Limit, Machine, look
-from nbparallel.supervisor.death import Fate
+from nbparallel.supervisor.owner_liveness import Fate
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text

@@ -26,13 +26,13 @@ import sys
 from typing import Any
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor import processes
-from nbparallel.supervisor.desk import Outgoing, SegmentDesk
+from nbparallel.supervisor import children
+from nbparallel.supervisor.event_loop import Watch, readable, take, take_or_end
+from nbparallel.supervisor.ledger.segment_server import Outgoing, SegmentDesk
+from nbparallel.supervisor.orphans import Strays, mark_children
 from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
 from nbparallel.supervisor.rank import Rank
-from nbparallel.supervisor.strays import Strays, mark_children
 from nbparallel.supervisor.sweeping import Sweeping
-from nbparallel.supervisor.watch import Watch, readable, take, take_or_end
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid
@@ -52,7 +52,7 @@ class Supervisor:
         self._kernel, self._log = kernel, log
         self._watch = Watch()
         self._ranks: dict[int, Rank] = {}
-        self._unknown: dict[int, processes.Death] = {}
+        self._unknown: dict[int, children.Death] = {}
         self._template_pid = 0
         self._template: socket.socket | None = None
         self._template_ready = False
@@ -83,7 +83,7 @@ class Supervisor:
                 self._settle()
                 self._sweeping.step()
         finally:
-            processes.end_all(self._grace or 0.0)
+            children.end_all(self._grace or 0.0)
             self._hear_last_words()
             self._desk.close()
 
@@ -146,7 +146,7 @@ class Supervisor:
     def _start_template(self) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [*self._options["template"], str(theirs.fileno()), str(os.getpid())]
-        self._template_pid = processes.start(
+        self._template_pid = children.start(
             argv, [theirs.fileno()], stdout=self._log, stderr=self._log, new_session=True
         )
         theirs.close()
@@ -189,7 +189,7 @@ class Supervisor:
         with theirs:
             if self._options["start_method"] == "spawn":
                 argv = [*self._options["engine"], *map(str, (channel, theirs.fileno(), client, os.getpid()))]
-                pid = processes.start(
+                pid = children.start(
                     argv, [channel, theirs.fileno()], stdout=stdout, stderr=stderr, new_session=True
                 )
                 self._set_pid(client, pid)
@@ -320,7 +320,7 @@ class Supervisor:
         except BlockingIOError:
             pass
         sessions = {rank.pid for rank in self._ranks.values() if rank.pid}
-        for death in processes.reap(sessions):
+        for death in children.reap(sessions):
             if death.pid == self._template_pid:
                 self._template_died(death)
                 continue
@@ -334,7 +334,7 @@ class Supervisor:
                     del self._unknown[next(iter(self._unknown))]
         self._strays.end({self._template_pid, *(rank.pid for rank in self._ranks.values())})
 
-    def _template_died(self, death: processes.Death) -> None:
+    def _template_died(self, death: children.Death) -> None:
         self._template_pid = 0
         if self._template is not None:
             while isinstance(frame := take(self._template), Frame):
@@ -354,7 +354,7 @@ class Supervisor:
             if not rank.pid and rank.socket.fileno() < 0:
                 self._bury(rank, None)
 
-    def _bury(self, rank: Rank, death: processes.Death | None) -> None:
+    def _bury(self, rank: Rank, death: children.Death | None) -> None:
         rank.dead = True
         self._watch.close(rank.give_pidfd())
         self._strays.rank_died(self._options["session"], rank.client, rank.pid, rank.inode)
@@ -387,8 +387,8 @@ def main(control: int, segments: int, kernel: int, log: int) -> None:
     """Run a supervisor over inherited descriptors."""
     reset_signals()
     adopt_orphans()
-    processes.raise_file_limit()
-    processes.stand_back()
+    children.raise_file_limit()
+    children.stand_back()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for fd in (control, segments, kernel, log):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nbparallel.supervisor.death import Coroner, Fate, Verdict
+from nbparallel.supervisor.owner_liveness import Coroner, Fate, Verdict
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, boot_time, this_world
 from nbparallel.wire.owners import Owner

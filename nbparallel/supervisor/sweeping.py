@@ -38,8 +38,8 @@ class Sweeping:
             self._steps = None
         except OSError:
             self._steps = None  # a directory that went away under us: the next sweep looks again
-        from nbparallel.supervisor import strays, sweep
+        from nbparallel.supervisor import orphans, sweep
 
-        sentences = [sweep.report_of(self._found).sentence, strays.orphans_text(strays.end_orphans())]
+        sentences = [sweep.report_of(self._found).sentence, orphans.orphans_text(orphans.end_orphans())]
         self._found = []
         self._tell(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.supervisor.door import SOCKET
+from nbparallel.supervisor.external.listener import SOCKET
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
 from tests.distributed.started import PREAMBLE, Launcher, Script, until

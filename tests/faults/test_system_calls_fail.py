@@ -16,8 +16,8 @@ from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError, 
 from nbparallel.session import Session
 from nbparallel.sharing import Access
 from nbparallel.sharing.strategies import registry
+from nbparallel.supervisor.event_loop import take
 from nbparallel.supervisor.outbox import Outbox
-from nbparallel.supervisor.watch import take
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.polling import ready
 

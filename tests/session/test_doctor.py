@@ -12,7 +12,7 @@ import pytest
 from nbparallel.session.doctor import Examination, Finding, State, examine, findings
 from nbparallel.session.machine import Limit, Machine, look
 from nbparallel.sharing.memory import memory_limits
-from nbparallel.supervisor.death import Fate
+from nbparallel.supervisor.owner_liveness import Fate
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.testing import small_places
 

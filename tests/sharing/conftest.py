@@ -18,7 +18,7 @@ from nbparallel.channel import Channel, SegmentClient
 from nbparallel.channel.segment_client import _lost_error
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
-from nbparallel.supervisor.desk import SegmentDesk
+from nbparallel.supervisor.ledger.segment_server import SegmentDesk
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
     Fetch,

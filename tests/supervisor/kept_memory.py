@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from nbparallel.supervisor.actions import Close, Drop, Ended, Grant, Idle, Keep, Offend, Refuse, Unmap
-from nbparallel.supervisor.events import (
+from nbparallel.supervisor.ledger.actions import Close, Drop, Ended, Grant, Idle, Keep, Offend, Refuse, Unmap
+from nbparallel.supervisor.ledger.events import (
     Asked,
     Drained,
     Forgotten,
@@ -16,7 +16,7 @@ from nbparallel.supervisor.events import (
     Registered,
     Released,
 )
-from nbparallel.supervisor.ledger import Ledger
+from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.segments import segment_id
 
 CLIENTS = 4

@@ -8,7 +8,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, ProtocolError
-from nbparallel.supervisor.desk import SegmentDesk
+from nbparallel.supervisor.ledger.segment_server import SegmentDesk
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Hold, Register, pack_path, pack_segment, pack_use, segment_id
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.desk import SegmentDesk
+from nbparallel.supervisor.ledger.segment_server import SegmentDesk
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Fetched, Lost, LostReason, Register, pack_segment, segment_id
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nbparallel.supervisor.actions import Close, Drop, Ended, Grant, Idle, Keep, Offend, Refuse, Unmap
-from nbparallel.supervisor.events import (
+from nbparallel.supervisor.ledger.actions import Close, Drop, Ended, Grant, Idle, Keep, Offend, Refuse, Unmap
+from nbparallel.supervisor.ledger.events import (
     Asked,
     Drained,
     Forgotten,
@@ -19,7 +19,7 @@ from nbparallel.supervisor.events import (
     Released,
     WriteAllowed,
 )
-from nbparallel.supervisor.ledger import Ledger
+from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.segments import segment_id
 from tests.supervisor.kept_memory import KeptMemory
 

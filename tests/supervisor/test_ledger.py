@@ -8,9 +8,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nbparallel.supervisor import ledger
-from nbparallel.supervisor.actions import Close, Drop, Grant, Idle, Keep, Offend, Refuse, Unlink, Unrecord
-from nbparallel.supervisor.events import (
+from nbparallel.supervisor.ledger import ledger
+from nbparallel.supervisor.ledger.actions import (
+    Close,
+    Drop,
+    Grant,
+    Idle,
+    Keep,
+    Offend,
+    Refuse,
+    Unlink,
+    Unrecord,
+)
+from nbparallel.supervisor.ledger.events import (
     Asked,
     Drained,
     Forgotten,
@@ -22,7 +32,7 @@ from nbparallel.supervisor.events import (
     Removed,
     WriteAllowed,
 )
-from nbparallel.supervisor.ledger import Ledger
+from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.owners import record_path
 from nbparallel.wire.segments import LostReason, creator_of, segment_id
 
@@ -335,7 +345,7 @@ def test_the_ledger_needs_only_the_standard_library():
     from pathlib import Path
 
     root = Path(ledger.__file__).parents[2]
-    code = f"import sys; sys.path.append({str(root)!r}); import nbparallel.supervisor.desk\n"
+    code = f"import sys; sys.path.append({str(root)!r}); import nbparallel.supervisor.ledger.segment_server\n"
     code += "print(len(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True

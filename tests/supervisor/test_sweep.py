@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.supervisor import sweep as sweeps
-from nbparallel.supervisor.death import Coroner, Fate
-from nbparallel.supervisor.strays import end_orphans, orphans_text
+from nbparallel.supervisor.orphans import end_orphans, orphans_text
+from nbparallel.supervisor.owner_liveness import Coroner, Fate
 from nbparallel.supervisor.sweep import StaleName, look, removal_text, sweep
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, this_process, this_world

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nbparallel.supervisor.actions import Ended, Unmap
+from nbparallel.supervisor.ledger.actions import Ended, Unmap
 from nbparallel.wire.segments import creator_of
 
 

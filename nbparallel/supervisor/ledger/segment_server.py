@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.errors import InternalError, ProtocolError
-from nbparallel.supervisor import actions as act
-from nbparallel.supervisor import events
-from nbparallel.supervisor.ledger import Ledger
+from nbparallel.supervisor.ledger import actions as act
+from nbparallel.supervisor.ledger import events
+from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.ledger_report import LedgerRow, pages

@@ -25,14 +25,14 @@ import sys
 from dataclasses import dataclass, field
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.desk import Outgoing, SegmentDesk
-from nbparallel.supervisor.door import Door, peer_of
+from nbparallel.supervisor.children import raise_file_limit
+from nbparallel.supervisor.event_loop import Watch, readable, take
 from nbparallel.supervisor.exit_status import exit_status
+from nbparallel.supervisor.external.listener import Door, peer_of
+from nbparallel.supervisor.external.membership import Roll
+from nbparallel.supervisor.ledger.segment_server import Outgoing, SegmentDesk
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.supervisor.parentage import reset_signals
-from nbparallel.supervisor.processes import raise_file_limit
-from nbparallel.supervisor.roll import Roll
-from nbparallel.supervisor.watch import Watch, readable, take
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind

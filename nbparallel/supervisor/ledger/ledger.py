@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nbparallel.supervisor.actions import (
+from nbparallel.supervisor.ledger.actions import (
     Action,
     Close,
     Drop,
@@ -47,7 +47,7 @@ from nbparallel.supervisor.actions import (
     Unlink,
     Unrecord,
 )
-from nbparallel.supervisor.events import (
+from nbparallel.supervisor.ledger.events import (
     Asked,
     Drained,
     Event,
@@ -62,8 +62,8 @@ from nbparallel.supervisor.events import (
     Removed,
     WriteAllowed,
 )
-from nbparallel.supervisor.memories import Memories
-from nbparallel.supervisor.names import Names
+from nbparallel.supervisor.ledger.memories import Memories
+from nbparallel.supervisor.ledger.names import Names
 from nbparallel.wire.segments import LostReason, creator_of
 
 

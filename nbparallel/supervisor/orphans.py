@@ -17,8 +17,8 @@ import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from nbparallel.supervisor import processes
-from nbparallel.supervisor.death import Coroner, Fate
+from nbparallel.supervisor import children
+from nbparallel.supervisor.owner_liveness import Coroner, Fate
 from nbparallel.wire.identity import boot_time, process_of, process_state, this_process, this_world
 from nbparallel.wire.owners import Owner
 
@@ -58,7 +58,7 @@ class Strays:
         """Kill the children that dead ranks left; call it whenever a child has ended."""
         if not self._dead:
             return
-        for pid in processes.children():
+        for pid in children.children():
             if pid not in living and self._is_stray(pid):
                 os.kill(pid, signal.SIGKILL)
 
@@ -89,7 +89,7 @@ def end_orphans() -> int:
     """
     coroner = Coroner(this_world(), boot_time())
     ended = 0
-    for pid in processes.all_pids():
+    for pid in children.all_pids():
         if pid == os.getpid() or not _is_orphan(pid, coroner):
             continue
         try:

@@ -1,0 +1,1 @@
+"""Ranks that another program started: their listener, their membership, their world."""
