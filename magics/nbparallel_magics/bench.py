@@ -12,7 +12,7 @@ from nbparallel_magics.live import Live
 from nbparallel_magics.rendering import brief_errors
 
 if TYPE_CHECKING:
-    from nbparallel.session.strategy_figures import StrategyFigures
+    from nbparallel.session.diagnostics.strategy_report import StrategyFigures
 
 DEFAULT_SECONDS = 20.0
 """How long the measurement may take."""
@@ -34,7 +34,7 @@ class FigureTables:
 
 def bench(live: Live, seconds: float) -> None:
     """Measure on the ranks that run, or on one that is started for this, and show what came of it."""
-    from nbparallel.session.strategy_measurement import strategy_bench
+    from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
 
     print(f"measuring every strategy on a rank for about {seconds:g} s; interrupt to stop")  # noqa: T201
     with brief_errors():
@@ -53,7 +53,7 @@ def draw(figures: StrategyFigures) -> bytes | None:
         from matplotlib.figure import Figure  # not pyplot: the user's figures are left alone
     except ImportError:
         return None
-    from nbparallel.session.strategy_figures import STEPS
+    from nbparallel.session.diagnostics.strategy_report import STEPS
     from nbparallel.wire.units import size_text
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")

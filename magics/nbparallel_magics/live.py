@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def _ignited(world_size: int | None, start_method: str, warm: Warm) -> Session:
     """Return a session whose supervisor was started before the session's code was imported."""
-    from nbparallel.session.ignition import Ignition
-    from nbparallel.session.limits import check_world_size
+    from nbparallel.session.processes.launch import Ignition
+    from nbparallel.session.processes.limits import check_world_size
 
     if world_size is not None:
         check_world_size(world_size)
@@ -92,7 +92,7 @@ class Live:
             self.failures = said
 
     def _new_session(self, world_size: int | None) -> Session:
-        from nbparallel.session.interrupt import Presses
+        from nbparallel.session.interrupts import Presses
 
         try:
             with Presses():  # an interrupt waits until there is something that can be stopped

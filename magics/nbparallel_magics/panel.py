@@ -12,7 +12,7 @@ from nbparallel_magics.live import Live
 from nbparallel_magics.publisher import is_ipykernel
 
 if TYPE_CHECKING:
-    from nbparallel.session.activity import SessionActivity
+    from nbparallel.session.monitoring.activity import SessionActivity
 
 
 def show(live: Live, *, close: bool) -> None:

@@ -116,7 +116,7 @@ class ErrorRendering:
 
 def full_tracebacks(failures: Mapping[int, RankFailure], spec: RankSpec | None, world_size: int) -> str:
     """Return the whole tracebacks of the ranks that raised, or of those in `spec`; equal ones once."""
-    from nbparallel.session.failures import full_text
+    from nbparallel.session.tasks.parallel_error import full_text
 
     if spec is not None:
         try:

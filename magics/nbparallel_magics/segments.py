@@ -11,9 +11,9 @@ from nbparallel.wire.sighting import Origin
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
-    from nbparallel.session.shared_segments import SharedSegment
-    from nbparallel.session.statistics import SessionStatistics
-    from nbparallel.session.who import SessionNames
+    from nbparallel.session.monitoring.segments import SharedSegment
+    from nbparallel.session.monitoring.statistics import SessionStatistics
+    from nbparallel.session.monitoring.who import SessionNames
 
 SHOWN = 50
 """Rows of the table; `Session.statistics` has all."""

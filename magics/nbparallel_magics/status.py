@@ -10,7 +10,7 @@ from nbparallel.wire.units import size_text
 from nbparallel_magics.segments import total
 
 if TYPE_CHECKING:
-    from nbparallel.session.statistics import RankStatistics, SessionStatistics
+    from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
 
 
 @dataclass(frozen=True, slots=True)

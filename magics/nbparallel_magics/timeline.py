@@ -12,7 +12,7 @@ from nbparallel_magics import flags
 from nbparallel_magics.live import Live
 
 if TYPE_CHECKING:
-    from nbparallel.session.timeline import Timeline
+    from nbparallel.session.monitoring.timeline import Timeline
 
 
 def show(live: Live, save: str | None) -> None:
@@ -34,12 +34,12 @@ def show(live: Live, save: str | None) -> None:
 
 
 def _save(timeline: Timeline, path: Path) -> None:
-    from nbparallel.session import trace_events
+    from nbparallel.session.monitoring import chrome_trace
 
     try:
-        if path.exists() and not _is_ours(path, trace_events.PRODUCER):
+        if path.exists() and not _is_ours(path, chrome_trace.PRODUCER):
             flags.TIMELINE.error(f"{path} exists and is no trace of nbparallel: choose another name")
-        trace = trace_events.trace(timeline)
+        trace = chrome_trace.trace(timeline)
         path.write_text(json.dumps(trace), encoding="utf-8")
     except OSError as error:
         flags.TIMELINE.error(f"{path} cannot be written: {error.strerror or error}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nbparallel_magics.configuration import NbParallel
 
 if TYPE_CHECKING:
-    from nbparallel.session.ignition import Ignition
+    from nbparallel.session.processes.launch import Ignition
 
 RENEWALS = 3
 """How often it is started anew because a cell has changed what it depends on; arbitrary."""
@@ -30,12 +30,12 @@ class Warm:
         if not self._configuration.warm:
             return
         from nbparallel.errors import StartError
-        from nbparallel.session import ignition
-        from nbparallel.session.interrupt import Presses
+        from nbparallel.session.interrupts import Presses
+        from nbparallel.session.processes import launch
 
         with Presses():  # an interrupt waits until there is something that can be put out
             try:
-                self._waiting = started = ignition.Ignition(self._configuration.start_method)
+                self._waiting = started = launch.Ignition(self._configuration.start_method)
             except (StartError, OSError):
                 return
             started.waited = True
@@ -64,7 +64,7 @@ class Warm:
         """End what waits, if anything does; an interrupt raises when that is done."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            from nbparallel.session.interrupt import Presses
+            from nbparallel.session.interrupts import Presses
 
             with Presses():
                 waiting.put_out()

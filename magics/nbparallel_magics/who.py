@@ -10,7 +10,7 @@ from nbparallel.errors import rank_list
 from nbparallel.table import Table
 
 if TYPE_CHECKING:
-    from nbparallel.session.who import NameStatistics, SessionNames
+    from nbparallel.session.monitoring.who import NameStatistics, SessionNames
 
 _ONLY_HERE = 30
 """Names of the notebook alone that are listed."""

@@ -9,24 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbparallel.session.doctor import Examination as Examination
-    from nbparallel.session.doctor import Finding as Finding
-    from nbparallel.session.doctor import examine as examine
+    from nbparallel.session.diagnostics.doctor import Examination as Examination
+    from nbparallel.session.diagnostics.doctor import Finding as Finding
+    from nbparallel.session.diagnostics.doctor import examine as examine
+    from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench as strategy_bench
     from nbparallel.session.migration import migrate as migrate
-    from nbparallel.session.pending import PendingCell as PendingCell
-    from nbparallel.session.result import CellResult as CellResult
-    from nbparallel.session.result import RankResult as RankResult
+    from nbparallel.session.monitoring.segments import SharedSegment as SharedSegment
+    from nbparallel.session.monitoring.statistics import RankStatistics as RankStatistics
+    from nbparallel.session.monitoring.statistics import SessionStatistics as SessionStatistics
+    from nbparallel.session.monitoring.who import SessionNames as SessionNames
+    from nbparallel.session.results import CellResult as CellResult
+    from nbparallel.session.results import RankResult as RankResult
     from nbparallel.session.script import Script as Script
     from nbparallel.session.session import Session as Session
-    from nbparallel.session.shared_segments import SharedSegment as SharedSegment
     from nbparallel.session.sink import OutputSink as OutputSink
-    from nbparallel.session.spawning import spawn as spawn
-    from nbparallel.session.statistics import RankStatistics as RankStatistics
-    from nbparallel.session.statistics import SessionStatistics as SessionStatistics
-    from nbparallel.session.strategy_measurement import strategy_bench as strategy_bench
+    from nbparallel.session.start_processes import spawn as spawn
+    from nbparallel.session.tasks.pending_cell import PendingCell as PendingCell
     from nbparallel.session.values import RankValues as RankValues
     from nbparallel.session.values import RemoteValue as RemoteValue
-    from nbparallel.session.who import SessionNames as SessionNames
 
 _HOMES = {
     "CellResult": "result",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nbparallel import sharing
 from nbparallel.errors import SegmentInUseError
-from nbparallel.session.interrupt import Presses
+from nbparallel.session.interrupts import Presses
 from nbparallel.session.session import Session, running_sessions
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire.messages import WithdrawTask

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import Place
 

@@ -26,23 +26,25 @@ from typing import Any, Self
 
 from nbparallel import sharing
 from nbparallel.errors import rank_list
-from nbparallel.session import cells, roster, views
-from nbparallel.session.cells import CellOptions
-from nbparallel.session.crew import Crew
-from nbparallel.session.ignition import Ignition
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.limits import check_world_size, usable_cpus
+from nbparallel.session.interrupts import Presses
 from nbparallel.session.line_sink import LineSink
-from nbparallel.session.names import Names
-from nbparallel.session.pending import PendingCell
-from nbparallel.session.result import CellResult
+from nbparallel.session.monitoring import session_views
+from nbparallel.session.monitoring.session_views import SessionViews
+from nbparallel.session.names.delivery import Names
+from nbparallel.session.processes import resize as roster
+from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.limits import check_world_size, usable_cpus
+from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.results import CellResult
 from nbparallel.session.sending import dump
+from nbparallel.session.session_lock import Turns
 from nbparallel.session.sink import OutputSink
 from nbparallel.session.starting import start_crew
-from nbparallel.session.tasks import Launched, Tasks
-from nbparallel.session.turn import Turns
+from nbparallel.session.tasks import cell as cells
+from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.session.tasks.dispatch import Launched, Tasks
+from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.session.values import RankValues
-from nbparallel.session.views import SessionViews
 from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
 
 START_METHODS = ("forkserver", "spawn")
@@ -145,7 +147,7 @@ class Session(SessionViews):
         """
         with self._turns.take() as presses:
             self._ensure(presses)
-        views.load()
+        session_views.load()
 
     def stop(self) -> None:
         """End every process of the session; again is fine.  Arrays in this process stay as they are.

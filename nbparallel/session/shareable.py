@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from nbparallel.errors import ObjectArrayError, ReadOnlyArrayError, UnknownNameError
-from nbparallel.session.free_names import is_ipythons
-from nbparallel.session.move_arrays import AnyArray, is_array
+from nbparallel.session.names.free_names import is_ipythons
+from nbparallel.session.names.share_arrays import AnyArray, is_array
 
 
 def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbparallel.errors import StartError
-from nbparallel.session.crew import Crew
-from nbparallel.session.ignition import Ignition
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.task_output import TaskOutput
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.rank_pool import Crew
 
 
 def start_crew(

@@ -12,14 +12,14 @@ from traitlets.config import Config
 
 from nbparallel.channel import Channel
 from nbparallel.session import Session
-from nbparallel.session import supervisor_process as supervisor_processes
-from nbparallel.session.crew import Crew
-from nbparallel.session.ignition import Ignition
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.names import Names
-from nbparallel.session.pump import Pump
-from nbparallel.session.rank_handle import RankHandle
-from nbparallel.session.supervisor_process import SupervisorProcess
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.names.delivery import Names
+from nbparallel.session.processes import supervisor_client as supervisor_processes
+from nbparallel.session.processes.event_loop import Pump
+from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.processes.supervisor_client import SupervisorProcess
 from nbparallel.testing.processes import family
 from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.warm import Warm

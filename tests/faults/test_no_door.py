@@ -14,7 +14,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.session.statistics import SessionStatistics
+from nbparallel.session.monitoring.statistics import SessionStatistics
 
 NOBODY = 65534
 LISTENS = 0x10000

@@ -12,7 +12,7 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 import nbparallel_magics
-from nbparallel.session.limits import check_world_size
+from nbparallel.session.processes.limits import check_world_size
 
 Script = Callable[[Any, Any], Any]
 """``script(sink, call)``: what happens during one cell; may raise; returns the values by rank."""
@@ -120,7 +120,7 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
         "FakeSession", (FakeSession,), {"made": [], "script": staticmethod(lambda sink, call: {})}
     )
     monkeypatch.setattr("nbparallel.session.Session", sessions, raising=False)
-    monkeypatch.setattr("nbparallel.session.ignition.Ignition", NoIgnition)
+    monkeypatch.setattr("nbparallel.session.processes.launch.Ignition", NoIgnition)
     shell.reset(new_session=True)
     nbparallel_magics.load(shell)
     nbparallel_magics.live_in(shell).configuration.welcome = False  # type: ignore[union-attr]  # just loaded

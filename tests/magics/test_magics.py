@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel_magics
 from nbparallel.errors import CellTimeoutError, NbParallelError, StartError
-from nbparallel.session import failures
+from nbparallel.session.tasks import parallel_error
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.wire.failures import Cause, FrameLine, RankFailure
 from nbparallel_magics.completion import parsers
@@ -239,7 +239,7 @@ def failing(sink: Any, call: Any) -> None:
         (),
         (frame,),
     )
-    raise failures.build({2: failure}, {0: "", 1: "", 3: ""})
+    raise parallel_error.build({2: failure}, {0: "", 1: "", 3: ""})
 
 
 def test_errors_name_the_root_cause(notebook: Any) -> None:
@@ -473,7 +473,7 @@ def test_an_interrupt_while_ranks_are_brought_up(notebook: Any, monkeypatch: pyt
     """A press in the moment in which the supervisor starts: it is stopped, the next cell works (F23)."""
     with monkeypatch.context() as patched:
         patched.setattr(
-            "nbparallel.session.ignition.Ignition", lambda method: os.kill(os.getpid(), signal.SIGINT)
+            "nbparallel.session.processes.launch.Ignition", lambda method: os.kill(os.getpid(), signal.SIGINT)
         )
         assert isinstance(notebook.run("%%parallel -n 2\n1").error, KeyboardInterrupt)
     assert notebook.session.closed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.session.timeline import COMPUTING, RankRow, Span, Timeline
+from nbparallel.session.monitoring.timeline import COMPUTING, RankRow, Span, Timeline
 from nbparallel.testing.kernel import Kernel
 
 FOUND = Timeline(

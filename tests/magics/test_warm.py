@@ -181,7 +181,7 @@ def test_what_changes_all_the_time_is_not_followed(
     monkeypatch: pytest.MonkeyPatch, configuration: NbParallel
 ) -> None:
     """After a few renewals nothing waits any more: the first cell starts what it needs."""
-    monkeypatch.setattr("nbparallel.session.ignition.Ignition", FakeIgnition)
+    monkeypatch.setattr("nbparallel.session.processes.launch.Ignition", FakeIgnition)
     monkeypatch.setattr(FakeIgnition, "made", 0)
     warm = Warm(configuration)
     warm.start()
@@ -200,7 +200,7 @@ def test_what_cannot_be_started_is_no_error_yet(
     def refuse(start_method: str) -> Any:
         raise StartError("memfd_create does not work here")
 
-    monkeypatch.setattr("nbparallel.session.ignition.Ignition", refuse)
+    monkeypatch.setattr("nbparallel.session.processes.launch.Ignition", refuse)
     nbparallel_magics.load(shell)
     try:
         assert capsys.readouterr() == ("", "")

@@ -7,7 +7,7 @@ from cloudpickle import cloudpickle
 
 from nbparallel.engine.namespace import RankNames
 from nbparallel.errors import ReadOnlyArrayError
-from nbparallel.session.names import Names
+from nbparallel.session.names.delivery import Names
 from nbparallel.sharing import Store
 from nbparallel.transfer import definitions
 

@@ -9,7 +9,7 @@ import pytest
 
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.session.activity import SessionActivity
+from nbparallel.session.monitoring.activity import SessionActivity
 
 SECONDS = 60.0
 

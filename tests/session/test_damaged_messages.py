@@ -14,7 +14,7 @@ import pytest
 
 from nbparallel.errors import ParallelError, ProtocolError
 from nbparallel.session import Session
-from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire import frames
 from nbparallel.wire.frames import HEADER, MAGIC, Kind
 from nbparallel.wire.messages import Outcome, Stream

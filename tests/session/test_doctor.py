@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nbparallel.session.doctor import Examination, Finding, State, examine, findings
-from nbparallel.session.machine import Limit, Machine, look
+from nbparallel.session.diagnostics.doctor import Examination, Finding, State, examine, findings
+from nbparallel.session.diagnostics.machine import Limit, Machine, look
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.owner_liveness import Fate
 from nbparallel.supervisor.sweep import StaleName
@@ -155,7 +155,7 @@ def test_this_machine_can_be_looked_at() -> None:
 SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-from nbparallel.session.doctor import examine
+from nbparallel.session.diagnostics.doctor import examine
 for finding in examine():
     print(int(finding.state), finding.subject, finding.seen, sep="|")
 """

@@ -5,7 +5,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session, source
-from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import RankHandle
 
 
 @pytest.fixture(scope="module")

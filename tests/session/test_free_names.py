@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbparallel.session.free_names import find_free_names, is_ipythons
+from nbparallel.session.names.free_names import find_free_names, is_ipythons
 from nbparallel.transfer import code_names
 
 

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 from nbparallel.session import Session
-from nbparallel.session.ignition import Ignition
+from nbparallel.session.processes.launch import Ignition
 
 
 def test_starting_a_supervisor_imports_nothing_heavy() -> None:
     """Neither numpy nor IPython nor the rest of the session is needed to get the template going."""
     program = (
-        "import sys; import nbparallel.session.ignition; "
+        "import sys; import nbparallel.session.processes.launch; "
         "print([name for name in ('numpy', 'IPython', 'cloudpickle', 'nbparallel.session.session', "
         "'nbparallel.sharing') if name in sys.modules])"
     )
@@ -39,8 +39,8 @@ def test_a_first_cell_imports_nothing_that_it_does_not_need() -> None:
     """What makes pictures of a session, and random numbers for checksums, come with who asks for them."""
     program = (
         "import sys; from nbparallel.session import Session; "
-        "print([name for name in ('numpy.random', 'nbparallel.session.statistics', 'nbparallel.session.who', "
-        "'nbparallel.session.activity') if name in sys.modules])"
+        "print([name for name in ('numpy.random', 'nbparallel.session.monitoring.statistics', 'nbparallel.session.monitoring.who', "
+        "'nbparallel.session.monitoring.activity') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from nbparallel.session import rank_handle
-from nbparallel.session.memory_kills import GLANCE_SECONDS, MemoryKills
-from nbparallel.session.outcomes import describe_death
+from nbparallel.session.processes import rank_handle
+from nbparallel.session.processes.oom_kills import GLANCE_SECONDS, MemoryKills
+from nbparallel.session.tasks.outcomes import describe_death
 
 V2 = {
     "/proc/self/cgroup": "0::/box\n",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.task_run import TaskRun
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.messages import Outcome
 
 

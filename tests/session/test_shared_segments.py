@@ -16,9 +16,9 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.session.doctor import examine
+from nbparallel.session.diagnostics.doctor import examine
 from nbparallel.session.ledger_question import LedgerQuestion
-from nbparallel.session.shared_segments import gather
+from nbparallel.session.monitoring.segments import gather
 from nbparallel.sharing import SegmentStatistics
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.ledger_report import LedgerRow, pages

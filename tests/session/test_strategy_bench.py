@@ -9,8 +9,15 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
-from nbparallel.session import Session, strategy_bench, strategy_measurement
-from nbparallel.session.strategy_figures import STEPS, Steps, StrategyCost, StrategyFigures, StrategyTime
+from nbparallel.session import Session, strategy_bench
+from nbparallel.session.diagnostics import strategy_benchmark
+from nbparallel.session.diagnostics.strategy_report import (
+    STEPS,
+    Steps,
+    StrategyCost,
+    StrategyFigures,
+    StrategyTime,
+)
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 
@@ -27,7 +34,7 @@ def two() -> Iterator[Session]:
 
 def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     """Every step of every strategy and size has a time; what it costs besides differs as it should."""
-    assert (min(strategy_measurement.SIZES), max(strategy_measurement.SIZES)) == (1 << 10, 256 << 20)
+    assert (min(strategy_benchmark.SIZES), max(strategy_benchmark.SIZES)) == (1 << 10, 256 << 20)
     mine = nbp.zeros(1 << 17)
     before = (nbp.get_sharing_strategy(), two.statistics().shared_segments)
     figures = strategy_bench(two, sizes=[1 << 20, 1 << 10], seconds=60)
@@ -110,7 +117,7 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
 def test_an_interrupt_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Interrupted after any step, it raises KeyboardInterrupt, and no segment of it is left."""
     before = two.statistics().shared_segments
-    owner: Any = two if step == "call" else strategy_measurement._Held
+    owner: Any = two if step == "call" else strategy_benchmark._Held
     original, calls = getattr(owner, step), []
 
     def interrupted(*args: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.session.limits import usable_cpus
+from nbparallel.session.processes.limits import usable_cpus
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])

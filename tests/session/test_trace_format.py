@@ -13,8 +13,8 @@ import random
 from typing import Any
 
 from nbparallel.session import Session
-from nbparallel.session.timeline import RankRow, Span, Timeline
-from nbparallel.session.trace_events import trace
+from nbparallel.session.monitoring.chrome_trace import trace
+from nbparallel.session.monitoring.timeline import RankRow, Span, Timeline
 
 METADATA = {
     "process_name": {"name": str},

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.session.looking import Looking
-from nbparallel.session.who import compare
+from nbparallel.session.monitoring.who import compare
+from nbparallel.session.processes.queries import Looking
 from nbparallel.sharing.store import Store
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.sighting import NameSeen, Origin, Sighting

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.session.activity import RankActivity, SessionActivity
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel_widgets import panel as panels
 from nbparallel_widgets.panel import Panel
 from nbparallel_widgets.panel_view import NO_RANKS, PanelView

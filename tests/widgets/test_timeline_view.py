@@ -8,7 +8,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nbparallel.session.timeline import COMPUTING, MOVING, UNKNOWN, WAITING, RankRow, Span, Timeline
+from nbparallel.session.monitoring.timeline import (
+    COMPUTING,
+    MOVING,
+    UNKNOWN,
+    WAITING,
+    RankRow,
+    Span,
+    Timeline,
+)
 from nbparallel_widgets import times
 from nbparallel_widgets.timeline import TimelineView
 from nbparallel_widgets.timeline_svg import COLOURS, svg

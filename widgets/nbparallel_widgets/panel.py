@@ -21,7 +21,7 @@ from typing import Any
 import ipywidgets
 from IPython.display import display, update_display
 
-from nbparallel.session.activity import SessionActivity
+from nbparallel.session.monitoring.activity import SessionActivity
 from nbparallel_widgets.panel_view import PanelView
 
 INTERVAL = 0.2

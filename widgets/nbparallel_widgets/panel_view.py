@@ -6,8 +6,8 @@ import html
 from dataclasses import dataclass
 
 from nbparallel.errors import rank_list
-from nbparallel.session.activity import RankActivity, SessionActivity
-from nbparallel.session.timeline import COMPUTING, WAITING
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
+from nbparallel.session.monitoring.timeline import COMPUTING, WAITING
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text
 from nbparallel_widgets.timeline_svg import COLOURS

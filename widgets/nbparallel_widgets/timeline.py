@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, replace
 
-from nbparallel.session.timeline import Timeline
+from nbparallel.session.monitoring.timeline import Timeline
 from nbparallel_widgets import timeline_svg, timeline_text
 
 

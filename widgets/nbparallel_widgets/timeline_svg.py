@@ -10,7 +10,15 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 
-from nbparallel.session.timeline import COMPUTING, MOVING, UNKNOWN, WAITING, RankRow, Span, Timeline
+from nbparallel.session.monitoring.timeline import (
+    COMPUTING,
+    MOVING,
+    UNKNOWN,
+    WAITING,
+    RankRow,
+    Span,
+    Timeline,
+)
 from nbparallel.wire.units import size_text
 from nbparallel_widgets import timeline_text
 from nbparallel_widgets.times import seconds_text, ticks

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbparallel.session.timeline import COMPUTING, MOVING, UNKNOWN, WAITING, RankRow, Timeline, Wait
+from nbparallel.session.monitoring.timeline import (
+    COMPUTING,
+    MOVING,
+    UNKNOWN,
+    WAITING,
+    RankRow,
+    Timeline,
+    Wait,
+)
 from nbparallel.table import Table
 from nbparallel_widgets.times import seconds_text, ticks
 

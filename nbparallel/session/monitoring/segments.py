@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.session.free_names import is_ipythons
-from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.names.free_names import is_ipythons
+from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
 from nbparallel.transfer.variable_info import seen
 from nbparallel.wire.ledger_report import LedgerRow

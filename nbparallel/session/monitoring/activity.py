@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 
 from nbparallel import sharing
-from nbparallel.session.crew import Crew
-from nbparallel.session.outcomes import describe_death
-from nbparallel.session.rank_handle import RankHandle
-from nbparallel.session.tasks import Tasks
+from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.tasks.dispatch import Tasks
+from nbparallel.session.tasks.outcomes import describe_death
 from nbparallel.wire.control import ControlView, SlotRecord, State
 
 

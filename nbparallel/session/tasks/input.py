@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbparallel.errors import rank_list
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.rank_handle import Death, RankHandle
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.processes.rank_handle import Death, RankHandle
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import InputReply, InputRequest, Outcome
 

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nbparallel.session.machine import Limit, Machine, look
+from nbparallel.session.diagnostics.machine import Limit, Machine, look
 from nbparallel.supervisor.owner_liveness import Fate
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.table import Table

@@ -9,11 +9,11 @@ from typing import Any
 
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError, UnknownNameError
 from nbparallel.session import source
-from nbparallel.session.crew import Crew
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.names import Names, Preparation
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.names.delivery import Names, Preparation
+from nbparallel.session.processes.rank_pool import Crew
 from nbparallel.session.sink import OutputSink
-from nbparallel.session.tasks import Launched, Tasks
+from nbparallel.session.tasks.dispatch import Launched, Tasks
 from nbparallel.wire.messages import CellTask, Task
 from nbparallel.wire.names import NameUpdate
 from nbparallel.wire.units import size_text

@@ -17,10 +17,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbparallel.session.encoding import SharedArrays, Value
-from nbparallel.session.free_names import FreeNames, find_free_names, is_ipythons
-from nbparallel.session.inventory import Inventory
-from nbparallel.session.move_arrays import is_array, move_arrays
+from nbparallel.session.names.encoding import SharedArrays, Value
+from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
+from nbparallel.session.names.inventory import Inventory
+from nbparallel.session.names.share_arrays import is_array, move_arrays
 from nbparallel.session.shareable import check_shareable
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # `Presses` is wanted before the rest is imported
-    from nbparallel.session.rank_handle import RankHandle
+    from nbparallel.session.processes.rank_handle import RankHandle
     from nbparallel.wire.control import ControlView
 
 REPEAT_SECONDS = 0.5

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbparallel.session.free_names import is_ipythons
-from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.names.free_names import is_ipythons
+from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import Store
 from nbparallel.transfer.variable_info import seen
 from nbparallel.wire.sighting import NameSeen, Origin, Sighting

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbparallel.errors import rank_list
-from nbparallel.session.crew import Crew
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.names import Names
-from nbparallel.session.outcomes import describe_death
-from nbparallel.session.tasks import Tasks
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.names.delivery import Names
+from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.tasks.dispatch import Tasks
+from nbparallel.session.tasks.outcomes import describe_death
 from nbparallel.wire.messages import NamesTask
 
 

@@ -12,19 +12,19 @@ from nbparallel import sharing
 
 if TYPE_CHECKING:
     from nbparallel.channel.segment_client import SegmentClient
-    from nbparallel.session.activity import SessionActivity
-    from nbparallel.session.crew import Crew
-    from nbparallel.session.names import Names
-    from nbparallel.session.statistics import SessionStatistics
-    from nbparallel.session.tasks import Tasks
-    from nbparallel.session.timeline import Timeline
-    from nbparallel.session.who import SessionNames
+    from nbparallel.session.monitoring.activity import SessionActivity
+    from nbparallel.session.monitoring.statistics import SessionStatistics
+    from nbparallel.session.monitoring.timeline import Timeline
+    from nbparallel.session.monitoring.who import SessionNames
+    from nbparallel.session.names.delivery import Names
+    from nbparallel.session.processes.rank_pool import Crew
+    from nbparallel.session.tasks.dispatch import Tasks
     from nbparallel.wire.sighting import Completion
 
 
 def load() -> None:
     """Import what the methods below need: the package may be gone when they are called (FAULTS F75)."""
-    from nbparallel.session import activity, statistics, timeline, who  # noqa: F401
+    from nbparallel.session.monitoring import who  # noqa: F401
 
 
 class SessionViews:
@@ -49,7 +49,7 @@ class SessionViews:
         RuntimeError
             The ranks were not started, or were stopped.
         """
-        from nbparallel.session import statistics
+        from nbparallel.session.monitoring import statistics
 
         names = self._names.namespace if namespace is None else namespace
         return statistics.take(self._id, self._start_method, self._running_crew(), names)
@@ -73,7 +73,7 @@ class SessionViews:
         RuntimeError
             As `statistics`.
         """
-        from nbparallel.session.who import compare
+        from nbparallel.session.monitoring.who import compare
 
         crew = self._running_crew()
         names = self._names.namespace if namespace is None else namespace
@@ -99,7 +99,7 @@ class SessionViews:
         RuntimeError
             As `statistics`.
         """
-        from nbparallel.session import activity
+        from nbparallel.session.monitoring import activity
 
         return activity.take(self._running_crew(), self._tasks)
 
@@ -109,7 +109,7 @@ class SessionViews:
         Of more than 2000 operations in a cell, or of many short ones in one statement, some are only counted:
         `RankRow.omitted`.
         """
-        from nbparallel.session.timeline import build
+        from nbparallel.session.monitoring.timeline import build
 
         record = self._tasks.record
         return None if record is None else build(record)

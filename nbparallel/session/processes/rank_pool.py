@@ -30,16 +30,16 @@ from nbparallel.errors import (
     SupervisorDiedError,
     rank_list,
 )
-from nbparallel.session.ignition import Ignition
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.limits import usable_cpus
-from nbparallel.session.looking import Looking
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.output import TaskOutput
 from nbparallel.session.place import place_here
-from nbparallel.session.pump import Pump
-from nbparallel.session.rank_handle import Death, RankHandle
-from nbparallel.session.supervisor_process import SupervisorProcess
-from nbparallel.session.task_output import TaskOutput
-from nbparallel.session.tending import Tending
+from nbparallel.session.processes.event_loop import Pump
+from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.limits import usable_cpus
+from nbparallel.session.processes.memory_reclaim import Tending
+from nbparallel.session.processes.queries import Looking
+from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.processes.supervisor_client import SupervisorProcess
 from nbparallel.sharing.strategies import owned_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView

@@ -13,8 +13,8 @@ from typing import Any
 
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
-from nbparallel.session.pump import Pump
-from nbparallel.session.task_output import Decoder, TaskOutput
+from nbparallel.session.output import Decoder, TaskOutput
+from nbparallel.session.processes.event_loop import Pump
 from nbparallel.wire import versions
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import Display, InputRequest, Outcome, Place, RankMemory, Stream

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from nbparallel.errors import BusyError, ClosedError, ForkedRankError
-from nbparallel.session.interrupt import Presses
+from nbparallel.session.interrupts import Presses
 
 
 class Turns:

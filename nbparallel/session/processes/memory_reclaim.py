@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from nbparallel.session.pump import Pump
+from nbparallel.session.processes.event_loop import Pump
 from nbparallel.sharing import Store
 from nbparallel.sharing.broker import SegmentBroker
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nbparallel.session.timeline import COMPUTING, WAITING, RankRow, Span, Timeline
+from nbparallel.session.monitoring.timeline import COMPUTING, WAITING, RankRow, Span, Timeline
 
 PRODUCER = "nbparallel"
 """Stands in the file, so that only such a one is overwritten."""

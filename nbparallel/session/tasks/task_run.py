@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbparallel.errors import rank_list
-from nbparallel.session import asking
-from nbparallel.session.interrupt import KILL_SECONDS, Ladder, Presses
-from nbparallel.session.rank_handle import Death, RankHandle
-from nbparallel.session.task_output import TaskOutput
+from nbparallel.session.interrupts import KILL_SECONDS, Ladder, Presses
+from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.tasks import input
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.messages import InputRequest, Outcome
 
@@ -70,7 +70,7 @@ class TaskRun:
         self._failed_at: float | None = None
         self._killed: set[int] = set()
         self._listen, self._go_on = listen, go_on
-        self._questions: list[asking.Question] = []
+        self._questions: list[input.Question] = []
 
     @property
     def running(self) -> list[RankHandle]:
@@ -119,23 +119,23 @@ class TaskRun:
 
     def _ask(self, presses: Presses) -> None:
         """Have the user answer one rank's question; questions of several ranks at once are refused."""
-        deadline = time.monotonic() + asking.GATHER_SECONDS
+        deadline = time.monotonic() + input.GATHER_SECONDS
         while time.monotonic() < deadline and len(self._questions) < len(self.running):
             event = self._next_event(deadline - time.monotonic())
             if event is not None:
                 self._take(*event)
         questions, self._questions = self._questions, []
         if len(questions) > 1:
-            asking.refuse(questions)
+            input.refuse(questions)
         elif self._failed_at is None and not self.interrupted and not self.timed_out:
             left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             alarm = threading.Timer(left or 0.0, presses.excuse) if left is not None else None
             if not self._go_on:
-                self._listen(lambda message: presses.excuse() if asking.failed(message) else None)
+                self._listen(lambda message: presses.excuse() if input.failed(message) else None)
             try:
                 if alarm is not None:
                     alarm.start()
-                asking.ask(questions[0], presses)
+                input.ask(questions[0], presses)
             finally:
                 self._listen(lambda message: None)
                 if alarm is not None:

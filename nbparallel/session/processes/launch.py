@@ -17,7 +17,7 @@ from collections.abc import Callable
 from nbparallel.channel import Channel
 from nbparallel.errors import StartError
 from nbparallel.session import boot
-from nbparallel.session.circumstances import circumstances
+from nbparallel.session.processes.process_context import circumstances
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.polling import ready
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.result import CellResult
-from nbparallel.session.task_output import TaskOutput
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.output import TaskOutput
+from nbparallel.session.results import CellResult
 
 
 class PendingCell:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.session.crew import Crew
-from nbparallel.session.rank_handle import RankHandle
-from nbparallel.session.shared_segments import SharedSegment, gather, given_back, names_by_segment
+from nbparallel.session.monitoring.segments import SharedSegment, gather, given_back, names_by_segment
+from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_pool import Crew
 from nbparallel.sharing.memory.memory_limits import limits
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbparallel.session.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.sighting import Completions, Sighting, Unfinished
 

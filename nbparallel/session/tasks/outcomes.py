@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError
-from nbparallel.session import failures
-from nbparallel.session.rank_handle import Death, RankHandle
-from nbparallel.session.result import CellResult, RankResult
-from nbparallel.session.task_output import TaskOutput
-from nbparallel.session.task_run import TaskRun
-from nbparallel.session.timeline import CellRecord
+from nbparallel.session.monitoring.timeline import CellRecord
+from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.results import CellResult, RankResult
+from nbparallel.session.tasks import parallel_error
+from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.session.values import RankValues, RemoteValue
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.failures import Cause, RankFailure
@@ -96,28 +96,28 @@ def raise_if_failed(
             continue
         unfinished[rank] = outcome.failure
         if outcome.interrupted and (rank in run.freed or run.interrupted or run.timed_out):
-            freed[rank] = failures.lines_of([outcome.failure])
+            freed[rank] = parallel_error.lines_of([outcome.failure])
         elif isinstance(outcome.failure, RankFailure):
             failed[rank] = outcome.failure
     for rank, death in run.deaths.items():
         failed[rank] = unfinished[rank] = death_failure(handles[rank], death, control)
     unfinished = dict(sorted(unfinished.items()))
     if run.interrupted:
-        interrupt = KeyboardInterrupt(f"the cell was interrupted{failures.whereabouts(unfinished)}")
+        interrupt = KeyboardInterrupt(f"the cell was interrupted{parallel_error.whereabouts(unfinished)}")
         interrupt.result = result  # type: ignore[attr-defined]
         interrupt.failures = unfinished  # type: ignore[attr-defined]
         raise interrupt
     if run.timed_out:
         raise CellTimeoutError(
             f"the cell ran longer than its time-out of {run.timeout:g} s and was interrupted"
-            f"{failures.whereabouts(unfinished)}",
+            f"{parallel_error.whereabouts(unfinished)}",
             result=result,
             failures=unfinished,
         )
     if not failed and freed:  # cannot be: somebody must have failed for others to be freed
         failed = {rank: run.outcomes[rank].failure for rank in freed}
     if failed:
-        raise failures.build(failed, freed, result)
+        raise parallel_error.build(failed, freed, result)
 
 
 def death_failure(handle: RankHandle, death: Death, control: ControlView) -> RankFailure:

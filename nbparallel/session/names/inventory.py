@@ -8,9 +8,9 @@ from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from nbparallel.errors import UnpicklableError
-from nbparallel.session.encoding import SharedArrays, Value, look_at, look_at_class, nbytes_shared
-from nbparallel.session.free_names import FreeNames, is_ipythons
-from nbparallel.session.move_arrays import is_array
+from nbparallel.session.names.encoding import SharedArrays, Value, look_at, look_at_class, nbytes_shared
+from nbparallel.session.names.free_names import FreeNames, is_ipythons
+from nbparallel.session.names.share_arrays import is_array
 from nbparallel.sharing import Store
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import definitions

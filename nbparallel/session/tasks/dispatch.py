@@ -9,17 +9,18 @@ from dataclasses import dataclass, field, replace
 
 from nbparallel import sharing
 from nbparallel.errors import NbParallelError
-from nbparallel.session import outcomes, views
-from nbparallel.session.crew import Crew
-from nbparallel.session.interrupt import Presses
-from nbparallel.session.names import Names
+from nbparallel.session.interrupts import Presses
+from nbparallel.session.monitoring import session_views
+from nbparallel.session.monitoring.timeline import CellRecord
+from nbparallel.session.names.delivery import Names
+from nbparallel.session.output import TaskOutput
 from nbparallel.session.place import tell_place
-from nbparallel.session.rank_handle import RankHandle
-from nbparallel.session.result import CellResult
+from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.results import CellResult
 from nbparallel.session.sink import OutputSink
-from nbparallel.session.task_output import TaskOutput
-from nbparallel.session.task_run import TaskRun
-from nbparallel.session.timeline import CellRecord
+from nbparallel.session.tasks import outcomes
+from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.control import ControlView, TimingRecord
@@ -174,7 +175,7 @@ class Tasks:
         if run.deaths or any(not outcome.ok or outcome.void for outcome in run.outcomes.values()):
             crew.void()
         store.drain()
-        views.load()
+        session_views.load()
         outcomes.raise_if_failed(run, result, launched.handles, launched.control)
         return result
 

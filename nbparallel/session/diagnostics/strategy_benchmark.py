@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from nbparallel.errors import InternalError, NbParallelError
-from nbparallel.session.limits import usable_cpus
+from nbparallel.session.diagnostics.strategy_report import Steps, StrategyCost, StrategyFigures, StrategyTime
+from nbparallel.session.processes.limits import usable_cpus
 from nbparallel.session.session import Session
-from nbparallel.session.strategy_figures import Steps, StrategyCost, StrategyFigures, StrategyTime
 from nbparallel.sharing import SegmentBroker, current_store, get_all_sharing_strategies
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry

@@ -1,0 +1,1 @@
+"""Examinations of this machine: the doctor and the measurement of sharing strategies."""

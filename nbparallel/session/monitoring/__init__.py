@@ -1,0 +1,1 @@
+"""What a session is doing and did: statistics, segments, names, timelines."""

@@ -1,0 +1,1 @@
+"""Ranks, template and supervisor as operating-system processes."""
