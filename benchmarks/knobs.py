@@ -12,18 +12,11 @@ import numpy as np
 
 from benchmarks.adapters import Ours
 from benchmarks.lines import LARGE, Line, case
-from nbparallel.distributed import (
-    Communicator,
-    direct,
-    gradient_plans,
-    messages,
-    messages_at_once,
-    relaying,
-    scratch,
-    sending,
-    streaming,
-    waiting,
-)
+from nbparallel.distributed import Communicator, messages_at_once, relaying
+from nbparallel.distributed.collectives import direct, staging
+from nbparallel.distributed.data_parallel import buckets
+from nbparallel.distributed.point_to_point import packing, sender, streaming
+from nbparallel.distributed.runtime import waiting
 
 KIB, MIB = 1 << 10, 1 << 20
 all_reduce = importlib.import_module("nbparallel.distributed.all_reduce")  # not the function of that name
@@ -108,7 +101,7 @@ def _powers(low: int, high: int) -> list[int]:
 
 KNOBS = (
     Knob(
-        [(scratch, "CHUNK"), (relaying, "CHUNK")], _powers(256 * KIB, 4 * MIB),
+        [(staging, "CHUNK"), (relaying, "CHUNK")], _powers(256 * KIB, 4 * MIB),
         [*_large("all_reduce", shared=False), *_large("all_to_all", shared=False)], "B",
     ),
     Knob([(direct, "BLOCK")], _powers(8 * KIB, 512 * KIB), [*_large("all_reduce", shared=True)], "elements"),
@@ -120,7 +113,7 @@ KNOBS = (
     ),
     Knob([(streaming, "CHUNKS")], (2, 3, 4, 6, 8), [*_large("send", shared=False, ranks=(2,))]),
     Knob(
-        [(sending, "INLINE"), (streaming, "LEAST"), (messages, "LEAST")], _powers(4 * KIB, 32 * KIB),
+        [(sender, "INLINE"), (streaming, "LEAST"), (packing, "LEAST")], _powers(4 * KIB, 32 * KIB),
         [*_small("ping-pong", (6 * KIB, 12 * KIB, 24 * KIB, 30 * KIB))], "B",
     ),
     Knob(
@@ -132,7 +125,7 @@ KNOBS = (
         [*_small("all_reduce", (3 * KIB, 12 * KIB, 24 * KIB, 48 * KIB), shared=True)], "B",
     ),
     Knob(
-        [(gradient_plans, "ALONE")], _powers(2 * KIB, 64 * KIB),
+        [(buckets, "ALONE")], _powers(2 * KIB, 64 * KIB),
         [_gradients(16, size, ranks) for ranks in (2, 4) for size in (4 * KIB, 12 * KIB, 24 * KIB, 48 * KIB)],
         "B a member",
     ),

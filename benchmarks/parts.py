@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.ring import RECORD, Outgoing
+from nbparallel.distributed.point_to_point.ring import RECORD, Outgoing
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER
 
 FAR = 1 << 60

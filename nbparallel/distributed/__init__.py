@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nbparallel.distributed.api.point_to_point import P2POp
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.group import Group
-from nbparallel.distributed.messaging import P2POp
-from nbparallel.distributed.reduce import ReduceOp
+from nbparallel.distributed.operators import ReduceOp
 from nbparallel.distributed.work import Work
 
 if TYPE_CHECKING:
-    from nbparallel.distributed.process_group import ProcessGroup
+    from nbparallel.distributed.bootstrap.process_group import ProcessGroup
 
 __all__ = [
     "Communicator",
@@ -180,7 +180,8 @@ def init_process_group(
         raise ValueError(
             "this process is a rank of a world already: call destroy_process_group() before it joins another"
         )
-    from nbparallel.distributed import appointment, process_group
+    from nbparallel.distributed.bootstrap import init_method as appointment
+    from nbparallel.distributed.bootstrap import process_group
 
     if store is not None:
         raise ValueError("store cannot be passed: init_method says where the ranks meet")

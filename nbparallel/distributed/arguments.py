@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.memory import AnyArray
 from nbparallel.distributed.partition import part_of
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import rank_list
 
 MAX_TAG = (1 << 63) - 1

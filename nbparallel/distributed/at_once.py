@@ -7,12 +7,12 @@ in the slots.  Everything that does not go its usual way is left to `Meeting`.
 
 from __future__ import annotations
 
-from nbparallel.distributed import faultpoints
-from nbparallel.distributed.area import Area
-from nbparallel.distributed.fingerprint import SHARED, Fingerprint
-from nbparallel.distributed.meeting import LINE, SEGMENT, START, STOP, Meeting
-from nbparallel.distributed.member import Member
-from nbparallel.distributed.memory import AnyArray, Place
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, Place
+from nbparallel.distributed.slots.fingerprint import SHARED, Fingerprint
+from nbparallel.distributed.slots.slot_area import Area
+from nbparallel.distributed.slots.slot_protocol import LINE, SEGMENT, START, STOP, Meeting
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
 
 
@@ -58,9 +58,9 @@ class MeetingAtOnce(Meeting):
             self._wait_for_readers(number)
         member.open = self.number = number
         self.generation = generation = number % GENERATIONS
-        if armed := faultpoints.ARMED:
-            faultpoints.hit("enter", member.rank)
-            faultpoints.hit("half_payload", member.rank)
+        if armed := fault_injection.ARMED:
+            fault_injection.hit("enter", member.rank)
+            fault_injection.hit("half_payload", member.rank)
         views[self.index][...] = x
         slot = self._mine[generation]
         mine = fingerprint.word
@@ -74,12 +74,12 @@ class MeetingAtOnce(Meeting):
         if self._written[generation] is not fingerprint:
             self._describe(generation, slot, fingerprint)
         if armed:
-            faultpoints.hit("wrote_header", member.rank)
+            fault_injection.hit("wrote_header", member.rank)
         self.arrivals = arrivals = self.arrivals + 1
         waiter = self._waiter
         waiter.announce(words, self._arrive, arrivals)
         if armed:
-            faultpoints.hit("wrote_flag", member.rank)
+            fault_injection.hit("wrote_flag", member.rank)
         same = True
         for rank, arrive, slot in self._peers_of[generation]:
             if words[arrive] < arrivals and not waiter.spin(words, arrive, arrivals):

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.all_reduce import AllReduce, Plan
-from nbparallel.distributed.fingerprint import fingerprint
-from nbparallel.distributed.gathering import Gathering
-from nbparallel.distributed.gradients import (
+from nbparallel.distributed.collectives.all_reduce import AllReduce, Plan
+from nbparallel.distributed.collectives.movements import Gathering
+from nbparallel.distributed.data_parallel.gradients import (
     Gradients,
     average,
     average_riding,
@@ -23,10 +22,11 @@ from nbparallel.distributed.gradients import (
     packed,
     unpack,
 )
-from nbparallel.distributed.meeting import Meeting
-from nbparallel.distributed.member import Member
-from nbparallel.distributed.memory import AnyArray
-from nbparallel.distributed.reduce import OPERATORS
+from nbparallel.distributed.operators import OPERATORS
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.slots.fingerprint import fingerprint
+from nbparallel.distributed.slots.slot_protocol import Meeting
 from nbparallel.wire.control import Operation
 from nbparallel.wire.segments import CLIENT_SHIFT
 

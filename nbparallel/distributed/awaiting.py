@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nbparallel.distributed.area import Area
+from nbparallel.distributed.slots.slot_area import Area
 from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import Operation
 

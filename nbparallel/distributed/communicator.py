@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import weakref
 
-from nbparallel.distributed.area import world_area
-from nbparallel.distributed.collectives import Collectives
-from nbparallel.distributed.comparing import Comparing
-from nbparallel.distributed.data_parallel import DataParallel
-from nbparallel.distributed.diagnosis import look_for_deadlock
-from nbparallel.distributed.forked import make_inert
+from nbparallel.distributed.api.assert_same import Comparing
+from nbparallel.distributed.api.data_parallel import DataParallel
+from nbparallel.distributed.api.groups import Grouping
+from nbparallel.distributed.api.object_lists import ObjectLists
+from nbparallel.distributed.api.point_to_point import Messaging
+from nbparallel.distributed.collectives.collectives import Collectives
 from nbparallel.distributed.group import Teams
-from nbparallel.distributed.grouping import Grouping
-from nbparallel.distributed.member import Member
 from nbparallel.distributed.messages_at_once import MessagesAtOnce
-from nbparallel.distributed.messaging import Messaging
-from nbparallel.distributed.object_lists import ObjectLists
-from nbparallel.distributed.oversight import Overseer
-from nbparallel.distributed.recording import Recorder
+from nbparallel.distributed.runtime.fork_guard import make_inert
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.supervisor_liveness import Overseer
+from nbparallel.distributed.slots.deadlock import look_for_deadlock
+from nbparallel.distributed.slots.slot_area import world_area
+from nbparallel.distributed.tracing import Recorder
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView

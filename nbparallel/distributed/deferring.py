@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.broadcasting import as_plain_array
-from nbparallel.distributed.exchange import Labels, Movement
-from nbparallel.distributed.fingerprint import Fingerprint, fingerprint
-from nbparallel.distributed.memory import AnyArray
-from nbparallel.distributed.reduce import (
+from nbparallel.distributed.collectives.broadcast import as_plain_array
+from nbparallel.distributed.collectives.exchange import Labels, Movement
+from nbparallel.distributed.operators import (
     Operator,
     check_dtype,
     check_number,
@@ -22,6 +20,8 @@ from nbparallel.distributed.reduce import (
     find_operator,
     is_number,
 )
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.wire.control import Operation
 
 Plan = tuple[Movement, Callable[[list[Any]], Any]]

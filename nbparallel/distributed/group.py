@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.area import Area, group_area, group_nbytes, prepare
 from nbparallel.distributed.arguments import check_place, check_rank
-from nbparallel.distributed.collectives import Collectives
-from nbparallel.distributed.member import Member
-from nbparallel.distributed.memory import decode_handle, encode_handle
-from nbparallel.distributed.point_to_point import PointToPoint
+from nbparallel.distributed.collectives.collectives import Collectives
+from nbparallel.distributed.point_to_point.receiver import PointToPoint
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
+from nbparallel.distributed.slots.slot_area import Area, group_area, group_nbytes, prepare
 from nbparallel.errors import InternalError, ProtocolError, rank_list
 
 WORLD = None

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed import faultpoints
-from nbparallel.distributed.member import Member
-from nbparallel.distributed.memory import AnyArray
-from nbparallel.distributed.messages import ARRAY
-from nbparallel.distributed.point_to_point import PointToPoint
-from nbparallel.distributed.ring import RECORD
+from nbparallel.distributed.point_to_point.packing import ARRAY
+from nbparallel.distributed.point_to_point.receiver import PointToPoint
+from nbparallel.distributed.point_to_point.ring import RECORD
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
 
 SHORT = 32 << 10
 """Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.tuning``: the usual way
@@ -39,7 +39,7 @@ class MessagesAtOnce(PointToPoint):
         head = self._heads.get((x.dtype, x.shape, tag, line))
         if head is None:
             head = self._make_head(x, tag, line)
-        if not head or self.strict or self._held[dst] or faultpoints.ARMED:
+        if not head or self.strict or self._held[dst] or fault_injection.ARMED:
             return False
         data = x.tobytes()
         if not self._out[dst].put_at_once(head + data):
@@ -66,7 +66,7 @@ class MessagesAtOnce(PointToPoint):
 
         It waits a short while for the message.
         """
-        if self._pending[src] or self._posted or faultpoints.ARMED:
+        if self._pending[src] or self._posted or fault_injection.ARMED:
             return False
         meta = self._descriptions.get((buffer.dtype, buffer.shape))
         if meta is None:

@@ -11,12 +11,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbparallel.distributed import faultpoints
-from nbparallel.distributed.meeting import Meeting
-from nbparallel.distributed.member import Member
-from nbparallel.distributed.memory import AnyArray
-from nbparallel.distributed.scratch import CHUNK, Scratch
-from nbparallel.distributed.streaming import flat_octets
+from nbparallel.distributed.collectives.staging import CHUNK, Scratch
+from nbparallel.distributed.point_to_point.streaming import flat_octets
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.slots.slot_protocol import Meeting
 
 _WHERE = struct.Struct("<QQ")
 """Where in a chunk the pieces of an array lie, and their size; the handle of the scratch memory follows."""
@@ -60,8 +60,8 @@ class Relay:
         for i, data in enumerate(self._leaving):
             piece = data[first : first + share]
             memory[begin + i * share : begin + i * share + piece.size] = piece
-        if faultpoints.ARMED:
-            faultpoints.hit("half_payload", self._member.rank)
+        if fault_injection.ARMED:
+            fault_injection.hit("half_payload", self._member.rank)
 
     def run(self, rounds: int, arrivals: Sequence[Arrival]) -> None:
         """Take part in all rounds; every member has offered what it brings."""
@@ -77,8 +77,8 @@ class Relay:
             for memory, place, share, data in incoming:
                 piece = data[index * share : (index + 1) * share]
                 piece[...] = memory[begin + place : begin + place + piece.size]
-            if faultpoints.ARMED:
-                faultpoints.hit("half_payload", self._member.rank)
+            if fault_injection.ARMED:
+                fault_injection.hit("half_payload", self._member.rank)
             if index + 1 < rounds:
                 self._meeting.again()
         self._scratch.pass_by(rounds)

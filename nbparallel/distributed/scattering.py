@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbparallel.distributed.exchange import Exchange, Labels, Movement
-from nbparallel.distributed.memory import AnyArray
+from nbparallel.distributed.collectives.exchange import Exchange, Labels, Movement
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.wire.control import Operation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from nbparallel.distributed.ring import Message
+from nbparallel.distributed.point_to_point.ring import Message
 
 Form = Callable[[Message], tuple[Any, tuple[int, ...]] | None]
 

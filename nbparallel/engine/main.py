@@ -39,11 +39,11 @@ def prepare() -> None:
     import numpy.random  # noqa: F401
 
     from nbparallel import distributed  # noqa: F401
-    from nbparallel.distributed import communicator, recording
+    from nbparallel.distributed import communicator, tracing
     from nbparallel.engine import defaults, tasks  # noqa: F401
 
     defaults.find_blas()
-    recording.study(communicator.Communicator)
+    tracing.study(communicator.Communicator)
     _shell = shells.make()
     _shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
 

@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from nbparallel.session.values import RemoteValue as RemoteValue
 
 _HOMES = {
-    "CellResult": "result",
-    "Examination": "doctor",
-    "Finding": "doctor",
+    "CellResult": "results",
+    "Examination": "diagnostics.doctor",
+    "Finding": "diagnostics.doctor",
     "OutputSink": "sink",
-    "PendingCell": "pending",
-    "RankResult": "result",
-    "RankStatistics": "statistics",
+    "PendingCell": "tasks.pending_cell",
+    "RankResult": "results",
+    "RankStatistics": "monitoring.statistics",
     "RankValues": "values",
     "RemoteValue": "values",
     "Script": "script",
     "Session": "session",
-    "SessionNames": "who",
-    "SessionStatistics": "statistics",
-    "SharedSegment": "shared_segments",
-    "examine": "doctor",
+    "SessionNames": "monitoring.who",
+    "SessionStatistics": "monitoring.statistics",
+    "SharedSegment": "monitoring.segments",
+    "examine": "diagnostics.doctor",
     "migrate": "migration",
-    "spawn": "spawning",
-    "strategy_bench": "strategy_measurement",
+    "spawn": "start_processes",
+    "strategy_bench": "diagnostics.strategy_benchmark",
 }
 
 __all__ = [

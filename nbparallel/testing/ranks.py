@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbparallel.distributed import Communicator, faultpoints, set_current
+from nbparallel.distributed import Communicator, set_current
+from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.store import Store
 from nbparallel.supervisor.parentage import die_with_parent
@@ -208,7 +209,7 @@ def _child(
         die_with_parent(parent)  # a test run that is killed writes no death words: ranks would wait for ever
         signal.signal(signal.SIGINT, signal.default_int_handler)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        faultpoints.arm(faults)
+        fault_injection.arm(faults)
         store = Store(rank + 1)
         store.connect(FolderBroker(folder, rank + 1))
         communicator = Communicator(fd, rank, world_size, store, epoch=1, usable_cpus=cpus)

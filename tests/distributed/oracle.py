@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.reduce import OPERATORS
+from nbparallel.distributed.operators import OPERATORS
 
 DTYPES = ("b1", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4")
 

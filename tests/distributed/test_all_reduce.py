@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
-from nbparallel.distributed.reduce import OPERATORS
+from nbparallel.distributed.operators import OPERATORS
 from tests.distributed.oracle import DTYPES, allowed, example, expected
 
 SIZES = (0, 1, 7, 1000, 3000, 40_000, 300_000)

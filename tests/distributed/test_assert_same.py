@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.comparing import Comparing
-from nbparallel.distributed.difference import find_difference
-from nbparallel.distributed.elements import CHUNK, Differences, checksums, chunk_of, comparable
-from nbparallel.distributed.leaves import digest_of, take_apart
+from nbparallel.distributed.api.assert_same import Comparing
+from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
+from nbparallel.distributed.equality.difference import find_difference
+from nbparallel.distributed.equality.flatten import digest_of, take_apart
 from nbparallel.errors import (
     CollectiveMismatchError,
     DifferentDataError,

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, broadcasting, direct
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.collectives import broadcast, direct
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -89,7 +90,7 @@ def test_large_shared_arrays_are_copied_by_all(ranks: Any, monkeypatch: pytest.M
         calls.append(len(targets))
         direct.direct_broadcast(member, meeting, source, targets)
 
-    monkeypatch.setattr(broadcasting, "direct_broadcast", count)
+    monkeypatch.setattr(broadcast, "direct_broadcast", count)
 
     def work(c: Communicator) -> list[int]:
         store = c._member.store

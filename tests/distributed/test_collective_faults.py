@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, faultpoints
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import NbParallelError
 from nbparallel.testing.ranks import Outcome, Running
 from nbparallel.wire.control import Cause
 
-POINTS = [p for p in faultpoints.POINTS if p != "waiting"]
+POINTS = [p for p in fault_injection.POINTS if p != "waiting"]
 OPERATIONS = (
     "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "group", "list", "broadcast",
 )  # fmt: skip
@@ -113,7 +114,7 @@ def test_interrupted(outcomes: Any, operation: str) -> None:
             try:
                 while True:
                     call()
-            except (KeyboardInterrupt, faultpoints.FaultInjected):
+            except (KeyboardInterrupt, fault_injection.FaultInjected):
                 for array in mine:
                     array[...] = -1
                 time.sleep(0.02)
@@ -121,7 +122,7 @@ def test_interrupted(outcomes: Any, operation: str) -> None:
                 raise
 
         found = outcomes(3, work, faults=f"{point}:{victim}:2:{action}")
-        expected = KeyboardInterrupt if action == "interrupt" else faultpoints.FaultInjected
+        expected = KeyboardInterrupt if action == "interrupt" else fault_injection.FaultInjected
         assert isinstance(found[victim].error, expected), found
         check(found, victim, died=False)
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbparallel.distributed.ring import RECORD, Incoming
+from nbparallel.distributed.point_to_point.ring import RECORD, Incoming
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control import ControlView, create
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.gradient_plans import BUCKET
-from nbparallel.distributed.gradients import Gradients
+from nbparallel.distributed.data_parallel.buckets import BUCKET
+from nbparallel.distributed.data_parallel.gradients import Gradients
 from nbparallel.errors import CollectiveMismatchError, PeerFailedError
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (), (7,), (0, 2), (40, 50), (1, 1, 1))

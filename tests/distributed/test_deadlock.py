@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from nbparallel.distributed import Communicator, diagnosis
+from nbparallel.distributed import Communicator
 from nbparallel.distributed.awaiting import Wait
+from nbparallel.distributed.slots import deadlock
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
 from nbparallel.testing.ranks import Running
 from nbparallel.wire.control import Operation
@@ -106,16 +107,16 @@ def test_it_is_told_after_two_looks_that_agree(monkeypatch: Any) -> None:
     def stuck_ranks(_: Any) -> Any:
         return {0: (SimpleNamespace(version=version[0]), [1])} if stuck[0] else {}
 
-    monkeypatch.setattr(diagnosis, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    monkeypatch.setattr(diagnosis, "stuck_ranks", stuck_ranks)
-    monkeypatch.setattr(diagnosis, "describe", lambda *_: "deadlock")
+    monkeypatch.setattr(deadlock, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    monkeypatch.setattr(deadlock, "stuck_ranks", stuck_ranks)
+    monkeypatch.setattr(deadlock, "describe", lambda *_: "deadlock")
     member: Any = SimpleNamespace(rank=0, doom=lambda error: error)
     wait = Wait(Operation.recv, lambda: [1], lambda _: ValueError(), 1, began_ns=10**10)
 
     def look(milliseconds: int) -> bool:
         now[0] = 10**10 + milliseconds * 1_000_000
         try:
-            diagnosis.look_for_deadlock(member, wait)
+            deadlock.look_for_deadlock(member, wait)
         except DeadlockError:
             return True
         return False

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, faultpoints
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import ForkedRankError, NbParallelError, PeerFailedError
 from nbparallel.testing.ranks import Outcome, Running
 from nbparallel.wire.control import Cause
@@ -64,7 +65,7 @@ def check(found: list[Outcome], victim: int, *, died: bool) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_killed_inside_all_reduce(outcomes: Any, n: int, size: str, shared: bool) -> None:
     """Kill -9 at every fault point: all survivors raise PeerFailedError in 0.2 s, and nobody writes late."""
-    points = [p for p in faultpoints.POINTS if p != "waiting"]  # that one has its own test
+    points = [p for p in fault_injection.POINTS if p != "waiting"]  # that one has its own test
     for point, victim in itertools.product(points, {0, n - 1}):
         found = outcomes(
             n,
@@ -88,7 +89,7 @@ def test_killed_while_waiting(outcomes: Any, n: int, size: str) -> None:
 
 
 @pytest.mark.fault("F3")
-@pytest.mark.parametrize("point", [p for p in faultpoints.POINTS if p != "waiting"])
+@pytest.mark.parametrize("point", [p for p in fault_injection.POINTS if p != "waiting"])
 @pytest.mark.parametrize("size", SIZES)
 def test_killed_inside_send(outcomes: Any, point: str, size: str) -> None:
     """Kill -9 of a sender at every point: the receiver gets the whole message or PeerFailedError."""
@@ -120,7 +121,7 @@ def test_killed_inside_send(outcomes: Any, point: str, size: str) -> None:
 @pytest.mark.parametrize("action", ["interrupt", "raise"])
 def test_interrupted_inside_all_reduce(outcomes: Any, size: str, shared: bool, action: str) -> None:
     """SIGINT or an error at every fault point: that rank raises it, the others are freed."""
-    points = [p for p in faultpoints.POINTS if p != "waiting"]
+    points = [p for p in fault_injection.POINTS if p != "waiting"]
     for point, victim in itertools.product(points, (0, 2)):
 
         def work(c: Communicator, victim: int = victim) -> Any:
@@ -130,7 +131,7 @@ def test_interrupted_inside_all_reduce(outcomes: Any, size: str, shared: bool, a
             try:
                 while True:
                     c.all_reduce(x)
-            except (KeyboardInterrupt, faultpoints.FaultInjected):
+            except (KeyboardInterrupt, fault_injection.FaultInjected):
                 x[...] = -1
                 time.sleep(0.05)
                 assert (x == -1).all(), "a late writer"
@@ -138,7 +139,7 @@ def test_interrupted_inside_all_reduce(outcomes: Any, size: str, shared: bool, a
                 raise
 
         found = outcomes(3, work, faults=f"{point}:{victim}:2:{action}")
-        expected = KeyboardInterrupt if action == "interrupt" else faultpoints.FaultInjected
+        expected = KeyboardInterrupt if action == "interrupt" else fault_injection.FaultInjected
         assert isinstance(found[victim].error, expected), found
         check(found, victim, died=False)
 

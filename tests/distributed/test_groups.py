@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.area import group_area, group_nbytes, prepare
+from nbparallel.distributed.slots.slot_area import group_area, group_nbytes, prepare
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
 from nbparallel.testing.ranks import Running
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nbparallel import errors
-from nbparallel.distributed.failure import without_frames
+from nbparallel.distributed.runtime.failures import without_frames
 from nbparallel.errors import PeerFailedError
 from nbparallel.session import Session
 

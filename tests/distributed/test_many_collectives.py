@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.reduce import OPERATORS
+from nbparallel.distributed.operators import OPERATORS
 from tests.distributed.conformance import ALL, NUMERIC, OTHERS, REDUCTIONS, Case, Setting, complete, groups
 from tests.distributed.guarded import LAYOUTS
 from tests.distributed.oracle import allowed

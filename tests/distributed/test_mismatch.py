@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, meeting
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.slots import slot_protocol
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
 
 Call = Callable[[Communicator, np.ndarray[Any, Any]], Any]
@@ -173,7 +174,7 @@ def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table has a line for every rank: operation, dtype, shape, root, operator, line of the cell."""
     # Otherwise those who have come are told after a tenth of a second, in which a busy machine may let the
     # third one wait: `test_those_who_are_here_are_told_soon` is about that.
-    monkeypatch.setattr(meeting, "EARLY_NS", 10_000_000_000)
+    monkeypatch.setattr(slot_protocol, "EARLY_NS", 10_000_000_000)
 
     def work(c: Communicator) -> None:
         x = np.zeros((3, 4), "f4")

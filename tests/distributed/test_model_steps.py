@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import meeting, streaming, waiting
-from nbparallel.distributed.fingerprint import fingerprint
-from nbparallel.distributed.ring import RECORD, Incoming, Outgoing
+from nbparallel.distributed.point_to_point import streaming
+from nbparallel.distributed.point_to_point.ring import RECORD, Incoming, Outgoing
+from nbparallel.distributed.runtime import waiting
+from nbparallel.distributed.slots import slot_protocol
+from nbparallel.distributed.slots.fingerprint import fingerprint
 from nbparallel.wire.control import Operation
 from tests.distributed import stream_model, test_ring_model, test_slots_model, test_wake_model
 from tests.distributed.exploration import Program
@@ -269,16 +271,16 @@ def test_announcing_and_sleeping(ground: Ground) -> None:
 
 def test_meeting(ground: Ground) -> None:
     """A collective of two: the slot, the counters, and what is read of the other's slot."""
-    slot = {meeting.WORD: "slot0.1", 32 + meeting.WORD: "slot1.1"}
+    slot = {slot_protocol.WORD: "slot0.1", 32 + slot_protocol.WORD: "slot1.1"}
     names = {60: "arrive0", 61: "arrive1", 62: "done0", 63: "done1", **slot}
     area = SimpleNamespace(
         ranks=(0, 1), index=0, others=(1,), words=ground.watched(ground.raw, names), octets=bytearray(8192),
         payload_nbytes=64, arrive=(60, 61), done=(62, 63), slots=[[0] * 4, [256] * 4],
     )  # fmt: skip
     member = SimpleNamespace(rank=0, waiter=ground.waiter, open=0, inert=False)
-    group = meeting.Meeting(member, area)  # type: ignore[arg-type]
+    group = slot_protocol.Meeting(member, area)  # type: ignore[arg-type]
     called = fingerprint("barrier", "-", "-")
-    ground.raw[61], ground.raw[32 + meeting.WORD] = 1, called.word
+    ground.raw[61], ground.raw[32 + slot_protocol.WORD] = 1, called.word
     group.begin(Operation.barrier, called, 1)
     assert group.meet()
     group.end()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.reduce import OPERATORS
+from nbparallel.distributed.operators import OPERATORS
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, PeerFailedError
 from nbparallel.testing.ranks import run_ranks
 from tests.distributed.conformance import ALL, REDUCTIONS, ROOTED, Setting, complete

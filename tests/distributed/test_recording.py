@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, recording
+from nbparallel.distributed import Communicator, tracing
 from nbparallel.sharing import Store
 from nbparallel.wire import control
 from nbparallel.wire.timeline import RankTimeline
@@ -91,25 +91,25 @@ def test_the_quickest_ones_are_left_alone(alone: Communicator) -> None:
     """After `SHORT` short operations in a statement the class's own method is called; they are counted."""
     for _ in range(1000):
         alone.barrier()
-    assert not set(recording.QUICK) & set(vars(alone))
+    assert not set(tracing.QUICK) & set(vars(alone))
     alone.at_line(2)
-    assert set(recording.QUICK) <= set(vars(alone))
+    assert set(tracing.QUICK) <= set(vars(alone))
     for _ in range(1000):
         alone.barrier()
     alone.end_cell(None)
     notes = alone.timeline()
     assert notes is not None
     # on a busy machine an operation that was interrupted is no short one
-    assert 2 * recording.SHORT <= len(notes.spans()) < 1000
+    assert 2 * tracing.SHORT <= len(notes.spans()) < 1000
     assert notes.omitted == 2000 - len(notes.spans())
     assert notes.operations == 2000
     assert [line for line, _ in notes.statements()] == [2]
-    assert not {*recording.QUICK, *recording.OTHERS} & set(vars(alone))
+    assert not {*tracing.QUICK, *tracing.OTHERS} & set(vars(alone))
 
 
 def test_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many operations the last are kept, with the time from which on all are there."""
-    monkeypatch.setattr(recording, "KEPT", 10)
+    monkeypatch.setattr(tracing, "KEPT", 10)
     with a_world_of_one() as view:
         c = Communicator(view, 0, 1, Store(1), epoch=1, usable_cpus=1)
         c.record()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.reduce import OPERATORS
+from nbparallel.distributed.operators import OPERATORS
 from tests.distributed.oracle import DTYPES, allowed, example, expected, same
 
 SIZES = (0, 1, 7, 3000, 9000, 300_000)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, faultpoints, relaying, scratch
+from nbparallel.distributed import Communicator, relaying
+from nbparallel.distributed.collectives import staging
+from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 
 CHUNK = 64 << 10
@@ -20,7 +22,7 @@ OPERATIONS = ("all_gather", "gather", "scatter", "all_to_all")
 
 def small_chunks(monkeypatch: Any) -> None:
     """Make the chunks small, so that short arrays have many; ranks are forked and inherit that."""
-    monkeypatch.setattr(scratch, "CHUNK", CHUNK)
+    monkeypatch.setattr(staging, "CHUNK", CHUNK)
     monkeypatch.setattr(relaying, "CHUNK", CHUNK)
 
 
@@ -167,7 +169,7 @@ def test_killed_in_the_middle(outcomes: Any, monkeypatch: Any, operation: str) -
         if action == "kill":
             assert found[victim].signal == signal.SIGKILL
         else:
-            expected = KeyboardInterrupt if action == "interrupt" else faultpoints.FaultInjected
+            expected = KeyboardInterrupt if action == "interrupt" else fault_injection.FaultInjected
             assert isinstance(found[victim].error, expected), found
         for rank in (0, 1):
             assert found[rank].value == ("PeerFailedError", victim), (action, found)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, faultpoints
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
 from nbparallel.testing.ranks import Running
 
@@ -29,7 +30,7 @@ def stopped(running: Running, rank: int) -> bool:
 @pytest.mark.parametrize("size", SIZES)
 def test_stopped_at_every_point(outcomes: Any, size: str) -> None:
     """SIGSTOP at each fault point, then SIGCONT: nobody is called dead, and every value is exact."""
-    for turn, point in enumerate(faultpoints.POINTS):
+    for turn, point in enumerate(fault_injection.POINTS):
         victim, shared = turn % 2, bool(turn % 3)
 
         def work(c: Communicator, shared: bool = shared, victim: int = victim) -> int:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, faultpoints, streaming
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.point_to_point import streaming
+from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -278,7 +280,7 @@ def test_interrupted_in_the_middle(outcomes: Any, monkeypatch: Any, victim: int,
     small_chunks(monkeypatch)
     monkeypatch.setattr(streaming, "LEAST_PATIENCE_NS", 1_000_000)
     found = outcomes(2, until_it_fails, faults=f"half_payload:{victim}:50:{action}")
-    expected = KeyboardInterrupt if action == "interrupt" else faultpoints.FaultInjected
+    expected = KeyboardInterrupt if action == "interrupt" else fault_injection.FaultInjected
     assert isinstance(found[victim].error, expected), found
     assert found[1 - victim].value == ("PeerFailedError", victim), found
 

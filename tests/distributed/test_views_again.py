@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nbparallel.distributed.messages import Packer
+from nbparallel.distributed.point_to_point.packing import Packer
 from nbparallel.sharing import Store
 
 

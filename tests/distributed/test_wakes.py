@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.waiting import _bit
+from nbparallel.distributed.runtime.waiting import _bit
 
 MESSAGES = 25
 EARLY_SECONDS = 0.04

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbparallel.distributed import recording
+from nbparallel.distributed import tracing
 from nbparallel.distributed.communicator import Communicator
 
 PROGRAM = """
@@ -40,7 +40,7 @@ def test_ranks_find_prepared_what_all_of_them_need() -> None:
     assert done.stdout == "[] []\n", done.stderr
 
 
-@pytest.mark.parametrize("name", [*recording.QUICK, *recording.OTHERS])
+@pytest.mark.parametrize("name", [*tracing.QUICK, *tracing.OTHERS])
 def test_a_bound_operation_is_told_its_peer_where_its_signature_says(name: str) -> None:
     """The place counts without ``self``, as a caller's arguments do."""
     method = getattr(Communicator, name).__get__(SimpleNamespace())
@@ -48,4 +48,4 @@ def test_a_bound_operation_is_told_its_peer_where_its_signature_says(name: str) 
         (found for found in enumerate(inspect.signature(method).parameters) if found[1] in ("src", "dst")),
         (-1, ""),
     )
-    assert recording._peer_argument(method) == expected
+    assert tracing._peer_argument(method) == expected

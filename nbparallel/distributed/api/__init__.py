@@ -1,0 +1,1 @@
+"""The operations as users call them, spelled as in torch.distributed."""

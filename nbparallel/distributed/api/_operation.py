@@ -1,0 +1,110 @@
+"""Calling: what every operation does before it begins and when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nbparallel.distributed.collectives.collectives import Collectives
+from nbparallel.distributed.collectives.nonblocking import Pending
+from nbparallel.distributed.deferring import Deferring, Plan
+from nbparallel.distributed.group import Group, Team, Teams
+from nbparallel.distributed.messages_at_once import MessagesAtOnce
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.work import Tickets, Work
+
+if TYPE_CHECKING:
+    from nbparallel.distributed.tracing import Recorder
+
+T = TypeVar("T")
+GroupLike = Group | None
+"""What `group=` takes: None is the world."""
+
+
+class Caller:
+    """The base of a communicator: the families of operations stand on it, each in a file of its own."""
+
+    rank: int
+    world_size: int
+    _member: Member
+    _world: Collectives
+    _messages: MessagesAtOnce
+    _teams: Teams
+    _tickets: Tickets
+    _recorder: Recorder | None
+
+    def _team(self, group: GroupLike) -> Team:
+        """Return the team for a collective that begins now; raises why none can."""
+        member = self._member
+        if group is None:
+            if not (member.ready and member.whole):
+                member.refuse(world=True)
+            return self._teams.world
+        if not member.ready:
+            member.refuse(world=False)
+        return self._teams.find(group)
+
+    def _run(self, team: Team, deadline_ns: int | None, call: Callable[[Collectives], T]) -> T:
+        """Run one collective of a team."""
+        member = self._member
+        member.ready = False
+        if self._recorder is not None:
+            self._recorder.team = team
+        try:
+            collectives = team.collectives or self._teams.open(team, deadline_ns)
+            if collectives.begun:
+                collectives.begun.flush(deadline_ns=deadline_ns)
+            value = call(collectives)
+            member.ready = True
+        except BaseException as error:
+            member.failed(error)
+            raise
+        return value
+
+    def _talk(self, call: Callable[[], T]) -> T:
+        """Run one step of an operation that needs no team."""
+        member = self._member
+        if not member.ready:
+            member.refuse(world=False)
+        member.ready = False
+        try:
+            value = call()
+            member.ready = True
+        except BaseException as error:
+            member.failed(error)
+            raise
+        return value
+
+    def _begin(
+        self, team: Team, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
+    ) -> Work:
+        """Begin one collective of a team, to be finished later; `filled` is what it returns then."""
+        work = Work(f"{name}(async_op=True)", self._member.calling.line())
+
+        def start() -> None:
+            collectives = team.collectives or self._teams.open(team, None)
+            movement, complete = describe(collectives.later)
+
+            def finish(found: Any) -> Any:
+                value = complete(found)
+                return value if filled is None else filled
+
+            pending = Pending(movement, finish, work)
+            self._tickets.add(work)
+            collectives.begun.add(pending)
+
+        def push(deadline_ns: int | None, wait: bool) -> None:
+            collectives = team.collectives
+            if collectives is not None:
+                begun = collectives.begun
+                self._talk(lambda: begun.flush(work, deadline_ns) if wait else begun.look(work))
+
+        work.begin(push)
+        self._talk(start)
+        return work
+
+    def _of_two(self, group: GroupLike) -> Team:
+        """Return the team for a message that is sent or received now."""
+        if not self._member.ready:
+            self._member.refuse(world=False)
+        return self._teams.world if group is None else self._teams.find(group)

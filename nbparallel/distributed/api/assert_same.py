@@ -1,0 +1,52 @@
+"""assert_same, as a rank calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbparallel.distributed.api._operation import Caller, GroupLike
+from nbparallel.distributed.api.reductions import Timeout
+from nbparallel.distributed.arguments import deadline
+from nbparallel.distributed.equality.difference import find_difference
+from nbparallel.distributed.equality.flatten import digest_of, take_apart
+from nbparallel.wire.control import Operation
+
+
+class Comparing(Caller):
+    """Looking whether all members of a group hold the same."""
+
+    def assert_same(self, x: Any, group: GroupLike = None, *, timeout: Timeout = None) -> None:
+        """Raise on every rank, naming who differs and where, unless all ranks hold equal data.
+
+        All ranks must call it.  They exchange 16 bytes each; only if these differ they look closer, and then
+        only those pieces of arrays travel that differ.
+
+        Parameters
+        ----------
+        x : array, number, or any picklable object
+            Arrays of any dtype and layout are equal if dtype, shape and the bytes of every element are
+            (0.0 and -0.0 are not); NaN equals NaN.  Numbers must be of the same type.  Lists, tuples, dicts
+            (in whatever order of keys), sets and objects are equal if their types and parts are; classes
+            and functions if their names are, and a function's own code.
+
+        Raises
+        ------
+        DifferentDataError
+            On every rank, with the same message: which ranks agree, and for each other group of ranks the
+            first place where it differs, both values, and how many elements do.  It is an `AssertionError`,
+            and operations go on working after it.
+        UnpicklableError
+            On the caller: something in `x` cannot be compared.  Nothing was said to the others.
+        """
+        limit = deadline(timeout)
+        team = self._team(group)
+        digest = digest_of(take_apart(x, exact=True))
+
+        def tell(value: Any) -> list[Any]:
+            return self._run(team, limit, lambda c: c.tell(Operation.assert_same, x, value, limit))
+
+        if len(set(tell(digest))) == 1:
+            return
+        error = find_difference(x, team.ranks, team.index, tell)
+        if error is not None:
+            raise error

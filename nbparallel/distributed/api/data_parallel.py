@@ -1,0 +1,217 @@
+"""Data-parallel training, as a rank calls it: whose part, in which batches, and the average of gradients.
+
+A model is on every rank, the samples are divided, and after each batch the gradients are averaged, so that
+all ranks take the same step.  All of it stands on the operations; nothing here knows how they travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.api._operation import GroupLike
+from nbparallel.distributed.api.reductions import Combining, Timeout
+from nbparallel.distributed.arguments import deadline
+from nbparallel.distributed.data_parallel.batches import Batches, Plan, disagreement
+from nbparallel.distributed.data_parallel.buckets import BUCKET
+from nbparallel.distributed.data_parallel.gradients import checked_gradients
+from nbparallel.distributed.partition import part_of
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.errors import CollectiveMismatchError
+from nbparallel.wire.control import Operation
+
+
+class DataParallel(Combining):
+    """Small helpers on top of the operations, for training loops."""
+
+    def local_slice(self, n: Any, group: GroupLike = None) -> slice:
+        """Return which part of ``range(n)`` is this rank's.
+
+        Nobody else has to call it.  Parts are contiguous, in the order of the ranks, and the first
+        ``n % world_size`` are longer by one, as in `numpy.array_split`; with fewer than one for each rank,
+        the last are empty.
+
+        Parameters
+        ----------
+        n : int
+            How many there are, such as ``len(x)``.
+        group : Group, optional
+            Divide among its members.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `n` is no such number, or this rank is not in the group.
+        """
+        if isinstance(n, np.ndarray | list | tuple):
+            raise TypeError("local_slice takes a number: write local_slice(len(x)), or shard(x) for the part")
+        count = _whole(n, "n", 0)
+        team = self._teams.world if group is None else self._teams.know(group)
+        if team.index < 0:
+            raise ValueError(f"rank {self.rank} is not in {team.group}, and has no part")
+        return part_of(count, team.index, len(team.ranks))
+
+    def shard(self, x: Any, group: GroupLike = None) -> Any:
+        """Return this rank's part of `x` along axis 0: ``x[local_slice(len(x))]``.
+
+        Nobody else has to call it.
+
+        Parameters
+        ----------
+        x : array or sequence
+            At least one axis.
+
+        Returns
+        -------
+        array or sequence
+            Of an array a view: the same memory, read-only if `x` is.  Of a list, tuple or range its slice.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `x` cannot be divided, or this rank is not in the group.
+        """
+        if isinstance(x, np.ndarray):
+            if x.ndim == 0:
+                raise ValueError("shard divides an array along axis 0, and this one has no axis")
+        elif not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray):
+            raise TypeError(f"shard divides an array or a list, not {type(x).__name__}")
+        return x[self.local_slice(len(x), group)]
+
+    def batches(
+        self,
+        *arrays: AnyArray,
+        batch_size: int,
+        epoch: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        group: GroupLike = None,
+    ) -> Batches:
+        """Divide the samples of one epoch among the ranks, in batches: each sample exactly once.
+
+        ``for xb, yb in dist.batches(x, y, batch_size=32, epoch=epoch): …``.  All ranks must call it, with
+        the same numbers: they compare them.  The order follows from `seed` and `epoch` alone.
+
+        Parameters
+        ----------
+        *arrays : array
+            Equally long along axis 0, on all ranks; typically the notebook's, which all ranks see without a
+            copy.
+        batch_size : int
+            Rows in one batch of one rank; together the ranks take `batch_size` times their number a step.
+        epoch : int
+            From 0: each has another order.
+        seed : int
+            From 0.
+        shuffle : bool
+            False: the order of the arrays.
+        drop_last : bool
+            What to do if the samples do not fill the last step of all ranks.  False: they are divided as
+            evenly as can be, so that batches of one step differ by at most one row, and a rank may get a
+            batch of none; pass ``weight=len(xb)`` to `average_gradients`.  True: they are left out of this
+            epoch.
+
+        Returns
+        -------
+        Batches
+            Iterates over the rows of each batch (a tuple if there are several arrays); copies.  It has the
+            same length on every rank, so collectives inside the loop always meet.  While it is made, each
+            rank holds the whole order, 8 bytes a sample.
+
+        Raises
+        ------
+        TypeError, ValueError
+            On the caller, before anything was said: no arrays, or of different lengths; a wrong number.  On
+            all: with `drop_last` no batch is left.
+        CollectiveMismatchError
+            On all: ranks passed different numbers, or arrays of different length; operations go on working.
+        """
+        n = _length(arrays)
+        plan = Plan(
+            n, _whole(batch_size, "batch_size", 1), _whole(epoch, "epoch", 0), _whole(seed, "seed", 0),
+            bool(shuffle), bool(drop_last),
+        )  # fmt: skip
+        team = self._team(group)
+        told: list[Plan] = self._run(team, None, lambda c: c.tell(Operation.batches, arrays[0], plan, None))
+        text = disagreement(dict(zip(team.ranks, told, strict=True)))
+        if text:
+            raise CollectiveMismatchError(
+                f"batches must be called with the same numbers on all ranks: {text}"
+            )
+        parts = len(team.ranks)
+        if n and not plan.steps(parts):
+            raise ValueError(
+                f"{n} samples do not make one batch of {batch_size} on each of {parts} ranks, and drop_last "
+                "leaves out what does not: use a smaller batch_size, or drop_last=False"
+            )
+        return Batches(arrays, plan.of_part(team.index, parts))
+
+    def average_gradients(
+        self,
+        arrays: Any,
+        *,
+        weight: float | None = None,
+        group: GroupLike = None,
+        bucket_nbytes: int = BUCKET,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Replace arrays by their averages over all ranks, in place; all ranks must call it.
+
+        Small arrays travel together, so that many cost little more than one.  Every rank gets the same bits,
+        in every run.
+
+        Parameters
+        ----------
+        arrays : array, list or dict of arrays
+            Floating-point or complex, of any layout; everywhere as many, of the same shapes and dtypes (of
+            a dict also the same keys, in whatever order).
+        weight : float, optional
+            How much this rank's count, typically the number of samples in its batch; by default all count
+            the same.  The arrays of a rank with weight 0 count nothing, even where they are NaN.
+        bucket_nbytes : int
+            How many bytes travel together; everywhere the same.
+
+        Returns
+        -------
+        array, list or dict
+            `arrays` itself.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks: they passed different arrays; it names the first.  Nothing was written, and
+            operations go on working.
+        TypeError, ValueError
+            On the caller: something that cannot be averaged in place.  On all: ranks passed the same shared
+            memory, some a weight and some none, or only weights of 0.  Nothing was written.
+        """
+        limit = None if timeout is None else deadline(timeout)
+        team = self._team(group)
+        gradients = checked_gradients(arrays, weight, bucket_nbytes, len(team.ranks))
+        self._run(team, limit, lambda c: c.averaging(gradients, limit))
+        return arrays
+
+
+def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__} {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+    return int(value)
+
+
+def _length(arrays: Sequence[Any]) -> int:
+    """Return how many samples there are."""
+    if not arrays:
+        raise TypeError("batches needs at least one array")
+    for x in arrays:
+        if not isinstance(x, np.ndarray) or not x.ndim:
+            kind = "an array without an axis" if isinstance(x, np.ndarray) else type(x).__name__
+            raise TypeError(f"batches takes numpy arrays with one row for each sample, not {kind}")
+    lengths = [len(x) for x in arrays]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"the arrays must be equally long, one row for each sample, and have {lengths} rows")
+    return lengths[0]

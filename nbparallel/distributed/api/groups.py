@@ -1,0 +1,106 @@
+"""Groups, as a rank makes and asks about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.api._operation import GroupLike
+from nbparallel.distributed.api.data_movement import Moving
+from nbparallel.distributed.arguments import check_place
+from nbparallel.distributed.group import Group, checked_ranks
+
+_OF_TORCH = {
+    "timeout", "backend", "pg_options", "use_local_synchronization", "group_desc", "device_id", "sort_ranks",
+}  # fmt: skip
+"""Arguments of torch's `new_group` that scripts pass."""
+
+
+class Grouping(Moving):
+    """Some of the ranks as a group of their own."""
+
+    def new_group(self, ranks: Iterable[int] | None = None, tag: str = "", **torch_options: Any) -> Group:
+        """Return the group of some ranks, sorted; of all without `ranks`.
+
+        Nobody else has to call it: a group is named by its members and the tag, and groups of the same name
+        are the same.  Its members then call operations with ``group=``; they need not be all in this cell
+        before the first one.  Further keyword arguments of torch are taken and mean nothing here, but for
+        ``sort_ranks=False``: `split` makes groups in another order.
+
+        Raises
+        ------
+        ValueError, TypeError
+            No such rank, one rank twice, or none at all.
+        """
+        unknown = torch_options.keys() - _OF_TORCH
+        if unknown:
+            raise TypeError(f"new_group takes ranks and tag, and has no argument {min(unknown)!r}")
+        if not torch_options.get("sort_ranks", True):
+            raise ValueError("new_group sorts its ranks: split(color, key) makes groups in the order of key")
+        if not isinstance(tag, str):
+            raise TypeError(f"tag must be a string, not {type(tag).__name__}")
+        everybody = range(self.world_size)
+        return Group(checked_ranks(everybody if ranks is None else ranks, self.world_size), tag)
+
+    def split(self, color: int | None, key: int | None = None, group: GroupLike = None) -> Group | None:
+        """Split a group: members that pass the same `color` form one; all members must call it.
+
+        Parameters
+        ----------
+        color : int or None
+            None: this rank will be in no group.
+        key : int, optional
+            Members are ordered by it, and by rank where keys are equal; by default by rank alone.
+
+        Returns
+        -------
+        Group or None
+        """
+        for name, value in (("color", color), ("key", key)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+                raise TypeError(f"{name} must be an int or None, not {type(value).__name__}")
+        ranks = self._team(group).ranks
+        found = self.all_gather((None if color is None else int(color), int(key or 0)), group=group)
+        if color is None:
+            return None
+        order = sorted((key, i) for i, (other, key) in enumerate(found) if other == color)
+        return Group(tuple(ranks[i] for _, i in order), "" if group is None else group.tag)
+
+    def get_rank(self, group: GroupLike = None) -> int:
+        """Return this rank's number, or its place in a group; -1 if it is no member."""
+        return self.rank if group is None else self._teams.know(group).index
+
+    def get_world_size(self, group: GroupLike = None) -> int:
+        """Return how many ranks there are, in all or in a group; -1 if this rank is no member."""
+        if group is None:
+            return self.world_size
+        team = self._teams.know(group)
+        return len(team.ranks) if team.index >= 0 else -1
+
+    def get_process_group_ranks(self, group: GroupLike = None) -> list[int]:
+        """Return the ranks of a group, in its order."""
+        return list((self._teams.world if group is None else self._teams.know(group)).ranks)
+
+    def get_group_rank(self, group: GroupLike, global_rank: int) -> int:
+        """Return the place of a rank in a group.
+
+        Raises
+        ------
+        ValueError
+            It is no member.
+        """
+        team = self._teams.world if group is None else self._teams.know(group)
+        return team.place(global_rank, None, "global_rank")
+
+    def get_global_rank(self, group: GroupLike, group_rank: int) -> int:
+        """Return which rank has a place in a group.
+
+        Raises
+        ------
+        ValueError
+            There is no such place.
+        """
+        team = self._teams.world if group is None else self._teams.know(group)
+        return team.ranks[check_place(group_rank, "group_rank", team.ranks)]

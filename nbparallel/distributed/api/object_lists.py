@@ -1,0 +1,90 @@
+"""torch's operations on lists of objects, as a rank calls them; the others take objects as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbparallel.distributed.api._operation import GroupLike
+from nbparallel.distributed.api.data_movement import Moving
+
+
+class ObjectLists(Moving):
+    """Operations that fill lists; all members of the group must call the same."""
+
+    def all_gather_object(self, object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
+        """Fill a list, one element for each rank, with the objects of all."""
+        self._check_list(object_list, group, "all_gather_object")
+        object_list[:] = self.all_gather(obj, group=group)
+
+    def gather_object(
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group: GroupLike = None,
+        *,
+        group_dst: int | None = None,
+    ) -> None:
+        """Fill a list on rank `dst`, one element for each rank, with the objects of all."""
+        team = self._team(group)
+        root = team.place(dst, group_dst, "dst", team.ranks[0])
+        if team.index == root:
+            self._check_list(object_gather_list, group, "gather_object")
+        elif object_gather_list is not None:
+            raise ValueError(f"only rank {team.ranks[root]}, the destination, passes an object_gather_list")
+        found = self.gather(obj, group=group, group_dst=root)
+        if found is not None and object_gather_list is not None:
+            object_gather_list[:] = found
+
+    def broadcast_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        group: GroupLike = None,
+        *,
+        group_src: int | None = None,
+    ) -> None:
+        """Replace the elements of a list by those of the list on rank `src`, which has the same length."""
+        if not isinstance(object_list, list):
+            raise TypeError(f"broadcast_object_list fills a list, not {type(object_list).__name__}")
+        team = self._team(group)
+        root = team.place(src, group_src, "src", team.ranks[0])
+        found = self.broadcast(object_list if team.index == root else None, group=group, group_src=root)
+        if len(found) != len(object_list):
+            raise ValueError(
+                f"the list on rank {team.ranks[root]} has length {len(found)}, this one {len(object_list)}"
+            )
+        object_list[:] = found
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group: GroupLike = None,
+        *,
+        group_src: int | None = None,
+    ) -> None:
+        """Put this rank's of the objects on rank `src` into the first element of the output list."""
+        if not isinstance(scatter_object_output_list, list):
+            raise TypeError(
+                "scatter_object_list fills the first element of a list, not "
+                f"{type(scatter_object_output_list).__name__}"
+            )
+        if not scatter_object_output_list:
+            raise ValueError("scatter_object_list needs an output list with at least one element")
+        team = self._team(group)
+        root = team.place(src, group_src, "src", team.ranks[0])
+        if team.index == root:
+            self._check_list(scatter_object_input_list, group, "scatter_object_list")
+        values = scatter_object_input_list if team.index == root else None
+        scatter_object_output_list[0] = self.scatter(values, group=group, group_src=root)
+
+    def _check_list(self, values: Any, group: GroupLike, operation: str) -> None:
+        size = len(self._team(group).ranks)
+        if not isinstance(values, list):
+            raise TypeError(
+                f"{operation} needs a list with one element for each rank, not {type(values).__name__}"
+            )
+        if len(values) != size:
+            raise ValueError(f"{operation} needs one element for each of the {size} ranks, not {len(values)}")

@@ -1,0 +1,245 @@
+"""all_reduce, reduce, reduce_scatter and barrier, as a rank calls them."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.api._operation import Caller, GroupLike
+from nbparallel.distributed.arguments import (
+    MISSING,
+    check_output,
+    deadline,
+    equal_parts,
+    parts_of,
+    value_and_outputs,
+)
+
+Timeout = float | datetime.timedelta | None
+
+
+class Combining(Caller):
+    """Operations that combine the values of all members of a group; all of them must call the same."""
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+        *,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Combine the values of all ranks, in rank order, and give every rank the result.
+
+        Parameters
+        ----------
+        tensor : array or number
+            An array is reduced in place, without a copy if every rank's lies in shared memory.  Python's
+            ints stay exact, and numbers of different types may meet.
+        op : str or ReduceOp
+            ``sum avg product min max band bor bxor``.
+
+        Returns
+        -------
+        array or number
+            `tensor` itself if it is an array; the same bits on every rank.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks, before any array is touched.
+        ValueError
+            The array is read-only, or several ranks passed the same memory.
+        """
+        member = self._member
+        if not (member.ready and member.plain) or group is not None or async_op:
+            return self._all_reduce_of(tensor, op, group, async_op, timeout)
+        member.ready = False
+        try:
+            value = self._world.all_reduce.run(tensor, op, None if timeout is None else deadline(timeout))
+            member.ready = True
+        except BaseException as error:
+            member.failed(error)
+            raise
+        return value
+
+    def _all_reduce_of(self, tensor: Any, op: str, group: GroupLike, async_op: bool, timeout: Timeout) -> Any:
+        # Not in the method itself: what a lambda refers to is slower everywhere in its function.
+        limit, team = deadline(timeout), self._team(group)
+        if async_op:
+            return self._begin(team, "all_reduce", lambda later: later.all_reduce(tensor, op))
+        return self._run(team, limit, lambda c: c.all_reduce.run(tensor, op, limit))
+
+    def barrier(
+        self,
+        group: GroupLike = None,
+        async_op: bool = False,
+        device_ids: object = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Return when every rank has called it; torch's `device_ids` mean nothing here.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            The time-out ran out; it names those who have not come.
+        """
+        member = self._member
+        if not (member.ready and member.plain) or group is not None or async_op:
+            limit, team = deadline(timeout), self._team(group)
+            if async_op:
+                return self._begin(team, "barrier", lambda later: later.barrier())
+            return self._run(team, limit, lambda c: c.barrier(limit))
+        member.ready = False
+        try:
+            self._world.barrier(None if timeout is None else deadline(timeout))
+            member.ready = True
+        except BaseException as error:
+            member.failed(error)
+            raise
+        return None
+
+    def monitored_barrier(
+        self, group: GroupLike = None, timeout: Timeout = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Return when every rank has called it, or raise who has not come in time.
+
+        Every rank looks for itself, and names all who are missing, whatever `wait_all_ranks` says: here as
+        in torch's scripts.  Without a `timeout` it is `barrier`.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            The time-out ran out; it names those who have not come.
+        """
+        self.barrier(group, timeout=timeout)
+
+    def reduce(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Combine the values of all ranks, in rank order, and give rank `dst` the result.
+
+        Parameters
+        ----------
+        tensor : array or number
+            Everywhere the same shape and dtype; only that on `dst` may change.
+        dst : int
+            By default the first member.
+
+        Returns
+        -------
+        array, number or None
+            On `dst` the result: `tensor` itself if it is a writable array, which is filled, else a new one.
+            None elsewhere.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks, before any array is touched.
+        ValueError
+            The array on `dst` would be written and is another rank's too.
+        """
+        limit = deadline(timeout)
+        team = self._team(group)
+        root = team.place(dst, group_dst, "dst", team.ranks[0])
+        if async_op:
+            return self._begin(team, "reduce", lambda later: later.reduce(tensor, root, op))
+        return self._run(team, limit, lambda c: c.reduce(tensor, root, op, limit))
+
+    def reduce_scatter(
+        self,
+        tensor: Any = MISSING,
+        input_list: Any = MISSING,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+        *,
+        output: Any = MISSING,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Combine the values of all ranks, in rank order, and give every rank its part of the result.
+
+        ``part = reduce_scatter(x)``, or as in torch ``reduce_scatter(output, input_list)``.
+
+        Parameters
+        ----------
+        tensor : array, or sequence of arrays or numbers
+            An array is split along axis 0, the first parts longer by one if it does not divide evenly; of a
+            sequence element i is for rank i, and they may have different shapes.  With an `input_list`: the
+            array to fill.
+        input_list : sequence of arrays
+            Element i of all ranks is combined for rank i.
+        output : array, optional
+            torch's name of the array to fill.
+
+        Returns
+        -------
+        array or number
+            This rank's part: a new array, or the one that was filled.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks, before any array is touched.
+        ValueError
+            Wrong sizes; or an output lies over another rank's shared memory.
+        """
+        limit = deadline(timeout)
+        team = self._team(group)
+        if output is not MISSING:
+            if tensor is not MISSING or input_list is MISSING:
+                raise TypeError("reduce_scatter fills output from an input_list: pass both, and no tensor")
+            tensor = output
+        values, to_fill = value_and_outputs(tensor, input_list, "reduce_scatter")
+        target = None if to_fill is MISSING else check_output(to_fill, "reduce_scatter")
+        parts = parts_of(values, len(team.ranks), "reduce_scatter")
+        if async_op:
+            return self._begin(
+                team,
+                "reduce_scatter",
+                lambda later: later.reduce_scatter(parts, op, target),
+                tensor if target is not None else None,
+            )
+        whole = values if type(values) is np.ndarray else None
+        found = self._run(team, limit, lambda c: c.reduce_scatter(parts, whole, op, target, limit))
+        return found if target is None else tensor
+
+    def reduce_scatter_tensor(
+        self,
+        output: Any,
+        input: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Fill `output` with this rank's part of the combined `input`, which has it `world_size` times.
+
+        Parameters
+        ----------
+        input : array
+            Of all parts one behind the other along axis 0, or stacked along a first axis of `world_size`.
+        """
+        team = self._team(group)
+        target = check_output(output, "reduce_scatter_tensor")
+        parts = equal_parts(input, target, len(team.ranks), "reduce_scatter_tensor", "input")
+        if async_op:
+            return self._begin(
+                team, "reduce_scatter_tensor", lambda later: later.reduce_scatter(parts, op, target), output
+            )
+        whole = input if type(input) is np.ndarray else None
+        self._run(team, None, lambda c: c.reduce_scatter(parts, whole, op, target, None))
+        return output
+
+    reduce_scatter_single = reduce_scatter_tensor

@@ -1,0 +1,165 @@
+"""ProcessGroup: a process of a script as a rank of a world, from `init_process_group` to its end.
+
+For the operations the whole script is one cell: after a failure no operation is possible until the process
+has left the world and joined another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+from types import FrameType, TracebackType
+
+import numpy as np
+
+from nbparallel import sharing
+from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.distributed.bootstrap.init_method import Appointment
+from nbparallel.distributed.bootstrap.rendezvous import Admission, meet
+from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.runtime.supervisor_liveness import Oversight
+from nbparallel.errors import ChannelClosedError, ForkedRankError
+from nbparallel.sharing import Store
+from nbparallel.sharing.lifecycle.client_number import renumber
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.rendezvous import Join, client_of
+
+CELL = 1
+"""A script is one cell."""
+
+
+class ProcessGroup:
+    """The membership of this process; made by `join`.
+
+    Owns its connection and its communicator; the store, which belongs to the process, is client rank + 1 of
+    the world meanwhile.  In a forked child all of it is inert.
+    """
+
+    def __init__(self, admission: Admission, rank: int, filename: str) -> None:
+        self._pid = os.getpid()
+        joined = admission.joined
+        world_size, client = len(joined.members), client_of(rank)
+        self._broker = SegmentClient(admission.channel, client=client)
+        self._channel = admission.channel
+        self._oversight = Oversight(admission.supervisor, joined.members)
+        self._store = _store()
+        renumber(self._store, client)
+        self._store.connect(self._broker)
+        try:
+            self.communicator = Communicator(
+                admission.control,
+                rank,
+                world_size,
+                self._store,
+                epoch=1,
+                usable_cpus=joined.usable_cpus,
+                overseer=self._oversight,
+            )
+        finally:
+            os.close(admission.control)
+        self.communicator.begin_cell(CELL, tuple(range(world_size)), filename)
+        self._left = False
+        self._hook = sys.excepthook
+        self._our_hook = self._on_exception  # one object: a bound method is a new one each time
+        sys.excepthook = self._our_hook
+        atexit.register(self._at_exit)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that joined, and not a forked child of it."""
+        return os.getpid() == self._pid
+
+    def leave(self, failure: BaseException | None = None) -> None:
+        """Leave the world; again is fine.
+
+        What was sent and not received yet stays receivable.  Whoever waits for this rank in an operation is
+        freed with an error.
+
+        Raises
+        ------
+        NbParallelError
+            A collective that was begun with ``async_op=True`` could not be finished.
+        """
+        if self._left or not self.is_ours:
+            return
+        self._left = True
+        try:
+            if failure is None:
+                self.communicator.finish_cell()
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._go(failure)
+
+    def _go(self, failure: BaseException | None) -> None:
+        atexit.unregister(self._at_exit)
+        if sys.excepthook is self._our_hook:
+            sys.excepthook = self._hook
+        self.communicator.end_cell(failure)
+        for forgotten in self.communicator.forgotten if failure is None else ():
+            sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
+        # In this order: what dies after the store has left is not told to the supervisor, which keeps it for
+        # those who have not received it yet.
+        self._store.disconnect(self._broker)
+        self.communicator.close()
+        renumber(self._store, 0)
+        try:
+            self._channel.send(Kind.DEPART, abandon=lambda: self._oversight.lost() is not None)
+        except ChannelClosedError:
+            pass  # it was ended, and whoever waits for it will see that
+        self._broker.close()
+        self._oversight.close()
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Free the others at once when an exception ends the script, then show it as ever."""
+        hook = self._hook
+        self.leave(error)
+        hook(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        self.leave(None)
+
+
+def join(who: Appointment, seconds: float, caller: FrameType | None) -> ProcessGroup:
+    """Meet the others, and return the membership; parameters and errors as `meet`."""
+    if _store().connected():
+        raise RuntimeError(
+            "this process has a session of its own, whose ranks are connected already: stop it before "
+            "init_process_group(), which is for scripts"
+        )
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    join = Join(who.rank, who.world_size, _versions(), tuple(sorted(cpus)))
+    return ProcessGroup(meet(who.place, join, seconds), who.rank, _script(caller))
+
+
+def _store() -> Store:
+    """Return the store of this process; a new one if it was forked: its parent's is inert here."""
+    try:
+        return sharing.current_store()
+    except ForkedRankError:
+        store = Store()
+        sharing.set_current_store(store)
+        return store
+
+
+def _versions() -> str:
+    """Return what must be the same in all processes: they exchange pickles, and words in memory."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    version = sys.modules["nbparallel"].__version__  # importing it here would import what it may load
+    return f"nbparallel {version}, Python {python}, numpy {np.__version__.split('.')[0]}"
+
+
+def _script(frame: FrameType | None) -> str:
+    """Return the file whose lines errors name: the script, if it is on the stack, else the caller's."""
+    main: str | None = getattr(sys.modules.get("__main__"), "__file__", None)
+    called_in = frame.f_code.co_filename if frame is not None else ""
+    while frame is not None:
+        if main is not None and frame.f_code.co_filename == main:
+            return main
+        frame = frame.f_back
+    return called_in

@@ -1,0 +1,1 @@
+"""The algorithms with which a group of ranks moves and combines data."""

@@ -1,0 +1,265 @@
+"""all_reduce: which way the bytes take.
+
+Small arrays and numbers go through the slots: one synchronisation, every rank combines all slots itself.
+Larger ones: if every rank's array lies in shared memory, directly (`direct`); else through scratch memory
+(`scratch`), a chunk at a time.  All ranks see the same bits in all slots, so they choose alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.at_once import MeetingAtOnce
+from nbparallel.distributed.collectives.direct import direct_all_reduce
+from nbparallel.distributed.collectives.scalars import exchange_numbers
+from nbparallel.distributed.collectives.staging import Pieces, Scratch
+from nbparallel.distributed.operators import (
+    Operator,
+    check_dtype,
+    check_number,
+    combine_numbers,
+    find_operator,
+    is_number,
+)
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, Place
+from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
+from nbparallel.wire.control import GENERATIONS, Operation
+
+SHARED_INLINE = 64 << 10
+"""Bytes up to which even shared arrays of up to four ranks go through the slots: one synchronisation instead
+of two.  All that a slot holds: ``python -m benchmarks.tuning`` finds a third of the time at 48 KiB still, and
+half of it with four ranks."""
+MAX_PLANS = 1024
+_ALL_REDUCE = Operation.all_reduce  # what an enumeration is asked for it looks up slowly
+
+
+class Plan:
+    """What is the same in every all_reduce of one operator, dtype and shape."""
+
+    __slots__ = (
+        "averaged", "fingerprint", "fused", "inline", "lenient", "nbytes", "operation", "operator", "special",
+        "ufunc", "views",
+    )  # fmt: skip
+
+    def __init__(
+        self, operator: Operator, dtype: np.dtype[Any], shape: tuple[int, ...], inline_nbytes: int
+    ) -> None:
+        self.operator, self.ufunc = operator, operator.ufunc
+        self.fingerprint: Fingerprint = fingerprint(
+            "all_reduce", str(dtype), str(shape), operator=operator.name, content=(dtype.str, shape)
+        )
+        self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
+        self.operation = _ALL_REDUCE
+        self.lenient = False
+        """Whether it is only not done if others bring something else: see `run_plan`."""
+        self.averaged = operator.name == "avg"
+        self.inline = self.nbytes <= inline_nbytes
+        # Complex products may be fused differently for different layouts: all ranks compute them in one.
+        self.fused = dtype.kind == "c" and operator.name == "product"
+        self.special = self.averaged or self.fused
+        self.views: list[list[AnyArray] | None] = [None] * GENERATIONS
+
+
+class AllReduce:
+    """One rank's side of `all_reduce` in a group."""
+
+    def __init__(self, member: Member, meeting: MeetingAtOnce, scratch: Scratch) -> None:
+        self._member, self._memory = member, member.memory
+        self._meeting, self._scratch = meeting, scratch
+        self._index, self._size = meeting.index, len(meeting.ranks)
+        # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
+        self.inline_nbytes = min(meeting.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
+        self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Plan] = {}
+        self._labels: dict[tuple[str, str], Fingerprint] = {}
+
+    def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+        """Combine `x` of all ranks; an array in place."""
+        if type(x) is not np.ndarray:
+            return self._all_reduce_other(x, op, deadline_ns)
+        try:
+            plan = self._plans.get((op, x.dtype, x.shape))
+        except TypeError:
+            plan = None  # a list, say, cannot be looked up; what an operator is will be said below
+        if plan is None:
+            plan = self._plan(op, x)
+        if not x.flags.writeable:
+            raise ValueError(
+                "all_reduce works in place and this array is read-only: pass x.copy(), or share it for "
+                "writing with `%share` in the notebook"
+            )
+        member, meeting = self._member, self._meeting
+        if self._size == 1:
+            return x
+        place = None if x.base is None else self._memory.place(x)
+        meeting.deadline_ns = deadline_ns
+        member.operations += 1
+        member.nbytes += plan.nbytes
+        if not plan.inline:
+            self._all_reduce_large(x, plan, place)
+            meeting.end()
+            return x
+        generation = meeting.next_generation()
+        views = plan.views[generation] or self._views(plan, generation, x)
+        same = meeting.swap(_ALL_REDUCE, plan.fingerprint, member.calling.line(), x, place, views)
+        if not same:
+            meeting.compare()
+        if not same or (place is not None and not meeting.disjoint()):
+            meeting.check_overlap(meeting.bits())
+        self._combine_slots(plan, views, x)
+        meeting.end()
+        return x
+
+    def run_plan(self, x: AnyArray, plan: Plan, deadline_ns: int | None) -> bool:
+        """Combine a writable `x` as a plan says, which is lenient; False, on all ranks: nothing was done."""
+        member, meeting = self._member, self._meeting
+        if self._size == 1:
+            return True
+        place = None if x.base is None else self._memory.place(x)
+        meeting.deadline_ns = deadline_ns
+        member.operations += 1
+        member.nbytes += plan.nbytes
+        if plan.inline:
+            generation = meeting.next_generation()
+            views = plan.views[generation] or self._views(plan, generation, x)
+            same = meeting.swap(plan.operation, plan.fingerprint, member.calling.line(), x, place, views)
+            agreed = same or meeting.agree()
+            if agreed:
+                self._combine_slots(plan, views, x)
+        else:
+            agreed = self._all_reduce_large(x, plan, place)
+        meeting.end()
+        return agreed
+
+    def _plan(self, op: str, x: AnyArray) -> Plan:
+        operator = find_operator(op)
+        check_dtype(operator, x.dtype)
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        plan = self._plans[op, x.dtype, x.shape] = Plan(operator, x.dtype, x.shape, self.inline_nbytes)
+        return plan
+
+    def _views(self, plan: Plan, generation: int, x: AnyArray) -> list[AnyArray]:
+        """Return every rank's slot as an array of the shape and dtype of `x`."""
+        views: list[AnyArray] = [
+            np.ndarray(x.shape, x.dtype, self._meeting.area.buffer, start)
+            for start in self._meeting.payload_starts(generation)
+        ]
+        plan.views[generation] = views
+        return views
+
+    def _combine_slots(self, plan: Plan, views: list[AnyArray], x: AnyArray) -> None:
+        try:
+            if self._size > 2 or plan.special:
+                self._combine_many(plan, views, x)
+            else:
+                plan.ufunc(views[0], views[1], out=x)
+        except (FloatingPointError, RuntimeWarning):
+            # Somebody's `numpy.seterr` or warning filter made an error of it: that may not leave the others
+            # half-way.  The slots still hold what all have brought.
+            with np.errstate(all="ignore"):
+                self._combine_many(plan, views, x)
+
+    def _combine_many(self, plan: Plan, views: list[AnyArray], x: AnyArray) -> None:
+        out = np.empty(x.shape, x.dtype) if plan.fused else x
+        ufunc = plan.ufunc
+        ufunc(views[0], views[1], out=out)
+        for view in views[2:]:
+            ufunc(out, view, out=out)
+        if plan.averaged:
+            np.true_divide(out, self._size, out)
+        if out is not x:
+            x[...] = out
+
+    def _all_reduce_large(self, x: AnyArray, plan: Plan, place: Place | None) -> bool:
+        meeting = self._meeting
+        generation = meeting.begin(plan.operation, plan.fingerprint, self._member.calling.line())
+        through_slots = plan.nbytes <= meeting.payload_nbytes
+        if through_slots and place is None:
+            views = plan.views[generation] or self._views(plan, generation, x)
+            if fault_injection.ARMED:
+                fault_injection.hit("half_payload", self._member.rank)
+            views[self._index][...] = x
+        direct = place is not None and place.direct
+        source: AnyArray = x if x.flags.c_contiguous else np.ascontiguousarray(x)
+        pieces = Pieces(x.size, x.itemsize, self._size)
+        if place is not None and direct:
+            meeting.put(self._memory.packed(x, place))
+            self._member.exposed = True
+        elif not through_slots:
+            meeting.put(self._scratch.offer(source, pieces))
+        elif place is not None:
+            views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
+            views[self._index][...] = x
+        bits = (SHARED if place is not None else 0) | (DIRECT if direct else 0)
+        if not meeting.meet(bits, place):
+            if not plan.lenient:
+                meeting.compare()
+            elif not meeting.agree():
+                self._member.exposed = False
+                return False
+        everybody = meeting.bits()
+        if any(everybody):
+            self._check_overlap(everybody)
+        if all(b & DIRECT for b in everybody):
+            assert direct, "this rank is one of them"
+            direct_all_reduce(self._member, meeting, x, plan.operator, averaged=plan.averaged)
+            self._member.exposed = False
+            return True
+        self._member.exposed = False
+        if through_slots:
+            if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the slots
+                if direct:
+                    views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
+                    views[self._index][...] = x
+                meeting.again()
+            views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
+            self._combine_slots(plan, views, x)
+            return True
+        if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
+            if direct:
+                meeting.put(self._scratch.offer(source, pieces))
+            meeting.again()
+        self._scratch.reduce(source, plan.operator, pieces, source.reshape(-1), averaged=plan.averaged)
+        if source is not x:
+            x[...] = source
+        return True
+
+    def _check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
+        try:
+            self._meeting.check_overlap(bits, root=root)
+        except ValueError:
+            self._member.exposed = False  # nobody writes: all ranks have seen the same
+            raise
+
+    def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+        operator = find_operator(op)
+        if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
+            self.run(x.view(np.ndarray), op, deadline_ns)
+            return x
+        if not is_number(x):
+            raise TypeError(
+                f"all_reduce needs an array or a number, not {type(x).__name__}"
+                + (": use np.array(x)" if isinstance(x, list | tuple) else "")
+            )
+        value = check_number(operator, x)
+        if self._size == 1:
+            return combine_numbers(operator, [value])
+        self._meeting.deadline_ns = deadline_ns
+        label = self._label(type(value).__name__, operator.name)
+        values = exchange_numbers(self._member, self._meeting, Operation.all_reduce, label, value)
+        return combine_numbers(operator, values)
+
+    def _label(self, kind: str, operator: str) -> Fingerprint:
+        label = self._labels.get((kind, operator))
+        if label is None:
+            label = fingerprint("all_reduce", kind, operator=operator, content="number")
+            self._labels[kind, operator] = label
+        return label
+
+    def close(self) -> None:
+        """Let go of the slots."""
+        self._plans.clear()

@@ -1,0 +1,322 @@
+"""reduce and reduce_scatter: the values of all combined, for one member, or each its part.
+
+Small arrays go through the slots, as in `all_reduce`.  Large ones, if every member's lies in shared memory:
+for `reduce_scatter` each member combines its part of all arrays where they lie; for `reduce` each combines
+one slice, and writes it to where the result is to be.  Else through scratch memory, a chunk at a time.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.collectives.direct import direct_reduce, direct_reduce_scatter
+from nbparallel.distributed.collectives.scalars import exchange_numbers
+from nbparallel.distributed.collectives.staging import Pieces, Scratch
+from nbparallel.distributed.operators import (
+    Operator,
+    check_dtype,
+    check_number,
+    combine_numbers,
+    find_operator,
+    is_number,
+)
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, Place, decode_handle
+from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.wire.control import Operation
+
+MAX_LABELS = 1024
+
+
+@dataclass(slots=True)
+class Reduction:
+    """One call, as one member makes it."""
+
+    operation: Operation
+    operator: Operator
+    label: Fingerprint
+    source: AnyArray
+    """Flat and contiguous."""
+    place: Place | None
+    """Where the user's array lies, if it is shared."""
+    direct: bool
+    """Whether `source` is that very memory, so that others can read it there."""
+    target: AnyArray | None
+    """Flat and contiguous; takes the result, or this member's part of it."""
+    target_place: Place | None
+    """Where it lies, if others could pass the same memory."""
+    start: int = 0
+    """The first element of the result that `target` takes."""
+    root: int | None = None
+    parts: Sequence[tuple[int, int]] | None = None
+    """First element and the one behind the last that each member takes, if not all take all."""
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the sum is divided."""
+        return self.operator.name == "avg"
+
+
+class Reducing:
+    """One rank's side of `reduce` and `reduce_scatter` in a group."""
+
+    def __init__(self, member: Member, meeting: Meeting, scratch: Scratch) -> None:
+        self._member, self._meeting, self._scratch = member, meeting, scratch
+        self._index, self._size = meeting.index, len(meeting.ranks)
+        self._labels: dict[Any, Fingerprint] = {}
+
+    # -- reduce ------------------------------------------------------------------------------------------
+
+    def reduce(self, x: Any, root: int, op: str, deadline_ns: int | None) -> Any:
+        """Return the combination on `root`, where a writable array is filled; None elsewhere."""
+        operator = find_operator(op)
+        self._meeting.deadline_ns = deadline_ns
+        if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+            return self._reduce_number(x, root, operator)
+        check_dtype(operator, x.dtype)
+        array = x if type(x) is np.ndarray else x.view(np.ndarray)
+        mine = self._index == root
+        if self._size == 1:
+            return x if x.flags.writeable else array.copy()
+        place = self._member.memory.place(array)
+        source = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
+        fills = mine and array.flags.writeable
+        in_place = fills and array.flags.c_contiguous
+        target = source if in_place else self._result(array, place) if mine else None
+        self._run(
+            Reduction(
+                Operation.reduce, operator, self._label("reduce", operator, array.dtype, array.shape, root),
+                source, place, place is not None and place.direct, target, place if fills else None,
+                root=root,
+            )
+        )  # fmt: skip
+        if not mine or target is None:
+            return None
+        if fills and not in_place:
+            array[...] = target.reshape(array.shape)
+        return x if fills else target.reshape(array.shape)
+
+    def _result(self, array: AnyArray, place: Place | None) -> AnyArray:
+        """Return memory for a result that does not go into the user's array."""
+        if place is None or array.nbytes <= self._meeting.payload_nbytes:
+            return np.empty(array.size, array.dtype)
+        return self._member.store.empty((array.size,), array.dtype)
+
+    def _reduce_number(self, x: Any, root: int, operator: Operator) -> Any:
+        value = _number(x, operator, "reduce")
+        if self._size == 1:
+            return combine_numbers(operator, [value])
+        label = self._label("reduce", operator, type(value).__name__, "number", root)
+        values = exchange_numbers(self._member, self._meeting, Operation.reduce, label, value)
+        return combine_numbers(operator, values) if self._index == root else None
+
+    # -- reduce_scatter ------------------------------------------------------------------------------------
+
+    def reduce_scatter(
+        self, parts: Sequence[Any], whole: AnyArray | None, op: str, output: AnyArray | None,
+        deadline_ns: int | None,
+    ) -> Any:  # fmt: skip
+        """Return this member's part of the combination.
+
+        Parameters
+        ----------
+        parts : sequence
+            One array or number for each member.
+        whole : array, optional
+            What they are the parts of, along axis 0.
+        output : array, optional
+            Filled with this member's part, and returned.
+        """
+        operator = find_operator(op)
+        self._meeting.deadline_ns = deadline_ns
+        if not any(isinstance(part, np.ndarray) for part in parts):
+            return self._reduce_scatter_numbers(parts, operator)
+        arrays = [_part(part, i, parts[0]) for i, part in enumerate(parts)]
+        mine = arrays[self._index]
+        check_dtype(operator, mine.dtype)
+        if output is not None and (output.dtype, output.shape) != (mine.dtype, mine.shape):
+            raise ValueError(
+                f"the output of reduce_scatter has dtype {output.dtype} and shape {output.shape}, and this "
+                f"rank's part is {mine.dtype} {mine.shape}"
+            )
+        if self._size == 1:
+            if output is None:
+                return mine.copy()
+            output[...] = mine
+            return output
+        place = None if whole is None else self._member.memory.place(whole)
+        direct = whole is not None and whole.flags.c_contiguous
+        source = (
+            whole.reshape(-1)
+            if whole is not None and direct
+            else np.concatenate([a.reshape(-1) for a in arrays], dtype=mine.dtype)  # else in native order
+        )
+        ends = list(accumulate(a.size for a in arrays))
+        parts = list(zip([0, *ends], ends, strict=False))
+        in_place = output is not None and output.flags.c_contiguous
+        if output is not None and any(np.may_share_memory(output, array) for array in arrays):
+            in_place = False  # others may still read what would be written
+        target = output.reshape(-1) if output is not None and in_place else np.empty(mine.size, mine.dtype)
+        shapes = tuple(a.shape for a in arrays) if whole is None else whole.shape
+        written = None if output is None else self._member.memory.place(output)
+        self._run(
+            Reduction(
+                Operation.reduce_scatter, operator,
+                self._label("reduce_scatter", operator, mine.dtype, shapes, None),
+                source, place, place is not None and direct, target, written,
+                start=parts[self._index][0], parts=parts,
+            )
+        )  # fmt: skip
+        result = target.reshape(mine.shape)
+        if output is None:
+            return result
+        if not in_place:
+            output[...] = result
+        return output
+
+    def _reduce_scatter_numbers(self, parts: Sequence[Any], operator: Operator) -> Any:
+        values = [_number(part, operator, "reduce_scatter") for part in parts]
+        if self._size == 1:
+            return combine_numbers(operator, values)
+        label = self._label("reduce_scatter", operator, "numbers", "number", None)
+        everybody = exchange_numbers(self._member, self._meeting, Operation.reduce_scatter, label, values)
+        return combine_numbers(operator, [theirs[self._index] for theirs in everybody])
+
+    # -- both ------------------------------------------------------------------------------------------------
+
+    def _run(self, reduction: Reduction) -> None:
+        """Meet, compare, combine."""
+        member, meeting, source = self._member, self._meeting, reduction.source
+        meeting.begin(reduction.operation, reduction.label, member.calling.line())
+        member.operations += 1
+        member.nbytes += source.nbytes
+        meeting.write(reduction.target_place)
+        small = source.nbytes <= meeting.payload_nbytes
+        pieces = Pieces(source.size, source.itemsize, self._size, reduction.parts)
+        if small:
+            if fault_injection.ARMED:
+                fault_injection.hit("half_payload", member.rank)
+            self._slot(self._index, source)[...] = source
+        elif reduction.direct:
+            meeting.put(self._addresses(reduction))
+        else:
+            meeting.put(self._scratch.offer(source, pieces))
+        bits = (SHARED if reduction.place is not None else 0) | (DIRECT if reduction.direct else 0)
+        if not meeting.meet(bits, reduction.place):
+            meeting.compare()
+        everybody = meeting.bits()
+        try:
+            meeting.check_writes(everybody)
+        except ValueError:
+            member.exposed = False  # nobody writes: all ranks have seen the same
+            raise
+        if small:
+            self._combine_slots(reduction)
+        elif all(b & DIRECT for b in everybody):
+            self._combine_directly(reduction)
+        else:
+            member.exposed = False
+            if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the scratch
+                if reduction.direct:
+                    meeting.put(self._scratch.offer(source, pieces))
+                meeting.again()
+            self._scratch.reduce(
+                source, reduction.operator, pieces, reduction.target, reduction.start,
+                averaged=reduction.averaged,
+            )  # fmt: skip
+        meeting.end()
+
+    def _slot(self, index: int, like: AnyArray) -> AnyArray:
+        return np.ndarray(
+            like.shape, like.dtype, self._meeting.area.buffer, self._meeting.payload_start(index)
+        )
+
+    def _combine_slots(self, reduction: Reduction) -> None:
+        target = reduction.target
+        if target is None:
+            return
+        start, stop = reduction.start, reduction.start + target.size
+        views = [self._slot(i, reduction.source)[start:stop] for i in range(self._size)]
+        ufunc = reduction.operator.ufunc
+        with np.errstate(all="ignore"):
+            ufunc(views[0], views[1], out=target)
+            for view in views[2:]:
+                ufunc(target, view, out=target)
+            if reduction.averaged:
+                np.true_divide(target, self._size, target)
+
+    def _addresses(self, reduction: Reduction) -> bytes:
+        """Return where this member's array lies, and where the root wants the result."""
+        memory, target = self._member.memory, reduction.target
+        assert reduction.place is not None, "only shared memory is worked on directly"
+        packed = memory.packed_flat(reduction.source)
+        if reduction.root is None or target is None:
+            return marshal.dumps((packed, b""))
+        self._member.exposed = True
+        return marshal.dumps((packed, memory.packed_flat(target)))
+
+    def _combine_directly(self, reduction: Reduction) -> None:
+        member, meeting = self._member, self._meeting
+        addresses = [marshal.loads(bytes(meeting.get(i))) for i in range(self._size)]
+        arrays = [
+            reduction.source if i == self._index else member.memory.attach(packed, writable=False)
+            for i, (packed, _) in enumerate(addresses)
+        ]
+        if reduction.root is None:
+            assert reduction.target is not None, "everybody takes a part"
+            direct_reduce_scatter(
+                member, meeting, arrays, reduction.target, reduction.start, reduction.operator,
+                averaged=reduction.averaged,
+            )  # fmt: skip
+            meeting.stop_reading()
+            meeting.wait_until_read()
+            return
+        target = reduction.target
+        if target is None:
+            packed, wanted = addresses[reduction.root]
+            target = (
+                member.memory.attach(wanted, writable=True)
+                if wanted == packed
+                else member.attach(decode_handle(wanted), writable=True)  # made for this: it is not kept
+            )
+        direct_reduce(member, meeting, arrays, target, reduction.operator, averaged=reduction.averaged)
+        member.exposed = False
+
+    def _label(
+        self, operation: str, operator: Operator, dtype: Any, shape: Any, root: int | None
+    ) -> Fingerprint:
+        key = (operation, operator.name, dtype, shape, root)
+        label = self._labels.get(key)
+        if label is None:
+            if len(self._labels) >= MAX_LABELS:
+                self._labels.clear()
+            content = (getattr(dtype, "str", "number"), shape)
+            rank = None if root is None else self._meeting.ranks[root]
+            label = self._labels[key] = fingerprint(
+                operation, str(dtype), "-" if shape == "number" else str(shape), root=rank,
+                operator=operator.name, content=content,
+            )  # fmt: skip
+        return label
+
+
+def _number(x: Any, operator: Operator, operation: str) -> Any:
+    if not is_number(x):
+        hint = ": use np.array(x)" if isinstance(x, list | tuple) else ""
+        raise TypeError(f"{operation} needs an array or a number, not {type(x).__name__}{hint}")
+    return check_number(operator, x)
+
+
+def _part(x: Any, index: int, first: Any) -> AnyArray:
+    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"reduce_scatter needs arrays or numbers, and part {index} is {type(x).__name__}")
+    if x.dtype != first.dtype:
+        raise TypeError(f"the parts of reduce_scatter must have one dtype, not {first.dtype} and {x.dtype}")
+    return x.view(np.ndarray)

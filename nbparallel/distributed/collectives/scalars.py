@@ -1,0 +1,28 @@
+"""Numbers of all members through the slots: the quickest way from everybody to everybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbparallel.distributed.operators import pack_number, unpack_number
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.slots.fingerprint import Fingerprint
+from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.wire.control import Operation
+
+
+def exchange_numbers(
+    member: Member, meeting: Meeting, operation: Operation, label: Fingerprint, value: Any
+) -> list[Any]:
+    """Return every member's value; it is a number, or anything else that is short."""
+    packed = pack_number(value)
+    if len(packed) > meeting.payload_nbytes:
+        raise ValueError(f"a number of {len(packed)} bytes is too long for {operation.name}")
+    meeting.begin(operation, label, member.calling.line())
+    meeting.put(packed)
+    if not meeting.meet():
+        meeting.compare()
+    values = [unpack_number(bytes(meeting.get(i))) for i in range(len(meeting.ranks))]
+    meeting.end()
+    member.operations += 1
+    return values

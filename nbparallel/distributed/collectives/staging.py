@@ -1,0 +1,232 @@
+"""Private arrays through scratch memory: every rank has three chunks in one shared array of its own.
+
+The chunks are used in turn, over all operations of an epoch.  One synchronisation a chunk is enough: a rank
+that fills chunk q + 1 has passed the synchronisation of chunk q - 1, before which everybody had read out
+chunk q - 2, and that is the one whose place it takes.  Nobody writes into another rank's scratch, so a
+failure leaves no late writers.
+
+In a reduction each rank combines a piece of every chunk.  It copies in what others combine, and reads its own
+values where they are: so of N ranks' bytes (N - 1) / N are copied in, and as many out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nbparallel.distributed.collectives.direct import slice_bounds
+from nbparallel.distributed.operators import Operator
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.errors import InternalError
+
+CHUNK = 1 << 20
+"""Bytes: stays in a core's second-level cache, and is large against a synchronisation.  ``python -m
+benchmarks.tuning``: 1 to 4 MiB are equal within 8 %, a quarter takes a third longer."""
+CHUNKS = 3
+
+
+class Pieces:
+    """Which elements each member combines, chunk by chunk, and where in the chunk they lie.
+
+    Parameters
+    ----------
+    count : int
+        Elements of a member's array.
+    itemsize : int
+        Their bytes.
+    parts : sequence of (int, int), optional
+        The elements that each member wants, if it wants no others: then it combines these, and shows them to
+        nobody.  Without it each chunk is divided among all members.
+
+    Attributes
+    ----------
+    chunks : int
+        How many there are.
+    shown : bool
+        Whether results are read by others.
+    """
+
+    def __init__(
+        self, count: int, itemsize: int, members: int, parts: Sequence[tuple[int, int]] | None = None
+    ) -> None:
+        self._count, self._size, self._members, self._parts = count, CHUNK // itemsize, members, parts
+        self._share = self._size // members
+        self.shown = parts is None
+        longest = max(high - low for low, high in parts) if parts is not None else 0
+        self.chunks = -(-longest // self._share) if parts is not None else -(-count // self._size)
+
+    def __call__(self, chunk: int, member: int) -> tuple[int, int, int]:
+        """Return the first element and the one behind the last of a member's piece, and its place."""
+        if self._parts is None:
+            begin = chunk * self._size
+            low, high = slice_bounds(min(self._size, self._count - begin), member, self._members)
+            return begin + low, begin + high, low
+        first, last = self._parts[member]
+        low = min(first + chunk * self._share, last)
+        return low, min(low + self._share, last), member * self._share
+
+
+def _combine(inputs: Sequence[AnyArray], out: AnyArray, operator: Operator, *, averaged: bool) -> None:
+    """Combine in rank order; `out` may be the array at its own place, or none of them."""
+    total = inputs[0]
+    for other in inputs[1:]:
+        total = operator.ufunc(total, other, out=out)
+    if averaged:
+        np.true_divide(out, len(inputs), out)
+
+
+class Scratch:
+    """One rank's scratch memory and the others' as attached here; all are made on first use."""
+
+    def __init__(self, member: Member, meeting: Meeting) -> None:
+        self._member, self._meeting = member, meeting
+        self._own: AnyArray | None = None
+        self._packed = b""
+        self._attached: dict[bytes, AnyArray] = {}
+        self._position = 0
+
+    def _mine(self) -> AnyArray:
+        if self._own is None:
+            own = self._member.store.empty((CHUNKS * CHUNK,), np.uint8)
+            handle = self._member.store.handle(own, writable=False)
+            if handle is None:
+                raise InternalError("the store's own array is not shared")
+            self._own, self._packed = own, encode_handle(handle)
+        return self._own
+
+    def _chunk(self, memory: AnyArray, position: int, like: AnyArray) -> AnyArray:
+        """Return the chunk at `position` as elements of the dtype of `like`."""
+        start = position % CHUNKS * CHUNK
+        count = CHUNK // like.dtype.itemsize
+        return np.ndarray((count,), like.dtype, memory, start)
+
+    def _attach(self, packed: bytes) -> AnyArray:
+        """Return another rank's scratch; it stays attached for the epoch."""
+        memory = self._attached.get(packed)
+        if memory is None:
+            memory = self._attached[packed] = self._member.attach(decode_handle(packed), writable=False)
+        return memory
+
+    def window(self) -> tuple[AnyArray, bytes]:
+        """Return this rank's chunks as bytes, and their handle."""
+        memory = self._mine()
+        return memory, self._packed
+
+    def window_of(self, packed: bytes) -> AnyArray:
+        """Return another rank's chunks as bytes."""
+        return self._attach(packed)
+
+    def place(self, index: int) -> int:
+        """Return the first byte of the chunk that is `index` behind the next one."""
+        return (self._position + index) % CHUNKS * CHUNK
+
+    def pass_by(self, chunks: int) -> None:
+        """Count chunks that all members have used."""
+        self._position += chunks
+
+    def offer(self, x: AnyArray, pieces: Pieces | None = None) -> bytes:
+        """Copy the first chunk of a contiguous `x` in; returns the scratch's handle, for the slot.
+
+        Parameters
+        ----------
+        pieces : Pieces, optional
+            Of a reduction: only what others combine is copied.
+        """
+        if pieces is None:
+            self._copy_in(self._mine(), x.reshape(-1), 0, self._position)
+        else:
+            self._copy_pieces(self._mine(), x.reshape(-1), pieces, 0, self._position)
+        return self._packed
+
+    def _copy_in(self, memory: AnyArray, flat: AnyArray, index: int, position: int) -> None:
+        count = CHUNK // flat.dtype.itemsize
+        part = flat[index * count : (index + 1) * count]
+        self._chunk(memory, position, flat)[: part.size] = part
+        if fault_injection.ARMED:
+            fault_injection.hit("half_payload", self._member.rank)
+
+    def _copy_pieces(
+        self, memory: AnyArray, flat: AnyArray, pieces: Pieces, index: int, position: int
+    ) -> None:
+        chunk = self._chunk(memory, position, flat)
+        for member in range(len(self._meeting.ranks)):
+            if member != self._meeting.index:
+                low, high, place = pieces(index, member)
+                chunk[place : place + high - low] = flat[low:high]
+        if fault_injection.ARMED:
+            fault_injection.hit("half_payload", self._member.rank)
+
+    def reduce(
+        self,
+        x: AnyArray,
+        operator: Operator,
+        pieces: Pieces,
+        target: AnyArray | None,
+        start: int = 0,
+        *,
+        averaged: bool,
+    ) -> None:
+        """Combine a contiguous `x` of all members; everybody has offered the first chunk.
+
+        Parameters
+        ----------
+        target : flat array, optional
+            Takes as many elements of the result as it has; may be `x`.
+        start : int
+            The first of them.
+        """
+        index, size = self._meeting.index, len(self._meeting.ranks)
+        memories = [
+            self._mine() if i == index else self._attach(bytes(self._meeting.get(i))) for i in range(size)
+        ]
+        flat = x.reshape(-1)
+        for chunk in range(pieces.chunks):
+            position = self._position
+            parts = [self._chunk(memory, position, flat) for memory in memories]
+            low, high, place = pieces(chunk, index)
+            if low < high:
+                inputs = [part[place : place + high - low] for part in parts]
+                out = inputs[index]
+                inputs[index] = flat[low:high]
+                if not pieces.shown and target is not None:
+                    out = target[low - start : high - start]
+                with np.errstate(all="ignore"):
+                    _combine(inputs, out, operator, averaged=averaged)
+            self._position = position + 1
+            if chunk + 1 < pieces.chunks:
+                self._copy_pieces(memories[index], flat, pieces, chunk + 1, position + 1)
+            self._meeting.again()
+            if target is None or not pieces.shown:
+                continue
+            for i in range(size):
+                low, high, place = pieces(chunk, i)
+                if low < high:
+                    target[low - start : high - start] = parts[i][place : place + high - low]
+
+    def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
+        """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
+        mine = self._meeting.index == root
+        flat = x.reshape(-1)
+        count = CHUNK // flat.dtype.itemsize
+        chunks = -(-flat.size // count)
+        memory = self._mine() if mine else self._attach(packed)
+        for index in range(chunks):
+            position = self._position
+            self._position = position + 1
+            if mine:
+                if index + 1 < chunks:
+                    self._copy_in(memory, flat, index + 1, position + 1)
+            else:
+                part = flat[index * count : (index + 1) * count]
+                part[...] = self._chunk(memory, position, flat)[: part.size]
+            if index + 1 < chunks:
+                self._meeting.again()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._own = None
+        self._attached.clear()

@@ -1,0 +1,1 @@
+"""The comparison of data across ranks, for `assert_same`."""

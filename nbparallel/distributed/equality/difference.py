@@ -1,0 +1,148 @@
+"""Who holds other data than most ranks, and where: what `assert_same` does once digests have differed.
+
+Every member gets the same picture, from what all have told, so all of them go through the same steps and end
+with the same words.  Of arrays only the chunks whose checksums differ travel, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.equality.array_digest import DIGEST, Differences, chunk_of
+from nbparallel.distributed.equality.flatten import Leaf, take_apart
+from nbparallel.errors import DifferentDataError, rank_list
+
+Tell = Callable[[Any], list[Any]]
+"""Gives everybody's value to everybody, in the order of the group."""
+MAX_GROUPS = 8
+"""Of ranks that are described; the others are only named."""
+
+
+@dataclass(slots=True)
+class Other:
+    """Members that hold the same as each other, and not what the reference does."""
+
+    members: list[int]
+    leaf: int
+    """The first that differs."""
+    chunks: frozenset[int] = frozenset()
+    """Which of its chunks differ, if it is an array of the same form on both sides."""
+
+
+def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> DifferentDataError | None:
+    """Return what is to be raised on every rank, None if all hold the same after all.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        The members of the group.
+    index : int
+        Which of them this is.
+    """
+    mine = take_apart(x, exact=False)
+    told: list[bytes] = tell(b"".join(leaf.digest for leaf in mine))
+    groups: dict[bytes, list[int]] = {}
+    for member, digests in enumerate(told):
+        groups.setdefault(digests, []).append(member)
+    if len(groups) == 1:
+        return None
+    same = max(groups.values(), key=len)
+    others = [
+        Other(members, _first(told[same[0]], told[members[0]]))
+        for members in groups.values()
+        if members is not same
+    ]
+    described = others[:MAX_GROUPS]
+    places = {other.leaf for other in described}
+    leaves = tell({i: _described(mine[i]) for i in places if i < len(mine)})
+    found = _compare(mine, described, same[0], index, leaves, tell)
+    texts = [_text(other, found.get(other.members[0]), leaves, same, ranks) for other in described]
+    if len(others) > len(described):
+        rest = [ranks[member] for other in others[MAX_GROUPS:] for member in other.members]
+        texts.append(f"so {'do' if len(rest) > 1 else 'does'} {rank_list(rest)}")
+    agree = f"{rank_list(ranks[i] for i in same)} agree; " if len(same) > 1 else ""
+    return DifferentDataError(
+        f"not all ranks hold the same data: {agree}{'; '.join(texts)}",
+        groups=tuple(tuple(ranks[i] for i in part) for part in [same, *(other.members for other in others)]),
+    )
+
+
+def _first(digests: bytes, others: bytes) -> int:
+    """Return the first leaf that differs."""
+    for start in range(0, min(len(digests), len(others)), DIGEST):
+        if digests[start : start + DIGEST] != others[start : start + DIGEST]:
+            return start // DIGEST
+    return min(len(digests), len(others)) // DIGEST
+
+
+def _described(leaf: Leaf) -> tuple[str, str, Any, bytes]:
+    """Return path, words, form of the array, and the checksums of its chunks."""
+    array = leaf.array
+    return leaf.path, str(leaf), None if array is None else (str(array.dtype), array.shape), leaf.checksums
+
+
+def _compare(
+    mine: list[Leaf],
+    others: list[Other],
+    reference: int,
+    index: int,
+    leaves: list[dict[int, tuple[str, str, Any, bytes]]],
+    tell: Tell,
+) -> dict[int, Differences]:
+    """Return, by the first member of each other group, where its elements differ from the reference's."""
+    for other in others:
+        _, _, form, checksums = leaves[reference].get(other.leaf, ("", "", None, b""))
+        _, _, its_form, its_checksums = leaves[other.members[0]].get(other.leaf, ("", "", None, b""))
+        if form is not None and form == its_form:
+            count = len(checksums) // DIGEST
+            other.chunks = frozenset(
+                i for i in range(count)
+                if checksums[i * DIGEST : (i + 1) * DIGEST] != its_checksums[i * DIGEST : (i + 1) * DIGEST]
+            )  # fmt: skip
+    found = Differences()
+    for leaf in sorted({other.leaf for other in others if other.chunks}):
+        looking = [other for other in others if other.leaf == leaf]
+        array = mine[leaf].array if leaf < len(mine) else None
+        for number in sorted(frozenset[int]().union(*(other.chunks for other in looking))):
+            chunk = None if array is None or index != reference else chunk_of(array, number)
+            there = tell(chunk)[reference]
+            if array is not None and any(index == o.members[0] and number in o.chunks for o in looking):
+                found.add(number, chunk_of(array, number), there)
+    if not any(other.chunks for other in others):
+        return {}
+    told: list[Differences] = tell(found)
+    return {other.members[0]: told[other.members[0]] for other in others if other.chunks}
+
+
+def _text(
+    other: Other,
+    found: Differences | None,
+    leaves: list[dict[int, tuple[str, str, Any, bytes]]],
+    same: list[int],
+    ranks: Sequence[int],
+) -> str:
+    """Return how one group of ranks differs from the reference."""
+    nothing = ("", "nothing", None, b"")
+    path, there, form, _ = leaves[same[0]].get(other.leaf, nothing)
+    its_path, here, _, _ = leaves[other.members[0]].get(other.leaf, nothing)
+    who = rank_list(ranks[i] for i in other.members)
+    several = len(other.members) > 1
+    whom = f" from {rank_list([ranks[same[0]]])}" if len(same) == 1 else ""
+    where = f" at {path or its_path}" if path or its_path else ""
+    if found is None:
+        return f"{who} differ{'' if several else 's'}{whom}{where}: {here} instead of {there}"
+    if not found.count:
+        return (
+            f"{who} differed{whom}{where}, and no more when looked at again: somebody writes to that memory"
+        )
+    shape = form[1]
+    place = [int(i) for i in np.unravel_index(found.first, shape)]
+    where = f" at {path}{place}" if path and place else f" at {place}" if place else where
+    size = int(np.prod(shape, dtype=object))
+    apart = f", at most {found.apart:.2g} apart" if 0 < found.apart < float("inf") else ""
+    extent = f" ({found.count} of {size} elements{apart})" if size > 1 else ""
+    return f"{who} differ{'' if several else 's'}{whom}{where}: {found.here} instead of {found.there}{extent}"

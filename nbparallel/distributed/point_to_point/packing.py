@@ -1,0 +1,227 @@
+"""Messages: values as parcels, which travel in a ring or wait in a slot, and back.
+
+Small values travel inside the record.  A large array is copied once, by its sender, into shared memory of its
+own, which the receiver adopts; a large pickle likewise.  The sender holds that memory until the receiver has
+acknowledged the message: from then on it is the receiver's alone.  A receiver who fills buffers gets large
+arrays through a stream (`streaming`), and so do all of them what fits into its window.
+"""
+
+from __future__ import annotations
+
+import marshal
+import pickle
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed import objects
+from nbparallel.distributed.collectives.broadcast import as_plain_array
+from nbparallel.distributed.point_to_point.ring import RECORD, Message
+from nbparallel.distributed.point_to_point.streaming import LEAST, StreamOut
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.errors import InternalError
+from nbparallel.sharing.store import Store
+
+ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, RELAYED = range(1, 10)
+"""Kinds of records: an array inside, one in shared memory, a handle of the sender's own array, a builtin, a
+pickle inside, a pickle in shared memory; where a group meets, which is no user's message; an array whose
+content comes through a stream, or through the chunks of a group (`relaying`)."""
+_BUILTINS = (int, float, complex, bool, str, bytes, type(None))
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A value, ready to travel."""
+
+    kind: int
+    meta: bytes
+    body: bytes
+    keep: object = None
+    """What must live until the receiver has acknowledged."""
+    nbytes: int = 0
+
+    def record(self, tag: int, line: int, group: int = 0) -> bytes:
+        """Return the bytes for a ring."""
+        length = RECORD.size + len(self.meta) + len(self.body)
+        return RECORD.pack(length, len(self.meta), self.kind, tag, line, group) + self.meta + self.body
+
+
+class Packer:
+    """Turns values into parcels and back, for one rank.
+
+    Parameters
+    ----------
+    attach : callable
+        ``attach(handle, writable=…)``, returns another rank's array.
+    look : callable
+        ``look(packed)``, returns it read-only, and may keep it for the next time.
+    inline : int
+        Bytes that may travel inside a record.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        attach: Callable[..., AnyArray],
+        look: Callable[[bytes | memoryview], AnyArray],
+        inline: int,
+    ) -> None:
+        self._store, self._attach, self._look, self._inline = store, attach, look, inline
+        self._metas: dict[Any, bytes] = {}
+        self._forms: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._shown: tuple[weakref.ref[AnyArray], tuple[Any, ...], bytes] | None = None
+        """The array whose handle was sent last, its form, and the handle: others are often sent it too."""
+
+    def pack(self, x: Any, *, view: bool, stream: StreamOut | None = None) -> Parcel:
+        """Return `x` as a parcel; changes of `x` after this do not reach the receiver (but for a view).
+
+        What is `STREAMED` is only announced by it: the sender has to write it to `stream`.
+        """
+        array = as_plain_array(x)
+        if view:
+            return self._pack_view(x, array)
+        if array is None:
+            return self._pack_other(x, self._inline)
+        parcel = self._pack_inline(array, self._inline)
+        if parcel is None and stream is not None:
+            parcel = self._pack_stream(array, stream)
+        return parcel or self._pack_copy(array, ADOPTED)
+
+    def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Parcel:
+        """Return `x` as a parcel that waits for its readers while the sender waits for them.
+
+        A shared array stays where it is, and whoever reads it copies it from there (kind `VIEW`); a large
+        private one is copied to shared memory, where a single reader keeps it and several copy it.  With
+        `relay` it is only announced: the sender has to bring it by the `Relay`, and says where as the body.
+        """
+        array = as_plain_array(x)
+        if view:
+            return self._pack_view(x, array)
+        if array is None:
+            return self._pack_other(x, inline)
+        parcel = self._pack_inline(array, inline)
+        if parcel is not None:
+            return parcel
+        handle = self._store.handle(array, writable=False)
+        if handle is not None:
+            return Parcel(VIEW, b"", encode_handle(handle), None, array.nbytes)
+        if relay and array.flags.c_contiguous:
+            return Parcel(RELAYED, self.meta(array), b"", nbytes=array.nbytes)
+        return self._pack_copy(array, ADOPTED if readers == 1 else VIEW)
+
+    def _pack_other(self, x: Any, inline: int) -> Parcel:
+        if type(x) in _BUILTINS:
+            data = marshal.dumps(x)
+            if len(data) <= inline:
+                return Parcel(NUMBER, b"", data, nbytes=len(data))
+        data, keep = objects.dumps(x, self._store)
+        if len(data) <= inline:
+            return Parcel(OBJECT, b"", data, keep, len(data))
+        blob = self._store.empty((len(data),), np.uint8)
+        blob[...] = np.frombuffer(data, np.uint8)
+        return Parcel(BLOB, b"", self._handle(blob), (blob, keep), len(data))
+
+    def _pack_view(self, x: Any, array: AnyArray | None) -> Parcel:
+        if array is None:
+            raise TypeError(f"view=True needs a numpy array in shared memory, not {type(x).__name__}")
+        form = (array.shape, array.strides, array.dtype, self._store.rights_changes)
+        shown = self._shown
+        if shown is not None and shown[0]() is array and shown[1] == form:
+            return Parcel(VIEW, b"", shown[2], array, 0)
+        handle = self._store.handle(array, writable=False)
+        if handle is None:
+            raise ValueError(
+                "view=True sends where an array lies, and this one's memory is private: share it first "
+                "(nbp.share(x)), or send without view=True"
+            )
+        packed = encode_handle(handle)
+        self._shown = weakref.ref(array), form, packed
+        return Parcel(VIEW, b"", packed, array, 0)
+
+    def _pack_inline(self, array: AnyArray, inline: int) -> Parcel | None:
+        nbytes = array.nbytes
+        if nbytes <= inline:
+            meta = self.meta(array)
+            if len(meta) <= min(self._inline, 0xFFFF):
+                return Parcel(ARRAY, meta, array.tobytes(), nbytes=nbytes)
+        return None
+
+    def meta(self, array: AnyArray) -> bytes:
+        """Return dtype and shape as they stand in a record."""
+        key = (array.dtype, array.shape)
+        meta = self._metas.get(key)
+        if meta is None:
+            meta = pickle.dumps(key, 5)
+            if len(meta) < self._inline:
+                self._remember(self._metas, key, meta)
+        return meta
+
+    def _pack_stream(self, array: AnyArray, stream: StreamOut) -> Parcel | None:
+        if array.nbytes >= LEAST and array.flags.c_contiguous and len(meta := self.meta(array)) <= 1024:
+            body = stream.offer(array.nbytes)
+            if body is not None:
+                return Parcel(STREAMED, meta, body, nbytes=array.nbytes)
+        return None
+
+    def _pack_copy(self, array: AnyArray, kind: int) -> Parcel:
+        copy = self._store.empty(array.shape, array.dtype)
+        np.copyto(copy, array)
+        return Parcel(kind, b"", self._handle(copy, writable=kind == ADOPTED), copy, array.nbytes)
+
+    def _handle(self, array: AnyArray, *, writable: bool = False) -> bytes:
+        handle = self._store.handle(array, writable=writable)
+        if handle is None:
+            raise InternalError("the store's own array is not shared")
+        return encode_handle(handle)
+
+    def _remember(self, cache: dict[Any, Any], key: Any, value: Any) -> None:
+        if len(cache) >= 1024:
+            cache.clear()
+        cache[key] = value
+
+    # -- receiving -------------------------------------------------------------------------------------
+
+    def form(self, message: Message) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+        """Return dtype and shape of the array that a message brings, None if it brings none."""
+        if message.kind in (ARRAY, STREAMED, RELAYED):
+            form = self._forms.get(message.meta)
+            if form is None:
+                form = pickle.loads(message.meta)
+                self._remember(self._forms, message.meta, form)
+            return form
+        if message.kind in (ADOPTED, VIEW):
+            handle = decode_handle(message.body)
+            return np.lib.format.descr_to_dtype(handle.dtype), handle.shape
+        return None
+
+    def unpack(self, message: Message) -> Any:
+        """Return the value; it is the receiver's own, but for a view, which is read-only."""
+        if message.kind == ARRAY and (form := self.form(message)) is not None:
+            dtype, shape = form
+            value = np.empty(shape, dtype)
+            if value.size:
+                value[...] = np.frombuffer(message.body, dtype).reshape(shape)
+            return value
+        if message.kind == ADOPTED:
+            return self._attach(decode_handle(message.body), writable=True)
+        if message.kind == VIEW:
+            return self._attach(decode_handle(message.body), writable=False)
+        if message.kind == NUMBER:
+            return marshal.loads(message.body)
+        if message.kind == OBJECT:
+            return objects.loads(message.body, self._store)
+        blob = self._attach(decode_handle(message.body), writable=False)
+        return objects.loads(blob.tobytes(), self._store)
+
+    def fill(self, buffer: AnyArray, message: Message) -> None:
+        """Copy the array of a message into `buffer`, which has its dtype and shape."""
+        if message.kind == ARRAY:
+            if buffer.size:
+                buffer[...] = np.frombuffer(message.body, buffer.dtype).reshape(buffer.shape)
+        elif message.kind == VIEW:
+            np.copyto(buffer, self._look(message.body))
+        else:
+            np.copyto(buffer, self._attach(decode_handle(message.body), writable=False))

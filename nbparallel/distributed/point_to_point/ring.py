@@ -1,0 +1,189 @@
+"""Rings: the bytes from one rank to another, one writer and one reader each.
+
+The tail counts bytes that were put in, the head bytes that were taken out; both only grow, so that their
+difference is what lies between, and nothing has to be reset.  A record becomes visible when the tail is
+written, after all its bytes; its room is free when the head is written, after all of them were copied out.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.distributed.runtime.waiting import Waiter
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.control import ControlView
+
+RECORD = struct.Struct("<IHBxqIQ")
+"""Length of the whole record, of its description; kind; tag; line of the sender's cell; group."""
+ALIGN = 8
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Message:
+    """One record, copied out of a ring."""
+
+    source: int
+    number: int
+    """Of the messages from this source, from 1."""
+    kind: int
+    tag: int
+    line: int
+    meta: bytes
+    body: bytes | memoryview
+    group: int = 0
+    """The word of its group; 0: the world."""
+
+
+class Outgoing:
+    """The writing end of a ring."""
+
+    def __init__(self, view: ControlView, waiter: Waiter, source: int, destination: int) -> None:
+        layout = view.layout
+        self._words, self._octets, self._waiter = view.words, view.octets, waiter
+        self._tail, self._head = layout.tail_word(source, destination), layout.head_word(source, destination)
+        self._start, self.capacity = layout.ring_byte(source, destination), layout.ring_capacity
+        self._destination = destination
+        self.position = view.words[self._tail]
+        self.number = 0
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a record of so many bytes fits now."""
+        return self.position + nbytes - self._words[self._head] <= self.capacity
+
+    def taken(self) -> int:
+        """Return the number of the last message up to which the receiver has taken all."""
+        return self._words[self._head + 1]
+
+    def newest_taken(self) -> int:
+        """Return the highest number of any message that the receiver has taken."""
+        return self._words[self._head + 2]
+
+    def put(self, record: bytes) -> None:
+        """Write a record for which there is room, and announce it."""
+        nbytes = len(record)
+        offset = self.position % self.capacity
+        first = min(nbytes, self.capacity - offset)
+        start = self._start + offset
+        self._octets[start : start + first] = record[:first] if first < nbytes else record
+        if first < nbytes:
+            self._octets[self._start : self._start + nbytes - first] = record[first:]
+        position = self.position + ((nbytes + ALIGN - 1) & -ALIGN)
+        self._waiter.announce_to(self._destination, self._words, self._tail, position)
+        self.position = position
+        self.number += 1
+
+    def put_at_once(self, record: bytes) -> bool:
+        """Do the same if there is room for it in one piece; whether it was done."""
+        nbytes, position = len(record), self.position
+        offset = position % self.capacity
+        room = self.capacity - nbytes
+        if offset > room or position - self._words[self._head] > room:
+            return False
+        start = self._start + offset
+        self._octets[start : start + nbytes] = record
+        position += (nbytes + ALIGN - 1) & -ALIGN
+        self._waiter.announce_to(self._destination, self._words, self._tail, position)
+        self.position = position
+        self.number += 1
+        return True
+
+
+class Incoming:
+    """The reading end of a ring."""
+
+    def __init__(self, view: ControlView, waiter: Waiter, source: int, destination: int) -> None:
+        layout = view.layout
+        self._words, self._octets, self._waiter = view.words, view.octets, waiter
+        self._tail, self._head = layout.tail_word(source, destination), layout.head_word(source, destination)
+        self._start, self._capacity = layout.ring_byte(source, destination), layout.ring_capacity
+        self._source = source
+        self._position = view.words[self._head]
+        self.number = 0
+
+    def has_message(self) -> bool:
+        """Whether a record is there."""
+        return self._words[self._tail] != self._position
+
+    def take(self) -> Message:
+        """Copy the next record out and free its room."""
+        available = self._words[self._tail] - self._position
+        if not self._waiter.strong_order:
+            self._waiter.fence()  # the record's bytes after the word that announced them
+        position = self._position
+        offset = position % self._capacity
+        start = self._start + offset
+        # As nearly always: nothing goes on at the beginning.
+        whole = RECORD.size <= available <= self._capacity - offset
+        head = self._octets[start : start + RECORD.size] if whole else self._copy(position, RECORD.size)
+        length, meta_length, kind, tag, line, group = RECORD.unpack(head)
+        if not RECORD.size + meta_length <= length <= available:
+            raise ProtocolError(f"a damaged record from rank {self._source}: {head.hex()}")
+        if whole:
+            data = bytes(self._octets[start + RECORD.size : start + length])
+        else:
+            data = self._copy(position + RECORD.size, length - RECORD.size)
+        self.number += 1
+        self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
+        self._waiter.announce_to(self._source, self._words, self._head, position)
+        return Message(
+            self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
+        )
+
+    def comes(self) -> bool:
+        """Whether a record is there, or comes within a short while."""
+        words, tail, position = self._words, self._tail, self._position
+        return words[tail] != position or self._waiter.spin(words, tail, position + 1)
+
+    def take_at_once(self, x: AnyArray, kind: int, meta: bytes, tag: int) -> int:
+        """Take the next record, if it is such an array in one piece, into `x`; its number, 0 if it is not.
+
+        Its message counts as taken: there must be none before it that is not.
+        """
+        position, octets = self._position, self._octets
+        offset = position % self._capacity
+        start = self._start + offset
+        if offset + RECORD.size > self._capacity:
+            return 0
+        if not self._waiter.strong_order:
+            self._waiter.fence()  # the record's bytes after the word that announced them
+        length, meta_length, its_kind, its_tag, _, group = RECORD.unpack_from(octets, start)
+        begin = start + RECORD.size
+        body = begin + meta_length
+        if (
+            its_kind != kind
+            or its_tag != tag
+            or group
+            or offset + length > self._capacity
+            or length != RECORD.size + meta_length + x.nbytes
+            or octets[begin:body] != meta
+        ):
+            return 0
+        x[...] = np.ndarray(x.shape, x.dtype, octets, body)
+        self.number = number = self.number + 1
+        self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
+        words, head = self._words, self._head
+        words[head + 1] = words[head + 2] = number
+        self._waiter.announce_to(self._source, words, head, position)
+        return number
+
+    def _copy(self, position: int, nbytes: int) -> bytes:
+        offset = position % self._capacity
+        first = min(nbytes, self._capacity - offset)
+        start = self._start + offset
+        data = bytes(self._octets[start : start + first])
+        if first < nbytes:
+            data += bytes(self._octets[self._start : self._start + nbytes - first])
+        return data
+
+    def acknowledge(self, all_up_to: int, newest: int) -> None:
+        """Tell the sender which messages have been taken: all up to one, and the newest of any."""
+        if not self._waiter.strong_order:
+            self._waiter.fence()  # what was read of the sender's memory before the word that frees it
+        self._words[self._head + 1] = all_up_to
+        self._waiter.announce_to(self._source, self._words, self._head + 2, newest)

@@ -1,0 +1,266 @@
+"""Streams: the content of large messages, through a few chunks of memory that stay in the cache.
+
+For each ordered pair of ranks its sender has a window of `CHUNKS` chunks in shared memory.  It copies a chunk
+in, counts up, and goes on with the next; the receiver copies chunks out into the array that is to be filled,
+and counts up as well.  So both work at the same time, the array is read once and written once, and no memory
+is touched for the first time, which costs more than copying.
+
+The sender never depends on the receiver: if that one does not follow, the rest of the message is copied into
+memory of its own, as a message that is not streamed, and the send returns.  The words of a pair::
+
+    source:       chunks put in | the chunk from which on the rest of its message lies elsewhere
+    destination:  chunks taken out | whether its last large message went into a buffer
+
+All are counted over the whole epoch.  Chunk p lies in place p % CHUNKS; its bytes are written before "put in"
+passes it and read before "taken out" does, and the place is used again only behind that.  Each side writes
+its own memory only, so that a failure leaves no late writers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nbparallel.distributed.awaiting import Wait
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.errors import (
+    DeadlockError,
+    FileDescriptorLimitError,
+    InternalError,
+    NbParallelError,
+    SharedMemoryFullError,
+)
+from nbparallel.wire.control import Operation
+
+CHUNK = 256 << 10
+"""Bytes copied at a time: large against a look at the other side's word.  ``python -m benchmarks.tuning``:
+the best three times of three on a quiet machine; 64 KiB takes a quarter longer, 512 KiB up to a fifth."""
+CHUNKS = 4
+"""How far the sender may be ahead.  ``python -m benchmarks.tuning``: what counts is that all chunks together
+(1 MiB) stay in a core's second-level cache; of 512 KiB two were best, three and more took up to a quarter
+longer."""
+LEAST = 32 << 10
+"""Bytes of the smallest array that is streamed; smaller ones travel in the ring (`sending.INLINE`)."""
+NBYTES_PER_NS = 2
+"""About how fast new memory is made and filled: for so long a receiver who is late is waited for."""
+LEAST_PATIENCE_NS = 1_000_000
+SKIPPED = 8
+"""Long messages that are copied after a receiver took nothing of one: he may be one who always computes."""
+_HEAD = 4096
+"""Bytes before the chunks: length and handle of the memory that holds the rest."""
+_BODY = struct.Struct("<Q")
+"""The number of the message's first chunk; the window's handle follows."""
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an error has to say of a send or a receive."""
+
+    line: int
+    tag: int
+    deadline_ns: int | None
+    number: int = 0
+    """Of the message, for its sender."""
+
+
+def flat_octets(x: AnyArray) -> AnyArray:
+    """Return the bytes of a C-contiguous array, as an array on the same memory."""
+    return np.ndarray((x.nbytes,), np.uint8, x)
+
+
+class StreamOut:
+    """The sending end of a pair's stream; its memory is made on first use in a cell."""
+
+    def __init__(self, member: Member, destination: int) -> None:
+        layout, rank = member.view.layout, member.rank
+        self._member, self._words, self._waiter = member, member.words, member.waiter
+        self._destination = destination
+        self._put = layout.tail_word(rank, destination) + 1
+        self._taken = layout.head_word(rank, destination) + 3
+        self._window: AnyArray | None = None
+        self._packed = b""
+        self._position = self._late = 0
+
+    def offer(self, nbytes: int) -> bytes | None:
+        """Return what the message says of where its chunks will lie; None: it had better be copied.
+
+        What fits into the window needs nobody to take it out meanwhile.  More is only streamed to a receiver
+        who has filled a buffer before: others want to keep the memory that a copy lies in.
+        """
+        ahead = self._position - self._words[self._taken]
+        if ahead * CHUNK + nbytes > CHUNKS * CHUNK:
+            if ahead or not self._words[self._taken + 1]:
+                return None
+            if self._late:
+                self._late -= 1
+                return None
+        elif ahead + -(-nbytes // CHUNK) > CHUNKS:
+            return None
+        self._memory()
+        return _BODY.pack(self._position) + self._packed
+
+    def write(self, x: AnyArray, call: Call, hold: Callable[[AnyArray], None]) -> None:
+        """Put in all of a C-contiguous `x`; `hold` is given memory that must live until that was taken."""
+        data, words = flat_octets(x), self._words
+        begin = self._position
+        end = begin + -(-data.size // CHUNK)
+        for start in range(0, data.size, CHUNK):
+            position = self._position
+            if position - words[self._taken] >= CHUNKS and not self._is_followed(data.size - start):
+                rest = self._copy(data[start:])
+                if rest is not None:
+                    self._late = SKIPPED if words[self._taken] == begin else 0
+                    hold(rest)  # before anybody hears of it: an interrupt may come in between
+                    self._put_rest(rest, end)
+                    return
+                self._wait_for_room(call)
+            window, place = self._memory(), _HEAD + position % CHUNKS * CHUNK
+            part = data[start : start + CHUNK]
+            window[place : place + part.size] = part
+            self._position = position + 1
+            self._waiter.announce(words, self._put, position + 1)
+            if fault_injection.ARMED:
+                fault_injection.hit("half_payload", self._member.rank)
+
+    def _memory(self) -> AnyArray:
+        if self._window is None:
+            window = self._member.store.empty((_HEAD + CHUNKS * CHUNK,), np.uint8)
+            self._packed = self._pack(window)
+            self._window = window
+        return self._window
+
+    def _pack(self, memory: AnyArray) -> bytes:
+        handle = self._member.store.handle(memory, writable=False)
+        if handle is None:
+            raise InternalError("the store's own array is not shared")
+        return encode_handle(handle)
+
+    def _has_room(self) -> bool:
+        return self._position - self._words[self._taken] < CHUNKS
+
+    def _is_followed(self, nbytes: int) -> bool:
+        """Wait a little for the receiver, who has `nbytes` before him; whether there is room now."""
+        if self._waiter.spin(self._words, self._taken, self._position - CHUNKS + 1):
+            return True
+        patience = max(LEAST_PATIENCE_NS, nbytes // NBYTES_PER_NS)
+        return self._waiter.within(self._has_room, self._destination, patience)
+
+    def _copy(self, data: AnyArray) -> AnyArray | None:
+        """Return the rest of a message in memory of its own; None if there is none: then it has to wait."""
+        try:
+            rest = self._member.store.empty((data.size,), np.uint8)
+        except (SharedMemoryFullError, FileDescriptorLimitError):
+            return None
+        rest[...] = data
+        return rest
+
+    def _put_rest(self, rest: AnyArray, end: int) -> None:
+        window, packed = self._memory(), self._pack(rest)
+        window[: _LENGTH.size + len(packed)] = np.frombuffer(_LENGTH.pack(len(packed)) + packed, np.uint8)
+        self._words[self._put + 1] = self._position
+        self._position = end
+        self._waiter.announce(self._words, self._put, end)
+
+    def _wait_for_room(self, call: Call) -> None:
+        member, destination = self._member, self._destination
+
+        def explain(finished: list[int]) -> NbParallelError:
+            return DeadlockError(
+                f"deadlock: rank {member.rank} waits in send(dst={destination}) on line {call.line}: there "
+                f"is no memory for a copy of what it sends, and rank {destination} finished the cell without "
+                "receiving it"
+            )
+
+        wait = Wait(
+            Operation.send, lambda: [] if self._has_room() else [destination], explain, call.line,
+            peer=destination, tag=call.tag, target=call.number, deadline_ns=call.deadline_ns,
+        )  # fmt: skip
+        member.wait(self._has_room, destination, wait)
+
+    def release(self) -> None:
+        """Let go of the window, if nothing in it is still to be read; the next message makes another one."""
+        if self._position == self._words[self._taken]:
+            self._window = None
+
+    def close(self) -> None:
+        """Let go of the window."""
+        self._window = None
+
+
+class StreamIn:
+    """The receiving end of a pair's stream."""
+
+    def __init__(self, member: Member, source: int) -> None:
+        layout, rank = member.view.layout, member.rank
+        self._member, self._words, self._waiter = member, member.words, member.waiter
+        self._source = source
+        self._put = layout.tail_word(source, rank) + 1
+        self._taken = layout.head_word(source, rank) + 3
+        self._window: AnyArray | None = None
+        self._packed = b""
+
+    def prefer(self, *, buffers: bool) -> None:
+        """Tell the sender how its last large message was received: the next one probably will be as well."""
+        self._words[self._taken + 1] = buffers
+
+    def read(self, x: AnyArray, body: bytes | memoryview, call: Call) -> None:
+        """Fill a C-contiguous `x` with the content of a message."""
+        words, waiter = self._words, self._waiter
+        (base,) = _BODY.unpack_from(body)
+        window, data = self._attach(bytes(body[_BODY.size :])), flat_octets(x)
+        for position, start in enumerate(range(0, data.size, CHUNK), base):
+            if words[self._put] <= position and not waiter.spin(words, self._put, position + 1):
+                self._wait_for(position, call)
+            if not waiter.strong_order:
+                waiter.fence()  # the chunk after the word that announced it
+            if base < words[self._put + 1] <= position:
+                data[start:] = self._rest(window)
+                break
+            place = _HEAD + position % CHUNKS * CHUNK
+            part = data[start : start + CHUNK]
+            part[...] = window[place : place + part.size]
+            waiter.announce(words, self._taken, position + 1)
+            if fault_injection.ARMED:
+                fault_injection.hit("half_payload", self._member.rank)
+        waiter.announce(words, self._taken, base + -(-data.size // CHUNK))
+
+    def _attach(self, packed: bytes) -> AnyArray:
+        """Return the sender's window, which stays attached until the cell ends."""
+        if self._window is None or packed != self._packed:
+            self._window = self._member.attach(decode_handle(packed), writable=False)
+            self._packed = packed
+        return self._window
+
+    def _rest(self, window: AnyArray) -> AnyArray:
+        (length,) = _LENGTH.unpack_from(window.data)
+        packed = window[_LENGTH.size : _LENGTH.size + length].tobytes()
+        return self._member.attach(decode_handle(packed), writable=False)
+
+    def _wait_for(self, position: int, call: Call) -> None:
+        """Wait for a chunk of a sender who waits for nobody: never part of a deadlock."""
+        member, words, source = self._member, self._words, self._source
+
+        def arrived() -> bool:
+            return words[self._put] > position
+
+        def explain(_: list[int]) -> NbParallelError:
+            return InternalError(f"rank {source} ended the cell in the middle of a message")
+
+        def check() -> None:
+            member.check_alone(wait)
+
+        wait = Wait(
+            Operation.recv, lambda: [] if arrived() else [source], explain, call.line,
+            peer=source, tag=call.tag, deadline_ns=call.deadline_ns,
+        )  # fmt: skip
+        member.waiter.until(arrived, source, check=check)
+
+    def release(self) -> None:
+        """Let go of the sender's window; the next message names it again."""
+        self._window = None

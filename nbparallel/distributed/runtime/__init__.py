@@ -1,0 +1,1 @@
+"""What every operation stands on: a rank's context, waiting, shared arrays, failures, fork guard."""

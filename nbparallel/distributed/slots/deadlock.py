@@ -1,0 +1,144 @@
+"""Finding deadlocks: waiting ranks look at everybody's slots, and are sure before they speak.
+
+A rank is *stuck* if it waits (without a deadline), what it waits for is not there, and those who could
+bring it are stuck themselves or have finished the cell: the largest such set, from the words alone.  A
+deadlock is reported when two looks at least 200 ms apart see the same set with the same slot versions: a
+version changes with every change of state, so nobody in the set did anything in between.  Nothing depends on
+time otherwise: a slow or stopped rank counts as computing unless its own slot says that it waits and its
+words say that it waits in vain; and a rank clears its slot before it acts on what it waited for
+(`Member.wait`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from nbparallel.distributed.awaiting import Wait
+from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import decode_handle
+from nbparallel.distributed.slots.slot_area import Area, group_area
+from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
+from nbparallel.wire.control import Operation, SlotRecord, State
+
+FIRST_LOOK_NS = 200_000_000
+"""Waits shorter than this are everyday."""
+APART_NS = 200_000_000
+"""Between the two looks."""
+
+
+def awaited_of(member: Member, record: SlotRecord) -> list[int] | None:
+    """Return for whom the rank of `record` waits in vain; None if what it waits for is there."""
+    view, layout, me = member.view, member.view.layout, record.rank
+    words = view.words
+    if record.operation in (Operation.recv, Operation.new_group):
+        sources = [record.peer] if record.peer >= 0 else [r for r in member.participants if r != me]
+        if any(words[layout.tail_word(s, me)] != words[layout.head_word(s, me)] for s in sources):
+            return None
+        return sources
+    if record.operation is Operation.send:
+        if record.target:  # waits until the message was taken
+            taken = words[layout.head_word(me, record.peer) + 2]
+            return None if taken >= record.target else [record.peer]
+        return None  # whoever waits makes room for others meanwhile, so this ends
+    if not record.target:
+        return None
+    if record.area:
+        area = area_of(member, record)
+        return None if area is None else area.missing(record.target) or None
+    missing = [r for r in member.participants if words[view.word_arrive(r)] < record.target]
+    return missing or None
+
+
+def area_of(member: Member, record: SlotRecord) -> Area | None:
+    """Return where the group meets in which a rank waits, which need not be a group of this rank."""
+    area = member.areas.get(record.area)
+    if area is None and record.area:
+        try:
+            memory = member.store.attach(decode_handle(record.area), writable=False)
+        except (SegmentLostError, InvalidHandleError, ValueError, EOFError, TypeError):
+            return None  # torn, or gone with its maker: then nothing is known
+        area = group_area(memory, record.area, member.rank)
+        if area is not None:
+            member.areas[record.area] = area
+    return area
+
+
+def stuck_ranks(member: Member) -> Mapping[int, tuple[SlotRecord, list[int]]]:
+    """Return every rank that can never go on by itself, with its slot and whom it waits for."""
+    waiting: dict[int, tuple[SlotRecord, list[int]]] = {}
+    for rank in member.participants:
+        record = member.view.read_slot(rank)
+        if (
+            record.readable
+            and record.state is State.WAITING
+            and record.cell == member.cell
+            and not record.deadline
+        ):
+            awaited = awaited_of(member, record)
+            if awaited is not None:
+                waiting[rank] = record, awaited
+    finished = {r for r in range(member.world_size) if member.gone(r)}
+    while True:
+        hopeless = waiting.keys() | finished
+        free = [rank for rank, (record, awaited) in waiting.items() if not _stuck(record, awaited, hopeless)]
+        if not free:
+            return waiting
+        for rank in free:
+            del waiting[rank]
+
+
+def _stuck(record: SlotRecord, awaited: list[int], hopeless: set[int]) -> bool:
+    if record.operation is Operation.recv and record.peer < 0:
+        return hopeless.issuperset(awaited)
+    return not hopeless.isdisjoint(awaited)
+
+
+def look_for_deadlock(member: Member, wait: Wait) -> None:
+    """Raise `DeadlockError` if this rank is part of one; called in every slice of a wait."""
+    now = time.monotonic_ns()
+    if (
+        wait.deadline_ns is not None
+        or now - wait.began_ns < FIRST_LOOK_NS
+        or now - wait.suspected_ns < APART_NS
+    ):
+        return
+    stuck = stuck_ranks(member)
+    if member.rank not in stuck:
+        wait.suspicion = None
+        wait.suspected_ns = now
+        return
+    seen = {rank: (record.version, awaited) for rank, (record, awaited) in stuck.items()}
+    if wait.suspicion != seen:
+        wait.suspicion, wait.suspected_ns = seen, now
+        return
+    raise member.doom(DeadlockError(describe(member, stuck)))
+
+
+def describe(member: Member, stuck: Mapping[int, tuple[SlotRecord, list[int]]]) -> str:
+    """Return who waits for whom, on which line."""
+    parts = []
+    for rank, (record, awaited) in sorted(stuck.items()):
+        area = area_of(member, record)
+        group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
+        parts.append(f"rank {rank} waits {wait_text(record, awaited, group)}")
+    finished = [r for r in range(member.world_size) if r in member.participants and member.gone(r)]
+    if finished:
+        parts.append(f"{rank_list(finished)} finished the cell")
+    return "deadlock: " + "; ".join(parts)
+
+
+def wait_text(record: SlotRecord, awaited: list[int], group: str = "") -> str:
+    """Return ``in recv(src=1) for rank 1 (line 3)``."""
+    call = record.operation.name + group
+    if record.operation is Operation.new_group:
+        call = "in the first operation of a group"
+        return f"{call} for rank {record.peer}{f' (line {record.line})' if record.line else ''}"
+    if record.operation is Operation.recv:
+        source = "None" if record.peer < 0 else str(record.peer)
+        call += f"(src={source}{f', tag={record.tag}' if record.tag else ''})"
+    elif record.operation is Operation.send:
+        call += f"(dst={record.peer}{f', tag={record.tag}' if record.tag else ''})"
+    line = f" (line {record.line})" if record.line else ""
+    whom = f" for {rank_list(awaited)}" if awaited else ""
+    return f"in {call}{whom}{line}"
