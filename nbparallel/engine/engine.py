@@ -13,12 +13,12 @@ from nbparallel import distributed, sharing
 from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.engine import defaults, namespace, tasks
-from nbparallel.engine.asking import Asking
+from nbparallel.engine import environment, namespace, tasks
 from nbparallel.engine.complete import complete
 from nbparallel.engine.debugger import Breakpoints
+from nbparallel.engine.input import Asking
+from nbparallel.engine.inspection import look
 from nbparallel.engine.interrupts import Interrupts
-from nbparallel.engine.look import look
 from nbparallel.engine.output import RankOutput, mark_threads
 from nbparallel.engine.readable import packed
 from nbparallel.engine.shell import RankShell
@@ -64,8 +64,8 @@ class Engine:
         self.breakpoints = Breakpoints(self.asking.input)
         self.breakpoints.install()
         os.register_at_fork(before=self.output.flush)  # else a child would write the same text again
-        defaults.set_environment(configure)
-        defaults.limit_blas(configure.blas_threads)
+        environment.set_environment(configure)
+        environment.limit_blas(configure.blas_threads)
         shell.attach(self.output, configure.colors)
         self.interrupts = Interrupts(configure.rank)
         self.interrupts.install()
@@ -76,11 +76,11 @@ class Engine:
         """The notebook's decision about sharing strategies, pickled, until the next task follows it."""
         self.applied = -1
         """The last task whose names were taken."""
-        self.defaults = defaults.Defaults(shell.user_ns, shell.user_ns_hidden)
+        self.defaults = environment.Defaults(shell.user_ns, shell.user_ns_hidden)
         self.defaults.set(
             rank=configure.rank,
             world_size=configure.world_size,
-            rng=defaults.random_streams(configure.seed, configure.rank),
+            rng=environment.random_streams(configure.seed, configure.rank),
             nbp=nbparallel,
             dist=distributed,
             **{name: getattr(distributed, name) for name in OPERATIONS},
@@ -151,7 +151,7 @@ class Engine:
         )
         self.communicator.record()
         distributed.set_current(self.communicator)
-        defaults.resize_environment(join.world_size)
+        environment.resize_environment(join.world_size)
         self.defaults.set(world_size=join.world_size)
 
     def _run(self, task: Task) -> None:

@@ -40,9 +40,11 @@ def prepare() -> None:
 
     from nbparallel import distributed  # noqa: F401
     from nbparallel.distributed import communicator, tracing
-    from nbparallel.engine import defaults, tasks  # noqa: F401
+    from nbparallel.engine import (
+        environment,
+    )
 
-    defaults.find_blas()
+    environment.find_blas()
     tracing.study(communicator.Communicator)
     _shell = shells.make()
     _shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.engine import defaults, failures, namespace, place, script, withdrawal
+from nbparallel.engine import environment, failures, namespace, place, script, withdrawal
 from nbparallel.errors import InternalError, UnpicklableError
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
@@ -62,7 +62,7 @@ def run(engine: Engine, task: Task) -> tuple[Outcome, Any]:
             engine.applied = task.number
             engine.defaults.restore()
             if task.seed is not None:
-                engine.defaults.set(rng=defaults.random_streams(task.seed, engine.rank))
+                engine.defaults.set(rng=environment.random_streams(task.seed, engine.rank))
             value, failure = _perform(engine, task)
             if failure is None and communicator is not None and os.getpid() == engine.pid:
                 communicator.finish_cell()
