@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
 from nbparallel.table import Table
-from nbparallel.wire.sighting import Origin
+from nbparallel.wire.inspection import Origin
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Self
 from nbparallel.errors import ChannelClosedError, ForkedRankError
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
 SLICE_SECONDS = 0.05

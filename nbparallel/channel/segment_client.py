@@ -17,7 +17,6 @@ from nbparallel.errors import (
     SegmentLostError,
 )
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.polling import ready
 from nbparallel.wire.segments import (
     Fetch,
     Fetched,
@@ -33,6 +32,7 @@ from nbparallel.wire.segments import (
     unpack_segment,
     unpack_use,
 )
+from nbparallel.wire.system import ready
 
 PATIENCE_SECONDS = 10.0
 """The supervisor answers within a millisecond; if it does not within this, something is broken."""

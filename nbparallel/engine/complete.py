@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.completer import provisionalcompleter
 
-from nbparallel.wire.sighting import Completion, Completions, Unfinished
+from nbparallel.wire.inspection import Completion, Completions, Unfinished
 
 if TYPE_CHECKING:
     from nbparallel.engine.shell import RankShell

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nbparallel import sharing
 from nbparallel.engine import namespace
 from nbparallel.transfer.variable_info import seen
-from nbparallel.wire.sighting import Sighting
+from nbparallel.wire.inspection import Sighting
 
 if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine

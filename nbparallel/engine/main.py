@@ -25,7 +25,7 @@ from nbparallel.supervisor.parentage import die_with_parent
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import pack_pid
 from nbparallel.wire.messages import Configure
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 from nbparallel.wire.versions import pack_versions
 
 _shell: shells.RankShell | None = None

@@ -24,8 +24,8 @@ from nbparallel.sharing import SegmentBroker, Store, current_store
 from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.inspection import Origin
 from nbparallel.wire.names import NameKind, NameUpdate
-from nbparallel.wire.sighting import Origin
 
 MIN_SWEEP = 64
 """So many arrays are remembered before those that died are looked for."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.wire.inspection import Completions, Sighting
 from nbparallel.wire.messages import Message
-from nbparallel.wire.sighting import Completions, Sighting
 
 _OURS = "nbparallel."
 _EVERYWHERE = frozenset({"builtins", "datetime"})

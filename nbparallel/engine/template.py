@@ -19,7 +19,7 @@ from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError
 from nbparallel.supervisor.parentage import die_with_parent
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 ADOPTION_SECONDS = 30.0
 """A generous bound for an intermediate that only has to exit."""

@@ -12,7 +12,7 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 LARGEST_PAYLOAD = 1 << 20
 """Bytes of the largest payload that a supervisor takes; the notebook's longest ``sys.path`` is far below."""

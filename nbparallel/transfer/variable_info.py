@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.sharing.store import Store
-from nbparallel.wire.sighting import NameSeen, Origin
+from nbparallel.wire.inspection import NameSeen, Origin
 
 _SIZED = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 _MOST_AXES = 64

@@ -19,7 +19,7 @@ from nbparallel.sharing.strategies import registry
 from nbparallel.supervisor.event_loop import take
 from nbparallel.supervisor.outbox import Outbox
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 
 class Failing:

@@ -17,7 +17,7 @@ from nbparallel.session.monitoring.who import compare
 from nbparallel.session.processes.queries import Looking
 from nbparallel.sharing.store import Store
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.sighting import NameSeen, Origin, Sighting
+from nbparallel.wire.inspection import NameSeen, Origin, Sighting
 
 
 class Handle(SimpleNamespace):

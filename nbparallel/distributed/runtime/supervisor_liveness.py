@@ -12,7 +12,7 @@ from typing import Protocol
 
 from nbparallel.errors import NbParallelError, SupervisorDiedError
 from nbparallel.wire.identity import Process, process_state
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 
 class Overseer(Protocol):

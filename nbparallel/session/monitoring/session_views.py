@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nbparallel.session.names.delivery import Names
     from nbparallel.session.processes.rank_pool import Crew
     from nbparallel.session.tasks.dispatch import Tasks
-    from nbparallel.wire.sighting import Completion
+    from nbparallel.wire.inspection import Completion
 
 
 def load() -> None:

@@ -11,7 +11,7 @@ from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import Store
 from nbparallel.transfer.variable_info import seen
-from nbparallel.wire.sighting import NameSeen, Origin, Sighting
+from nbparallel.wire.inspection import NameSeen, Origin, Sighting
 
 
 @dataclass(frozen=True, slots=True)

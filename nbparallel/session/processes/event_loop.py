@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 
 class Pump:

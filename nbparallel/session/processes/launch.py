@@ -19,7 +19,7 @@ from nbparallel.errors import StartError
 from nbparallel.session import boot
 from nbparallel.session.processes.process_context import circumstances
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 GO_SECONDS = 2.0
 """How long a supervisor that nobody took may take to end."""

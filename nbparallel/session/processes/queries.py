@@ -9,7 +9,7 @@ from typing import Any
 
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.sighting import Completions, Sighting, Unfinished
+from nbparallel.wire.inspection import Completions, Sighting, Unfinished
 
 PATIENCE_SECONDS = 1.0
 """An idle rank answers within a millisecond; one that does not is stopped, or has just become busy."""

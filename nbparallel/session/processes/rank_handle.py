@@ -17,8 +17,8 @@ from nbparallel.session.output import Decoder, TaskOutput
 from nbparallel.session.processes.event_loop import Pump
 from nbparallel.wire import versions
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.inspection import Completions, Sighting
 from nbparallel.wire.messages import Display, InputRequest, Outcome, Place, RankMemory, Stream
-from nbparallel.wire.sighting import Completions, Sighting
 
 COALESCE_SECONDS = 0.05
 """Text is passed on at most this often, so that a print loop does not flood the front end."""

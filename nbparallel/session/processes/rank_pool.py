@@ -46,7 +46,7 @@ from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import this_process
 from nbparallel.wire.messages import Configure, Join, Outcome
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 START_SECONDS = 60.0
 """A generous bound for ranks to come up; a death or a failure is seen at once."""

@@ -21,7 +21,7 @@ from nbparallel.session.processes.oom_kills import MemoryKills
 from nbparallel.session.processes.orphans import end_marked
 from nbparallel.session.processes.rank_handle import Death, RankHandle
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.polling import ready
+from nbparallel.wire.system import ready
 
 STOP_SECONDS = 2.0
 """How long an orderly stop may take before the supervisor itself is killed (its ranks die with it)."""

@@ -37,9 +37,9 @@ from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import Process, process_of
-from nbparallel.wire.polling import ready
 from nbparallel.wire.processors import cgroup_quota
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
+from nbparallel.wire.system import ready
 
 MOST_FRAMES = 1000
 """Taken from one member between two looks at the others."""
