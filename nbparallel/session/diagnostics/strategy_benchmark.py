@@ -24,7 +24,7 @@ from nbparallel.session.session import Session
 from nbparallel.sharing import SegmentBroker, current_store, get_all_sharing_strategies
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
-from nbparallel.transfer import pickling, probe
+from nbparallel.transfer import benchmark_probe, pickling
 from nbparallel.wire.units import size_text
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
@@ -188,10 +188,10 @@ class _Bench:
         steps = (allocate, touch, hand_over, received.attach, received.read, freed)
         return Steps(*(seconds / count for seconds in steps))
 
-    def _on_rank(self, data: bytes, nbytes: int) -> probe.Received:
-        received = self._session.call(probe.receive, data)[0]
+    def _on_rank(self, data: bytes, nbytes: int) -> benchmark_probe.Received:
+        received = self._session.call(benchmark_probe.receive, data)[0]
         expected = nbytes // 8 * 0x0101010101010101 % (1 << 64)
-        if not isinstance(received, probe.Received) or received.total % (1 << 64) != expected:
+        if not isinstance(received, benchmark_probe.Received) or received.total % (1 << 64) != expected:
             raise InternalError(f"rank 0 did not read what the notebook wrote: {received}; please file a bug")
         return received
 
@@ -225,7 +225,12 @@ class _Bench:
         supervisor = self._session.statistics().supervisor_pid
         with self._held() as held:
             _settle(supervisor)
-            before = (probe.descriptors(), probe.descriptors(supervisor), probe.names(), self._memory())
+            before = (
+                benchmark_probe.descriptors(),
+                benchmark_probe.descriptors(supervisor),
+                benchmark_probe.names(),
+                self._memory(),
+            )
             try:
                 held.make(name, COST_NBYTES, COST_ARRAYS)
                 held.touch()
@@ -234,7 +239,12 @@ class _Bench:
                 self._strategies.remove(name)
                 self._left_out.append(f"{name} failed: {type(error).__name__}: {error}")
                 return None
-            after = (probe.descriptors(), probe.descriptors(supervisor), probe.names(), self._memory())
+            after = (
+                benchmark_probe.descriptors(),
+                benchmark_probe.descriptors(supervisor),
+                benchmark_probe.names(),
+                self._memory(),
+            )
         mine, theirs, names, nbytes = (b - a for a, b in zip(before, after, strict=True))
         if not registry.find_strategy(name).shares:
             nbytes += COST_NBYTES * COST_ARRAYS  # the notebook's own
@@ -279,8 +289,8 @@ class _Held:
 def _settle(supervisor: int) -> None:
     """Wait until the supervisor has done what it was told: its descriptors are counted."""
     deadline = time.monotonic() + FREE_SECONDS
-    seen, same = probe.descriptors(supervisor), 0
+    seen, same = benchmark_probe.descriptors(supervisor), 0
     while same < 5 and time.monotonic() < deadline:
         time.sleep(0.002)
-        now = probe.descriptors(supervisor)
+        now = benchmark_probe.descriptors(supervisor)
         seen, same = now, same + 1 if now == seen else 0
