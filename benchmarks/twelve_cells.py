@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.contenders import IPYPARALLEL, NBPARALLEL, RANKS, Contender, Started, started
 from benchmarks.first_cell import PAUSE_SECONDS, until_heard
 from benchmarks.report import Figure, Section, human_seconds, installed, not_installed
-from nbparallel.testing.outcome import CellOutcome, Message
+from nbparallel.testing.kernel_messages import CellOutcome, Message
 
 PATIENCE = 15.0
 """Seconds after which a cell that should have ended at once is called one that never ends."""

@@ -33,7 +33,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session as Wire
 
 from nbparallel.testing import processes
-from nbparallel.testing.outcome import CellOutcome, Message
+from nbparallel.testing.kernel_messages import CellOutcome, Message
 from nbparallel.testing.processes import ProcessRecord
 
 START_SECONDS = 30.0

@@ -6,7 +6,7 @@ See `small_places` for how it is done; the processes are those of this machine.
 
 from __future__ import annotations
 
-from nbparallel.testing.small_places import on_small_tmpfs
+from nbparallel.testing.sandboxes import on_small_tmpfs
 
 PLACES = ("/dev/shm", "/var/tmp")
 

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from nbparallel.testing import processes
-from nbparallel.testing.small_places import missing_reason, on_small_tmpfs
+from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs
 from nbparallel.testing.watchdog import dump_and_kill
 
 ANSWER_SECONDS = 40.0

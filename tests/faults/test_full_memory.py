@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.small_places import memory_cgroup, missing_reason, on_small_tmpfs, run_script
+from nbparallel.testing.sandboxes import memory_cgroup, missing_reason, on_small_tmpfs, run_script
 
 MIB = 1 << 20
 PRELUDE = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.small_places import missing_reason, on_small_tmpfs, run_script
+from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
 
 ALL_STRATEGIES = """
 import os, numpy as np, nbparallel as nbp

@@ -14,7 +14,7 @@ from nbparallel.session.diagnostics.machine import Limit, Machine, look
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.owner_liveness import Fate
 from nbparallel.supervisor.sweep import StaleName
-from nbparallel.testing import small_places
+from nbparallel.testing import sandboxes
 
 ENDLESS = Limit(None, None)
 
@@ -163,9 +163,9 @@ for finding in examine():
 
 def test_f74_a_docker_container_is_recognised() -> None:
     """A /dev/shm of 64 MiB and a low limit of open files are two warnings; the default strategy works."""
-    if reason := small_places.missing_reason():
+    if reason := sandboxes.missing_reason():
         pytest.skip(reason)
-    done = small_places.run_script(SCRIPT, small_places.on_small_tmpfs("/dev/shm", "64m"))
+    done = sandboxes.run_script(SCRIPT, sandboxes.on_small_tmpfs("/dev/shm", "64m"))
     seen = {line.split("|")[1]: line.split("|") for line in done.stdout.splitlines()}
     assert done.returncode == 0, done.stderr
     assert seen["/dev/shm"][0] == "1"
@@ -177,10 +177,10 @@ def test_f74_a_docker_container_is_recognised() -> None:
 
 def test_f74_a_shm_that_is_full_is_a_strategy_that_does_not_work() -> None:
     """A strategy is tried, not only asked: with no room for one page it is named, with the reason."""
-    if reason := small_places.missing_reason():
+    if reason := sandboxes.missing_reason():
         pytest.skip(reason)
     script = "open('/dev/shm/full', 'wb').write(bytes(4096))\n" + SCRIPT
-    done = small_places.run_script(script, small_places.on_small_tmpfs("/dev/shm", "4k"))
+    done = sandboxes.run_script(script, sandboxes.on_small_tmpfs("/dev/shm", "4k"))
     assert done.returncode == 0, done.stderr
     assert "1|strategy file_system|SharedMemoryFullError: " in done.stdout
     assert not [name for name in os.listdir("/dev/shm") if name == "full"], "that was another /dev/shm"
@@ -197,10 +197,10 @@ Path("/dev/shm/nbp_aaaaaaaaaa_b").write_bytes(bytes(5000))
 
 def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
     """A name without an owner record is shown with its path and what to do, and is not removed."""
-    if reason := small_places.missing_reason():
+    if reason := sandboxes.missing_reason():
         pytest.skip(reason)
     script = LEFT_BEHIND + "print(Path('/dev/shm/nbp_aaaaaaaaaa_b').exists())"
-    done = small_places.run_script(script, small_places.on_small_tmpfs("/dev/shm", "64m"))
+    done = sandboxes.run_script(script, sandboxes.on_small_tmpfs("/dev/shm", "64m"))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "|stale names|" in line]
     assert line.startswith("1|stale names|1 name (/dev/shm/nbp_aaaaaaaaaa_b), 8.0 KiB, that nobody is known")
@@ -209,16 +209,16 @@ def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
 
 def test_f74_no_proc_and_refused_calls_are_problems_not_crashes() -> None:
     """The doctor works where next to nothing can be read, and where a sandbox refuses what ranks need."""
-    if reason := small_places.missing_reason():
+    if reason := sandboxes.missing_reason():
         pytest.skip(reason)
-    done = small_places.run_script(SCRIPT, small_places.on_small_tmpfs("/proc", "64k"))
+    done = sandboxes.run_script(SCRIPT, sandboxes.on_small_tmpfs("/proc", "64k"))
     assert done.returncode == 0, done.stderr
     assert "2|/proc|there is none" in done.stdout
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: system calls cannot be refused")
     refuse = ["strace", "-f", "-qq", "-o", os.devnull]
     refuse += ["-e", "inject=memfd_create:error=EPERM", "-e", "inject=pidfd_open:error=ENOSYS"]
-    done = small_places.run_script(SCRIPT, refuse)
+    done = sandboxes.run_script(SCRIPT, refuse)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "|starting ranks|" in line]
     assert line.startswith("2|")

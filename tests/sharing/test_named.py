@@ -18,7 +18,7 @@ from nbparallel.sharing.strategies import owned_names
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.testing.names import names_of
-from nbparallel.testing.small_places import missing_reason, on_small_tmpfs, run_script
+from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
 
 SHM = Path("/dev/shm")
 NAMED = ("file_system", "mmap")
