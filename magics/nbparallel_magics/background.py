@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbparallel.errors import rank_list
-from nbparallel_magics.cell_output import CellOutput
-from nbparallel_magics.live import Live
-from nbparallel_magics.publisher import publisher_for
-from nbparallel_magics.rendering import brief_errors
+from nbparallel_magics.error_display import brief_errors
+from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.publisher import publisher_for
+from nbparallel_magics.state import Live
 
 if TYPE_CHECKING:
     from nbparallel.session import CellResult, PendingCell

@@ -11,7 +11,7 @@ from nbparallel_magics import flags
 from nbparallel_magics.arguments import MagicParser
 
 if TYPE_CHECKING:
-    from nbparallel_magics.live import Live
+    from nbparallel_magics.state import Live
 
 PATIENCE_SECONDS = 0.1
 """How long a key press waits for rank 0."""

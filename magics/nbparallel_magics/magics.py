@@ -13,15 +13,16 @@ from IPython.display import display
 
 import nbparallel
 from nbparallel.errors import rank_list
-from nbparallel_magics import background, bench, flags, panel, sharing, timeline
-from nbparallel_magics import cell as cells
+from nbparallel_magics import background, flags
+from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
-from nbparallel_magics.cell import CellRequest, lines_above
-from nbparallel_magics.live import Live
-from nbparallel_magics.rendering import brief_errors, full_tracebacks
-from nbparallel_magics.segments import SegmentTable
-from nbparallel_magics.status import StatusTable
-from nbparallel_magics.who import WhoTable
+from nbparallel_magics.error_display import brief_errors, full_tracebacks
+from nbparallel_magics.run_cell import CellRequest, lines_above
+from nbparallel_magics.state import Live
+from nbparallel_magics.views import panel, sharing, strategy_benchmark, timeline
+from nbparallel_magics.views.segments import SegmentTable
+from nbparallel_magics.views.status import StatusTable
+from nbparallel_magics.views.who import WhoTable
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -111,7 +112,7 @@ class ParallelMagics(Magics):
         if options.seconds and not options.bench:
             flags.STRATEGY.error("--seconds belongs to --bench")
         if options.bench:
-            bench.bench(self.live, options.seconds or bench.DEFAULT_SECONDS)
+            strategy_benchmark.bench(self.live, options.seconds or strategy_benchmark.DEFAULT_SECONDS)
             return
         if words:
             sharing.switch(words)

@@ -22,7 +22,7 @@ from nbparallel.session.processes.rank_pool import Crew
 from nbparallel.session.processes.supervisor_client import SupervisorProcess
 from nbparallel.testing.processes import family
 from nbparallel_magics.configuration import NbParallel
-from nbparallel_magics.warm import Warm
+from nbparallel_magics.prestart import Warm
 
 START = {
     "before the supervisor": (Ignition, "__init__"),

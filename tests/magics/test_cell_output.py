@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nbparallel_magics.cell_output import CellOutput
+from nbparallel_magics.output.cell_output import CellOutput
 from tests.magics.page import Page
 
 

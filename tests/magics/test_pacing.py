@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nbparallel_magics import publisher
-from nbparallel_magics.publisher import KernelPublisher, Pacer
+from nbparallel_magics.output import publisher
+from nbparallel_magics.output.publisher import KernelPublisher, Pacer
 
 WINDOW = 0.3
 """Seconds; the server's is 3."""

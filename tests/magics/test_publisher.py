@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nbparallel_magics.cell_output import CellOutput
-from nbparallel_magics.publisher import KernelPublisher
+from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.publisher import KernelPublisher
 
 
 class Kernel:

@@ -14,7 +14,7 @@ import nbparallel_magics
 from nbparallel.errors import StartError
 from nbparallel.testing.kernel import Kernel
 from nbparallel_magics.configuration import NbParallel
-from nbparallel_magics.warm import RENEWALS, Warm
+from nbparallel_magics.prestart import RENEWALS, Warm
 
 pytestmark = pytest.mark.time_limit(90)
 LOAD = "%load_ext nbparallel"

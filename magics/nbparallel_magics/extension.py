@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 from nbparallel_magics.completion import RankCompleter
-from nbparallel_magics.live import Live
+from nbparallel_magics.error_display import ErrorRendering
 from nbparallel_magics.log_folder import remove_abandoned
 from nbparallel_magics.magics import ParallelMagics
-from nbparallel_magics.rendering import ErrorRendering
 from nbparallel_magics.stale import sweep_at_load
+from nbparallel_magics.state import Live
 
 _ATTRIBUTE = "_nbparallel_magics"
 """The shell itself holds what is loaded into it: there may be several shells in one process."""

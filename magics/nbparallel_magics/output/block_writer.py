@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbparallel_magics.layout import Piece, Rich, Text, fits_behind_label
-from nbparallel_magics.publisher import Publisher
+from nbparallel_magics.output.layout import Piece, Rich, Text, fits_behind_label
+from nbparallel_magics.output.publisher import Publisher
 
 
 class BlockWriter:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from IPython.display import display
 
 from nbparallel_magics import flags
-from nbparallel_magics.live import Live
-from nbparallel_magics.publisher import is_ipykernel
+from nbparallel_magics.output.publisher import is_ipykernel
+from nbparallel_magics.state import Live
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.activity import SessionActivity

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from IPython.display import display
 
-from nbparallel_magics.live import Live
-from nbparallel_magics.rendering import brief_errors
+from nbparallel_magics.error_display import brief_errors
+from nbparallel_magics.state import Live
 
 if TYPE_CHECKING:
     from nbparallel.session.diagnostics.strategy_report import StrategyFigures

@@ -10,11 +10,11 @@ from IPython.core.error import UsageError
 
 from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel_magics.background import BackgroundCell, follow
-from nbparallel_magics.cell_output import CellOutput
-from nbparallel_magics.live import Live
-from nbparallel_magics.publisher import publisher_for
+from nbparallel_magics.error_display import brief_errors, does_not_compile
+from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.ranks import RankSpec
-from nbparallel_magics.rendering import brief_errors, does_not_compile
+from nbparallel_magics.state import Live
 
 if TYPE_CHECKING:
     from nbparallel.session import Session

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbparallel.wire.units import size_text
-from nbparallel_magics.layout import Item, Rich, Text
 from nbparallel_magics.log_folder import LogFolder, new_file
+from nbparallel_magics.output.layout import Item, Rich, Text
 
 LARGEST_LOG = 1_000_000_000
 """Bytes; a cell that prints without end must not fill the disk."""

@@ -10,8 +10,9 @@ import threading
 import time
 from typing import Any
 
-from nbparallel_magics.block_writer import BlockWriter
-from nbparallel_magics.layout import (
+from nbparallel_magics.log_folder import LogFolder
+from nbparallel_magics.output.block_writer import BlockWriter
+from nbparallel_magics.output.layout import (
     Item,
     Piece,
     Rich,
@@ -23,9 +24,8 @@ from nbparallel_magics.layout import (
     is_value,
     redraws_a_line,
 )
-from nbparallel_magics.log_folder import LogFolder
-from nbparallel_magics.overflow import OverflowLog
-from nbparallel_magics.publisher import Publisher
+from nbparallel_magics.output.overflow import OverflowLog
+from nbparallel_magics.output.publisher import Publisher
 
 INTERVAL = 0.08
 """Seconds: together with what the session waits for more (0.1 s at most) less than the promised 0.2 s."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text
-from nbparallel_magics.segments import total
+from nbparallel_magics.views.segments import total
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from nbparallel_magics import flags
-from nbparallel_magics.live import Live
+from nbparallel_magics.state import Live
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.timeline import Timeline

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from nbparallel_magics.configuration import configured
 from nbparallel_magics.log_folder import LogFolder
-from nbparallel_magics.notebook_output import NotebookOutput
-from nbparallel_magics.publisher import is_ipykernel
-from nbparallel_magics.warm import Warm
+from nbparallel_magics.output.notebook_messages import NotebookOutput
+from nbparallel_magics.output.publisher import is_ipykernel
+from nbparallel_magics.prestart import Warm
 
 if TYPE_CHECKING:
     from nbparallel.session import Session

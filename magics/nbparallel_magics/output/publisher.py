@@ -22,7 +22,7 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any, Protocol
 
-from nbparallel_magics.notebook_output import NotebookOutput
+from nbparallel_magics.output.notebook_messages import NotebookOutput
 
 _LARGEST_MESSAGE = 256 * 1024
 """Characters of one stream message; a larger text is sent in several."""

@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text
-from nbparallel_magics.live import Live
+from nbparallel_magics.state import Live
 
 _COSTS = {
     "file_descriptor": (

@@ -1,0 +1,1 @@
+"""What the magics show: status, segments, names, sharing, timeline, panel."""
