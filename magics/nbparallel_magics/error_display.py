@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from nbparallel.errors import InternalError, NbParallelError, ParallelError, ProtocolError, rank_list
-from nbparallel.wire.failures import RankFailure
+from nbparallel.wire.messages import RankFailure
 from nbparallel_magics.ranks import RankSpec
 
 

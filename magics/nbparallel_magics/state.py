@@ -15,7 +15,7 @@ from nbparallel_magics.prestart import Warm
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
-    from nbparallel.wire.failures import RankFailure
+    from nbparallel.wire.messages import RankFailure
     from nbparallel_magics.background import BackgroundCell
     from nbparallel_widgets.panel import Panel
 

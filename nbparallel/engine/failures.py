@@ -14,7 +14,7 @@ import IPython
 import nbparallel
 from nbparallel.engine import debugger, namespace
 from nbparallel.errors import PeerFailedError, RankExitError
-from nbparallel.wire.failures import Cause, FrameLine, RankFailure
+from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
 if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine

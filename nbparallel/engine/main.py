@@ -21,12 +21,11 @@ from nbparallel.engine import shell as shells
 from nbparallel.engine.engine import Engine
 from nbparallel.errors import ChannelClosedError
 from nbparallel.sharing.strategies import owned_names
-from nbparallel.supervisor.parentage import die_with_parent
+from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.identity import pack_pid
+from nbparallel.wire.identity import pack_pid, pack_versions
 from nbparallel.wire.messages import Configure
 from nbparallel.wire.system import ready
-from nbparallel.wire.versions import pack_versions
 
 _shell: shells.RankShell | None = None
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError
-from nbparallel.supervisor.parentage import die_with_parent
+from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.system import ready
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from nbparallel.wire.frames import Frame
-from nbparallel.wire.ledger_report import LedgerRow, read_page
+from nbparallel.wire.segments import LedgerRow, read_page
 
 PATIENCE_SECONDS = 1.0
 """The supervisor answers within a millisecond; nobody's status waits longer than this for it."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
-from nbparallel.sharing import copying
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle import relocation
 from nbparallel.sharing.lifecycle.allocator import Allocation
@@ -19,6 +18,7 @@ from nbparallel.sharing.lifecycle.memory_pool import Pool
 from nbparallel.sharing.lifecycle.segment import Block, Location, Segment, SegmentStatistics
 from nbparallel.sharing.lifecycle.segment_table import Holdings
 from nbparallel.sharing.locking import forked_error, locked
+from nbparallel.sharing.memory import array_layout
 from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe, sizes_of
 from nbparallel.sharing.memory.mapping import Access, Root
 from nbparallel.sharing.strategies import registry
@@ -140,7 +140,7 @@ class Store:
             if not (for_all and segment.packed_read_only):
                 return x
             strategy = strategy or segment.strategy
-        plan = copying.plan(x)
+        plan = array_layout.plan(x)
         chosen = registry.find_strategy(strategy)
         root, fresh = self._allocate(plan.nbytes, chosen, plan.verbatim, for_all=for_all)
         copy: AnyArray = np.ndarray(x.shape, x.dtype, root, plan.offset, plan.strides)

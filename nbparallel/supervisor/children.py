@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nbparallel.supervisor.parentage import die_with_parent, reset_signals
+from nbparallel.supervisor.event_loop import Outbox
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every orphan below it."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Arm SIGKILL for the death of `parent`; end at once if it is gone already."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def reset_signals() -> None:
+    """Undo what exec passes on: blocked signals and ignored ones.
+
+    An ignored SIGCHLD would make the system throw exit statuses away (waitpid(2)).
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals():
+        try:
+            if signal.getsignal(number) is signal.SIG_IGN and number != signal.SIGPIPE:
+                signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):  # SIGKILL, SIGSTOP and the C library's own cannot be changed
+            continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +214,28 @@ def end_all(grace_seconds: float, limit_seconds: float = 10.0) -> None:
             for pid in children():
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)  # a bounded poll: the loop ends by reaping or by its limit
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank's process, from SPAWN to its death."""
+
+    rank: int
+    client: int
+    socket: socket.socket
+    outbox: Outbox
+    pid: int = 0
+    announced: bool = False
+    dead: bool = False
+    template: int = 0
+    inode: int = 0
+    """Of its end of the segment socket, which what it forks has open too."""
+    nonsense: str = ""
+    """What it sent that is no message; it is ended for that."""
+    pidfd: int = -1
+    """Readable when it has ended, whether SIGCHLD came or not; -1: there is none yet, or no more."""
+
+    def give_pidfd(self) -> int:
+        """Return the pidfd, which is the caller's from now on; -1 if there is none."""
+        pidfd, self.pidfd = self.pidfd, -1
+        return pidfd

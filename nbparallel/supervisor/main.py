@@ -27,12 +27,11 @@ from typing import Any
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor import children
+from nbparallel.supervisor.children import Rank, adopt_orphans, reset_signals
 from nbparallel.supervisor.event_loop import Watch, readable, take, take_or_end
 from nbparallel.supervisor.ledger.segment_server import Outgoing, SegmentDesk
 from nbparallel.supervisor.orphans import Strays, mark_children
-from nbparallel.supervisor.parentage import adopt_orphans, reset_signals
-from nbparallel.supervisor.rank import Rank
-from nbparallel.supervisor.sweeping import Sweeping
+from nbparallel.supervisor.sweep import Sweeping
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid

@@ -25,7 +25,7 @@ from nbparallel.distributed import Communicator, set_current
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.store import Store
-from nbparallel.supervisor.parentage import die_with_parent
+from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.segments import Notice

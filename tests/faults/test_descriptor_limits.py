@@ -9,7 +9,8 @@ import textwrap
 import pytest
 
 from nbparallel.errors import SharedMemoryFullError
-from nbparallel.sharing import Store, mappings
+from nbparallel.sharing import Store
+from nbparallel.sharing.memory import process_limits
 
 PRELUDE = """
 import os, resource, sys
@@ -200,7 +201,7 @@ def test_f43_too_many_descriptors_under_way():
 def test_f44_many_mappings(monkeypatch):
     """Before the table of mappings is full there is an error that names it; small arrays find room."""
     store = Store()
-    monkeypatch.setattr(mappings, "most_mappings", lambda: 10)
+    monkeypatch.setattr(process_limits, "most_mappings", lambda: 10)
     made = [store.zeros(300_000, "u1", strategy="file_descriptor") for _ in range(10)]
     with pytest.raises(SharedMemoryFullError, match=r"10 segments .* vm\.max_map_count"):
         store.zeros(300_000, "u1", strategy="file_descriptor")
@@ -214,7 +215,7 @@ def test_f44_the_limit_leaves_room():
     """Python itself needs mappings: what shared arrays take stays under the system's limit."""
     with open("/proc/sys/vm/max_map_count") as file:
         limit = int(file.read())
-    assert limit // 2 < mappings.most_mappings() < limit
+    assert limit // 2 < process_limits.most_mappings() < limit
 
 
 @pytest.mark.time_limit(60)

@@ -15,7 +15,7 @@ import nbparallel_magics
 from nbparallel.errors import CellTimeoutError, NbParallelError, StartError
 from nbparallel.session.tasks import parallel_error
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
-from nbparallel.wire.failures import Cause, FrameLine, RankFailure
+from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 from nbparallel_magics.completion import parsers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbparallel.errors import ParallelError, PeerFailedError, RankExitError, RemoteError
 from nbparallel.session.tasks import parallel_error
-from nbparallel.wire.failures import Cause, FrameLine, RankFailure
+from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
 CELL = FrameLine("In[7]", 4, "<module>", "1 / 0")
 IN_FUNCTION = FrameLine("In[3]", 2, "f", "return 1 / x")

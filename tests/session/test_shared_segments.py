@@ -21,9 +21,8 @@ from nbparallel.session.ledger_question import LedgerQuestion
 from nbparallel.session.monitoring.segments import gather
 from nbparallel.sharing import SegmentStatistics
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.ledger_report import LedgerRow, pages
 from nbparallel.wire.messages import RankMemory, RankSegment
-from nbparallel.wire.segments import segment_id
+from nbparallel.wire.segments import LedgerRow, pages, segment_id
 
 
 def rank(number: int, client: int, *made: RankSegment, alive: bool = True) -> Any:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from nbparallel.sharing import Store, allowance, making_room
-from nbparallel.sharing.allowance import Allowance
+from nbparallel.sharing import Store
+from nbparallel.sharing.lifecycle import allocator, memory_pool
+from nbparallel.sharing.lifecycle.memory_pool import Allowance
 from tests.sharing.test_full import MIB, V2, reader
 
 GIB = 1 << 30
@@ -55,10 +56,10 @@ def test_little_is_kept_without_a_look():
     """What small arrays leave costs no reading of limits; larger ones read them once a second."""
     reads, read = [], reader(MACHINE)
     keep = Allowance(read=lambda path: reads.append(path) or read(path))
-    assert keep.allows(allowance.LEAST_NBYTES)
+    assert keep.allows(memory_pool.LEAST_NBYTES)
     assert not reads
     for _ in range(100):
-        keep.allows(2 * allowance.LEAST_NBYTES)
+        keep.allows(2 * memory_pool.LEAST_NBYTES)
     assert reads.count("/proc/meminfo") == 1
 
 
@@ -94,15 +95,15 @@ def late(exchange, monkeypatch):
 
 def test_a_large_array_waits_a_moment_for_memory_that_comes_back(late, monkeypatch):
     """What ranks have just let go of is used again, and not made anew beside it."""
-    monkeypatch.setattr(making_room, "WORTH_SECONDS", 1.0)  # however slow the machine is
+    monkeypatch.setattr(allocator, "WORTH_SECONDS", 1.0)  # however slow the machine is
     k, r, looks = late
-    array = k.empty(making_room.WORTH_NBYTES, np.uint8)
+    array = k.empty(allocator.WORTH_NBYTES, np.uint8)
     address = array.ctypes.data
     r.attach(k.handle(array))
     r.drain()
     del array
     looks.clear()
-    again = k.empty(making_room.WORTH_NBYTES, np.uint8)
+    again = k.empty(allocator.WORTH_NBYTES, np.uint8)
     assert again.ctypes.data == address
     assert len(looks) == 5
 
@@ -122,25 +123,25 @@ def test_a_small_array_does_not_wait(late):
 @pytest.mark.parametrize(("times", "kept"), [(2, GIB), (1, MIB)], ids=["too large", "not to be kept"])
 def test_nobody_waits_for_memory_that_does_not_help(late, monkeypatch, times, kept):
     """It does not fit, or is more than the process may keep, so that it goes back to the system."""
-    monkeypatch.setattr(making_room, "WORTH_SECONDS", 1.0)
+    monkeypatch.setattr(allocator, "WORTH_SECONDS", 1.0)
     k, r, looks = late
     k.pool.allowance.fixed = kept
-    array = k.empty(times * making_room.WORTH_NBYTES, np.uint8)
+    array = k.empty(times * allocator.WORTH_NBYTES, np.uint8)
     r.attach(k.handle(array))
     r.drain()
     del array
     looks.clear()
-    k.empty(making_room.WORTH_NBYTES, np.uint8)
+    k.empty(allocator.WORTH_NBYTES, np.uint8)
     assert len(looks) == 1
 
 
 def test_a_wait_for_memory_that_somebody_holds_is_bounded(exchange):
     """It is given up after a fiftieth of what making the memory takes."""
     k, r = exchange.store(0, pool_nbytes=GIB), exchange.store(1)
-    array = k.empty(making_room.WORTH_NBYTES, np.uint8)
+    array = k.empty(allocator.WORTH_NBYTES, np.uint8)
     address = array.ctypes.data
     there = r.attach(k.handle(array))
     del array
-    again = k.empty(making_room.WORTH_NBYTES, np.uint8)
+    again = k.empty(allocator.WORTH_NBYTES, np.uint8)
     assert again.ctypes.data != address
     assert there.size == again.size

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError, SegmentLostError
-from nbparallel.sharing import mappings
 from nbparallel.sharing.lifecycle import mapping_cache, memory_pool
+from nbparallel.sharing.memory import process_limits
 from nbparallel.wire.frames import Kind
 
 
@@ -279,7 +279,7 @@ def test_it_is_not_what_an_array_is_refused_for(exchange, pair, monkeypatch):
     r.attach(k.handle(first))
     r.drain()
     most = r._holdings.mapped
-    monkeypatch.setattr(mappings, "most_mappings", lambda: most)
+    monkeypatch.setattr(process_limits, "most_mappings", lambda: most)
     assert r.attach(k.handle(second)).shape == (1000,)
     assert len(r._holdings.kept) == 0
 

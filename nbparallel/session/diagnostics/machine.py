@@ -87,7 +87,7 @@ class Machine:
 
 def look() -> Machine:
     """Look at this machine; makes one page of shared memory with each strategy, and gives it back."""
-    from nbparallel.wire.processors import cgroup_quota
+    from nbparallel.wire.system import cgroup_quota
 
     return Machine(
         proc=os.path.isdir("/proc/self/fd"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
-from nbparallel.wire.processors import cgroup_quota
+from nbparallel.wire.system import cgroup_quota
 from nbparallel.wire.units import size_text
 
 RANK_BYTES = 24 << 20

@@ -15,7 +15,7 @@ from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.output import Decoder, TaskOutput
 from nbparallel.session.processes.event_loop import Pump
-from nbparallel.wire import versions
+from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import Completions, Sighting
 from nbparallel.wire.messages import Display, InputRequest, Outcome, Place, RankMemory, Stream
@@ -189,7 +189,7 @@ class RankHandle:
     def _handle(self, frame: Frame) -> None:
         self.flush()
         if frame.kind is Kind.RANK_READY:
-            self.refusal = versions.difference(frame.payload)
+            self.refusal = identity.difference(frame.payload)
             self.ready = True
             self._post(self, "ready")
             return

@@ -16,8 +16,7 @@ from nbparallel.session.tasks import parallel_error
 from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.session.values import RankValues, RemoteValue
 from nbparallel.wire.control import ControlView, State
-from nbparallel.wire.failures import Cause, RankFailure
-from nbparallel.wire.messages import CellTask, Outcome, Task
+from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure, Task
 
 
 def result_of(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nbparallel.errors import ParallelError, RankExitError, RemoteError, rank_list
-from nbparallel.wire.failures import Cause, RankFailure
+from nbparallel.wire.messages import Cause, RankFailure
 
 _CONSEQUENCES = (Cause.PEER, Cause.INTERRUPT)
 _LONGEST_MESSAGE = 500

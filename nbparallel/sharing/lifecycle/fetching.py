@@ -8,9 +8,8 @@ from typing import NamedTuple
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.mapping_cache import Kept
-from nbparallel.sharing.mappings import check_mappings
 from nbparallel.sharing.memory.mapping import Access, Mapping
-from nbparallel.sharing.memory.process_limits import check_descriptor
+from nbparallel.sharing.memory.process_limits import check_descriptor, check_mappings
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire.handles import ArrayHandle
 

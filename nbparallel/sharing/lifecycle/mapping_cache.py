@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nbparallel.sharing.allowance import Allowance
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle import memory_pool
+from nbparallel.sharing.lifecycle.memory_pool import Allowance
 from nbparallel.sharing.lifecycle.segment import Segment
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.process_limits import spare

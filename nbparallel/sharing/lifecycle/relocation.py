@@ -21,9 +21,9 @@ import os
 import sys
 
 from nbparallel.errors import FileDescriptorLimitError, SegmentInUseError, SharedMemoryFullError
+from nbparallel.sharing.lifecycle.allocator import make_room
 from nbparallel.sharing.lifecycle.segment import Block, Segment
 from nbparallel.sharing.lifecycle.segment_table import Holdings
-from nbparallel.sharing.making_room import make_room
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.memory.process_limits import check_descriptor
 from nbparallel.sharing.strategies.page_allocation import explained

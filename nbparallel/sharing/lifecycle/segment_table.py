@@ -32,12 +32,10 @@ from nbparallel.sharing.lifecycle.mapping_cache import Kept
 from nbparallel.sharing.lifecycle.memory_pool import Pool
 from nbparallel.sharing.lifecycle.region import Region
 from nbparallel.sharing.lifecycle.region_set import Regions
-from nbparallel.sharing.lifecycle.registration import Announcing
+from nbparallel.sharing.lifecycle.registration import Announcing, Sessions
 from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
-from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, Root
-from nbparallel.sharing.sessions import Sessions
+from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, Root, Unfinished
 from nbparallel.sharing.strategies import registry
-from nbparallel.sharing.unfinished import Unfinished
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from functools import lru_cache
 
 from nbparallel.errors import FileDescriptorLimitError
+from nbparallel.sharing.memory.memory_limits import full_error
 
 LEAST_SPARE = 8
 """Left to others in any case: a rank that is started needs six for a moment."""
@@ -58,3 +60,35 @@ def descriptor_error(error: OSError) -> FileDescriptorLimitError:
         "delete shared arrays, put several into one, use `%sharing_strategy file_region`, or raise the limit "
         "(`ulimit -n`)",
     )
+
+
+OTHERS_SHARE = 8
+"""An eighth is left to everything else: libraries take hundreds, a heap of gigabytes a thousand."""
+
+
+@lru_cache(maxsize=1)
+def most_mappings() -> int:
+    """Return how many segments a process may map."""
+    try:
+        with open("/proc/sys/vm/max_map_count", encoding="utf-8") as file:
+            limit = int(file.read())
+    except (OSError, ValueError):
+        return 1 << 40  # not Linux
+    return limit - limit // OTHERS_SHARE
+
+
+def check_mappings(count: int, nbytes: int) -> None:
+    """Return if a process with `count` mapped segments may map another one.
+
+    Raises
+    ------
+    SharedMemoryFullError
+        It may not.
+    """
+    if count >= most_mappings():
+        raise full_error(
+            nbytes,
+            None,
+            f"this process, which maps {count} segments already",
+            "put small arrays into one large one, or raise vm.max_map_count (sysctl)",
+        )

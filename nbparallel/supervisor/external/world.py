@@ -25,21 +25,18 @@ import sys
 from dataclasses import dataclass, field
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.children import raise_file_limit
-from nbparallel.supervisor.event_loop import Watch, readable, take
+from nbparallel.supervisor.children import raise_file_limit, reset_signals
+from nbparallel.supervisor.event_loop import Outbox, Watch, readable, take
 from nbparallel.supervisor.exit_status import exit_status
 from nbparallel.supervisor.external.listener import Door, peer_of
 from nbparallel.supervisor.external.membership import Roll
 from nbparallel.supervisor.ledger.segment_server import Outgoing, SegmentDesk
-from nbparallel.supervisor.outbox import Outbox
-from nbparallel.supervisor.parentage import reset_signals
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import Process, process_of
-from nbparallel.wire.processors import cgroup_quota
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
-from nbparallel.wire.system import ready
+from nbparallel.wire.system import cgroup_quota, ready
 
 MOST_FRAMES = 1000
 """Taken from one member between two looks at the others."""

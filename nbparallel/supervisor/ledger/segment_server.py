@@ -25,16 +25,17 @@ from nbparallel.supervisor.ledger import events
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.ledger_report import LedgerRow, pages
 from nbparallel.wire.segments import (
     Fetch,
     Fetched,
     Hold,
+    LedgerRow,
     Lost,
     LostReason,
     Register,
     pack_segment,
     pack_use,
+    pages,
     unpack_path,
     unpack_segment,
     unpack_use,
