@@ -12,14 +12,15 @@ import numpy as np
 
 from benchmarks.adapters import Ours
 from benchmarks.lines import LARGE, Line, case
-from nbparallel.distributed import Communicator, messages_at_once, relaying
+from nbparallel.distributed import Communicator, messages_at_once
 from nbparallel.distributed.collectives import direct, staging
+from nbparallel.distributed.collectives import staging as relaying
 from nbparallel.distributed.data_parallel import buckets
 from nbparallel.distributed.point_to_point import packing, sender, streaming
 from nbparallel.distributed.runtime import waiting
 
 KIB, MIB = 1 << 10, 1 << 20
-all_reduce = importlib.import_module("nbparallel.distributed.all_reduce")  # not the function of that name
+all_reduce = importlib.import_module("nbparallel.distributed.collectives.all_reduce")
 Call = Callable[[], object]
 
 

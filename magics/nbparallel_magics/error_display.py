@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from nbparallel.errors import InternalError, NbParallelError, ParallelError, ProtocolError, rank_list
 from nbparallel.wire.messages import RankFailure
-from nbparallel_magics.ranks import RankSpec
+from nbparallel_magics.arguments import RankSpec
 
 
 class _CellSyntaxError(SyntaxError):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from nbparallel.errors import CellTimeoutError, ParallelError
+from nbparallel_magics.arguments import RankSpec
 from nbparallel_magics.background import BackgroundCell, follow
 from nbparallel_magics.error_display import brief_errors, does_not_compile
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.publisher import publisher_for
-from nbparallel_magics.ranks import RankSpec
 from nbparallel_magics.state import Live
 
 if TYPE_CHECKING:
@@ -150,10 +150,10 @@ def input_number(shell: Any) -> int:
 
 def check_compiles(shell: Any, request: CellRequest) -> None:
     """Raise the SyntaxError of a cell that does not compile, with the notebook's line."""
-    from nbparallel.session import source
+    from nbparallel.session.tasks.cell import check_source
 
     try:
-        source.check(request.source, line_offset=request.line_offset, execution_count=input_number(shell))
+        check_source(request.source, line_offset=request.line_offset, execution_count=input_number(shell))
     except SyntaxError as error:
         # under this name IPython shows "Cell In[3], line 4", with the line as it stands in the notebook
         lines = "\n" * request.line_offset + request.source

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbparallel_magics.configuration import configured
-from nbparallel_magics.log_folder import LogFolder
 from nbparallel_magics.output.notebook_messages import NotebookOutput
+from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import is_ipykernel
 from nbparallel_magics.prestart import Warm
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.collectives.broadcast import as_plain_array
 from nbparallel.distributed.collectives.exchange import Labels, Movement
 from nbparallel.distributed.operators import (
     Operator,
@@ -20,7 +19,7 @@ from nbparallel.distributed.operators import (
     find_operator,
     is_number,
 )
-from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.wire.control import Operation
 

@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.collectives.collectives import Collectives
 from nbparallel.distributed.group import Team
 from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.waiting import Wait
 from nbparallel.wire.timeline import Noted, RankTimeline, pack
 
 if TYPE_CHECKING:

@@ -14,13 +14,11 @@ from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, namespace, tasks
-from nbparallel.engine.complete import complete
 from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.input import Asking
-from nbparallel.engine.inspection import look
+from nbparallel.engine.inspection import complete, look
 from nbparallel.engine.interrupts import Interrupts
-from nbparallel.engine.output import RankOutput, mark_threads
-from nbparallel.engine.readable import packed
+from nbparallel.engine.output import RankOutput, mark_threads, packed
 from nbparallel.engine.shell import RankShell
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control import ControlView

@@ -11,8 +11,7 @@ from collections import deque
 from typing import Any
 
 from nbparallel.channel import Channel
-from nbparallel.engine.output import RankOutput
-from nbparallel.engine.readable import packed
+from nbparallel.engine.output import RankOutput, packed
 from nbparallel.errors import InputRefusedError
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import InputReply, InputRequest

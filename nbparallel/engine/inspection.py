@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from IPython.core.completer import provisionalcompleter
 
 from nbparallel import sharing
 from nbparallel.engine import namespace
 from nbparallel.transfer.variable_info import seen
-from nbparallel.wire.inspection import Sighting
+from nbparallel.wire.inspection import Completion, Completions, Sighting, Unfinished
 
 if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine
+    from nbparallel.engine.shell import RankShell
+
 
 MOST_NAMES = 1000
 """Names that are told; a table of more helps nobody."""
@@ -31,3 +36,23 @@ def look(engine: Engine, number: int) -> Sighting:
         return Sighting(number, told, len(names) - len(told))
     except Exception as error:  # noqa: BLE001  a question must not end the rank
         return Sighting(number, (), 0, f"{type(error).__name__}: {error}")
+
+
+MOST = 300
+"""Completions that are told; nobody reads more."""
+
+
+def complete(shell: RankShell, unfinished: Unfinished) -> Completions:
+    """Return what this rank's own shell would offer; never raises, changes no variable."""
+    try:
+        completer = shell.Completer
+        completer.use_jedi = False  # it takes seconds the first time, and looks at source, not at values
+        with provisionalcompleter():
+            offered = completer.completions(unfinished.text, unfinished.cursor)
+            found = tuple(
+                Completion(c.start, c.text, "" if c.type == "<unknown>" else str(c.type or ""))
+                for c in itertools.islice(offered, MOST)
+            )
+    except Exception:  # noqa: BLE001  it runs the user's __dir__; a key press must not end the rank
+        found = ()
+    return Completions(unfinished.number, found)

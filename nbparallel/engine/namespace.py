@@ -6,6 +6,7 @@ A name is the rank's own if it is bound to something else than what was delivere
 from __future__ import annotations
 
 import importlib
+import linecache
 import sys
 import weakref
 from collections import ChainMap
@@ -16,16 +17,81 @@ from typing import Any, cast
 
 import numpy as np
 
-from nbparallel.engine import cell_sources
-from nbparallel.engine.delivered import MISSING, Delivered
-from nbparallel.engine.read_only import explain
+from nbparallel.engine.failures import explain
 from nbparallel.errors import ReadOnlyArrayError, UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store, current_store
 from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
-from nbparallel.wire.names import NameKind, NameUpdate
+from nbparallel.wire.names import CellSource, NameKind, NameUpdate
+
+_labels: dict[str, str] = {}
+
+
+def remember_sources(sources: Iterable[CellSource]) -> None:
+    """Keep the text of cells; that of a cell that ran again replaces the older one."""
+    for source in sources:
+        _labels[source.filename] = source.label
+        lines = source.text.splitlines(keepends=True)
+        # without a time of change `linecache.checkcache` never drops it
+        linecache.cache[source.filename] = (len(source.text), None, lines, source.filename)
+
+
+def label_of(filename: str) -> str:
+    """Return the ``In[n]`` of a cell of the notebook, or an empty string."""
+    return _labels.get(filename, "")
+
+
+MISSING: Any = object()
+"""Nothing was delivered under the name, or it is gone."""
+
+
+class Delivered:
+    """Delivered values by name."""
+
+    def __init__(self) -> None:
+        self._weak: dict[str, weakref.ref[Any]] = {}
+        self._strong: dict[str, Any] = {}
+        """What takes no weak reference: numbers, strings, lists, dictionaries …"""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weak or name in self._strong
+
+    def get(self, name: str) -> Any:
+        """Return the value, or `MISSING`."""
+        reference = self._weak.get(name)
+        if reference is None:
+            return self._strong.get(name, MISSING)
+        value = reference()
+        return MISSING if value is None else value
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Note what was delivered."""
+        for name, value in values.items():
+            self.discard(name)
+            try:
+                self._weak[name] = weakref.ref(value)
+            except TypeError:
+                self._strong[name] = value
+
+    def discard(self, name: str) -> None:
+        """Forget a name."""
+        self._weak.pop(name, None)
+        self._strong.pop(name, None)
+
+    def let_go(self, namespace: Mapping[str, Any]) -> None:
+        """Forget the names that are not bound to their values any more.
+
+        Should the rank bind one to the very same object again, it counts as the rank's own from then on.
+        """
+        for name, value in list(self._strong.items()):
+            if namespace.get(name, MISSING) is not value:
+                del self._strong[name]
+        for name, reference in list(self._weak.items()):
+            if reference() is None:
+                del self._weak[name]
+
 
 MIN_SWEEP = 64
 """So many arrays are remembered before those that died are looked for."""
@@ -104,7 +170,7 @@ class RankNames:
         handles: dict[str, ArrayHandle] = {}
         deleted = []
         for update in updates:
-            cell_sources.remember(update.sources)
+            remember_sources(update.sources)
             if update.kind is NameKind.DELETE:
                 deleted.append(update.name)
             elif update.kind is NameKind.DEFINITION:

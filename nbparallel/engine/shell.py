@@ -8,7 +8,7 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
@@ -17,8 +17,44 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Integer, Type
 
-from nbparallel.engine import cell_sources, refusals
+from nbparallel.engine import namespace
 from nbparallel.engine.output import RankOutput
+
+CELL_MAGICS = ("parallel", "rank")
+LINE_MAGICS = (
+    *CELL_MAGICS, "%parallel", "%rank", "share", "sharing_strategy", "parallel_status", "parallel_segments",
+    "parallel_who", "parallel_doctor", "parallel_restart", "parallel_stop", "parallel_result", "parallel_tb",
+    "parallel_timeline", "parallel_panel",
+)  # fmt: skip
+"""As `nbparallel_magics` defines them, which the engine cannot import; ``%%parallel`` below a comment is a
+line magic, too."""
+
+
+def _refuse_magics(shell: RankShell) -> None:
+    """Register a refusal for every magic of the notebook."""
+    for name in LINE_MAGICS:
+        shell.magics_manager.register_function(_refusal(f"%{name}"), "line", name)
+    for name in CELL_MAGICS:
+        shell.magics_manager.register_function(_refusal(f"%%{name}"), "cell", name)
+
+
+def _refusal(magic: str) -> Callable[..., NoReturn]:
+    def refuse(*_: str) -> NoReturn:
+        raise UsageError(
+            f"{magic} works in the notebook, and this code runs on a rank already: {_advice(magic)}"
+        )
+
+    refuse.__doc__ = f"Refuse {magic}: it works in the notebook only."
+    return refuse
+
+
+def _advice(magic: str) -> str:
+    if magic.lstrip("%") in CELL_MAGICS:
+        return "leave it out (for some ranks write `if rank == 0:`), or give the notebook's cell -n or -r"
+    if "shar" in magic:
+        return "nbp.share(x), nbp.set_sharing_strategy(name) do it here"
+    return "run it in a cell of its own"
+
 
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
@@ -64,7 +100,7 @@ class RankCompiler(CachingCompiler):
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         """Do as the base class says, for the notebook's other cells too."""
-        label = cell_sources.label_of(name)
+        label = namespace.label_of(name)
         return ("Cell", label) if label else super().format_code_name(name)
 
 
@@ -212,6 +248,6 @@ class RankShell(InteractiveShell):
 def make() -> RankShell:
     """Make the one shell of this process and warm what a first cell would import."""
     shell = RankShell.instance()
-    refusals.install(shell)
+    _refuse_magics(shell)
     shell.user_ns.pop("In", None)
     return shell

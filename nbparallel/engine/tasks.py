@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.engine import environment, failures, namespace, place, script, withdrawal
+from nbparallel.engine import environment, failures, namespace, withdrawal
 from nbparallel.errors import InternalError, UnpicklableError
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
@@ -34,6 +34,23 @@ from nbparallel.wire.timeline import RankTimeline
 
 if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine
+
+
+def run_script(task: ScriptTask, namespace: dict[str, Any]) -> None:
+    """Run the script in the rank's ``__main__``; leaving by ``sys.exit(0)`` is success.
+
+    The names that are predefined in a cell are there as well, until the script assigns its own.
+    """
+    sys.argv[:] = [task.path, *task.arguments]
+    namespace["__file__"] = task.path
+    namespace["__package__"] = task.package
+    code = compile(task.source, task.path, "exec", dont_inherit=True)
+    try:
+        exec(code, namespace)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
+
 
 _NOTHING = object()
 MOST_SEGMENTS = 50
@@ -97,7 +114,7 @@ def _follow_choice(engine: Engine) -> None:
 def _follow_place(engine: Engine) -> tuple[str, ...]:
     """Go where the notebook has gone since the last task; return what the user should know of it."""
     before, engine.place = engine.place, engine.next_place
-    return place.follow(before, engine.place)
+    return environment.follow_context(before, engine.place)
 
 
 def _filename(engine: Engine, task: Task) -> str:
@@ -125,7 +142,7 @@ def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
         function, args = pickling.loads(task.call, store, broker=engine.broker, home=engine.shell.user_ns)
         return function(*args), None
     if isinstance(task, ScriptTask):
-        script.run(task, engine.shell.user_ns)
+        run_script(task, engine.shell.user_ns)
         return _NOTHING, None
     if isinstance(task, PullTask):
         if task.name not in engine.shell.user_ns:

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.statistics import RankStatistics as RankStatistics
     from nbparallel.session.monitoring.statistics import SessionStatistics as SessionStatistics
     from nbparallel.session.monitoring.who import SessionNames as SessionNames
+    from nbparallel.session.output import OutputSink as OutputSink
     from nbparallel.session.results import CellResult as CellResult
     from nbparallel.session.results import RankResult as RankResult
+    from nbparallel.session.results import RankValues as RankValues
+    from nbparallel.session.results import RemoteValue as RemoteValue
     from nbparallel.session.script import Script as Script
     from nbparallel.session.session import Session as Session
-    from nbparallel.session.sink import OutputSink as OutputSink
     from nbparallel.session.start_processes import spawn as spawn
     from nbparallel.session.tasks.pending_cell import PendingCell as PendingCell
-    from nbparallel.session.values import RankValues as RankValues
-    from nbparallel.session.values import RemoteValue as RemoteValue
 
 _HOMES = {
     "CellResult": "results",
     "Examination": "diagnostics.doctor",
     "Finding": "diagnostics.doctor",
-    "OutputSink": "sink",
+    "OutputSink": "output",
     "PendingCell": "tasks.pending_cell",
     "RankResult": "results",
     "RankStatistics": "monitoring.statistics",
-    "RankValues": "values",
-    "RemoteValue": "values",
+    "RankValues": "results",
+    "RemoteValue": "results",
     "Script": "script",
     "Session": "session",
     "SessionNames": "monitoring.who",

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import codecs
+import sys
+import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from nbparallel.session.sink import OutputSink
 from nbparallel.wire.messages import Display
+
+
+class OutputSink(Protocol):
+    """Takes what ranks print and show.
+
+    Called from the session's own thread, also after the task has ended (a thread that it started may print
+    later): an implementation has to be safe to call from another thread, and quick.
+    """
+
+    def stream(self, rank: int, name: str, text: str) -> None:
+        """Take text that `rank` wrote to `name` (``stdout`` or ``stderr``), in pieces as they came."""
+
+    def display(
+        self,
+        rank: int,
+        data: dict[str, Any],
+        metadata: dict[str, Any],
+        transient: dict[str, Any],
+        update: bool,
+    ) -> None:
+        """Take a rich output as a mime bundle."""
+
+    def result(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Take the value of the last expression as a mime bundle."""
+
+    def clear(self, rank: int, wait: bool) -> None:
+        """Take a rank's ``clear_output``."""
+
+    def note(self, text: str) -> None:
+        """Take one line of nbparallel's own for the reader of the cell."""
+
+    def finish(self) -> None:
+        """Hear that every rank has ended the task; late output may still come."""
+
 
 KEPT_CHARACTERS = 10 << 20
 """Text of one rank that a result keeps; what is beyond it was shown but is not kept."""
@@ -98,3 +133,54 @@ class Decoder:
     def feed(self, data: bytes, *, final: bool = False) -> str:
         """Return the text of `data`, keeping an unfinished character for the next time."""
         return self._decoder.decode(data, final)
+
+
+class LineSink:
+    """Prints whole lines as ``[rank 2] text``; a line without an end is printed when the task ends.
+
+    Called from the session's thread and, at the end, from the one that waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: dict[tuple[int, str], str] = {}
+
+    # docstrings inherited from OutputSink
+
+    def stream(self, rank: int, name: str, text: str) -> None:  # noqa: D102
+        with self._lock:
+            *whole, rest = (self._begun.get((rank, name), "") + text).split("\n")
+            self._begun[rank, name] = rest
+            self._print(rank, name, whole)
+
+    def display(  # noqa: D102
+        self,
+        rank: int,
+        data: dict[str, Any],
+        metadata: dict[str, Any],
+        transient: dict[str, Any],
+        update: bool,
+    ) -> None:
+        self.stream(rank, "stdout", str(data.get("text/plain", "")) + "\n")
+
+    def result(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:  # noqa: D102
+        self.display(rank, data, metadata, {}, update=False)
+
+    def clear(self, rank: int, wait: bool) -> None:  # noqa: D102
+        pass  # what stands in a terminal or a file stays
+
+    def note(self, text: str) -> None:  # noqa: D102
+        with self._lock:
+            sys.stderr.write(f"nbparallel: {text}\n")
+
+    def finish(self) -> None:  # noqa: D102
+        with self._lock:
+            for (rank, name), rest in sorted(self._begun.items()):
+                self._print(rank, name, [rest] if rest else [])
+            self._begun.clear()
+
+    def _print(self, rank: int, name: str, lines: list[str]) -> None:
+        if lines:
+            stream = sys.stderr if name == "stderr" else sys.stdout
+            stream.write("".join(f"[rank {rank}] {line}\n" for line in lines))
+            stream.flush()

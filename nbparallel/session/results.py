@@ -6,7 +6,123 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbparallel.session.values import RankValues
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteValue:
+    """Stands for a value that stayed on its rank because it cannot be pickled."""
+
+    text: str
+    """The value as text."""
+    reason: str
+    """Why it could not travel."""
+
+    def __repr__(self) -> str:
+        return self.text or f"<a value that stayed on its rank: {self.reason}>"
+
+
+class RankValues:
+    """The values of one name or expression, one of each rank; a snapshot.
+
+    Indexed by rank (`KeyError` for a rank that took no part); iterates, compares and prints as a list in
+    rank order.  `gather()` joins the parts; a notebook shows long ones by class and shape.
+
+    >>> parts = RankValues({0: 10, 2: 12})
+    >>> parts[2], list(parts), parts == [10, 12], parts
+    (12, [10, 12], True, [10, 12])
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[int, Any]) -> None:
+        self._values = dict(sorted(values.items()))
+
+    def __getitem__(self, rank: int) -> Any:
+        try:
+            return self._values[rank]
+        except KeyError:
+            has = ", ".join(map(str, self._values)) or "none"
+            raise KeyError(f"rank {rank} has no value here; these have: {has}") from None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values.values())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, value: object) -> bool:
+        return value in list(self)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that have a value, ascending."""
+        return tuple(self._values)
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """Iterate over (rank, value)."""
+        return iter(self._values.items())
+
+    def gather(self) -> Any:
+        """Return the parts as one: arrays joined along their first axis, lists one after the other.
+
+        Numbers and 0-d arrays become an array with one element a rank.  The result is a new array (or
+        list): later changes of it do not touch the parts, nor the ranks.
+
+        Raises
+        ------
+        TypeError
+            A part is neither an array, a number nor a list, or they are of different kinds.
+        ValueError
+            The arrays do not fit together, or no rank has a value.
+        """
+        parts = list(self)
+        if not parts:
+            raise ValueError("there is nothing to gather: no rank has a value")
+        if all(isinstance(part, list) for part in parts):
+            return [element for part in parts for element in part]
+        if all(isinstance(part, (np.generic, int, float, complex)) or _ndim(part) == 0 for part in parts):
+            return np.array(parts)
+        if all(_ndim(part) for part in parts):
+            try:
+                return np.concatenate(parts)
+            except ValueError as error:
+                shapes = ", ".join(f"rank {rank}: {np.shape(part)}" for rank, part in self.items())
+                raise ValueError(f"these parts do not fit together ({shapes}): {error}") from None
+        kinds = ", ".join(f"rank {rank}: {type(part).__name__}" for rank, part in self.items())
+        raise TypeError(f"arrays, numbers or lists can be gathered, all of one kind, not {kinds}")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RankValues):
+            return self._values == other._values
+        if isinstance(other, (list, tuple)):
+            return list(self) == list(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Have a notebook show a list, or what each rank has where that would take many lines."""
+        text = repr(self)
+        if "\n" in text and not cycle:
+            text = "\n".join(f"rank {rank}: {_form(value)}" for rank, value in self.items())
+        printer.text(text)
+
+
+def _form(value: Any) -> str:
+    """Return a value in a line: itself if it is short, else its class and shape."""
+    text = repr(value)
+    if "\n" not in text:
+        return text
+    shape, dtype = getattr(value, "shape", ""), getattr(value, "dtype", "")
+    return " ".join(str(part) for part in (type(value).__name__, shape, dtype) if str(part))
+
+
+def _ndim(value: Any) -> int | None:
+    return value.ndim if isinstance(value, np.ndarray) else None
 
 
 @dataclass(frozen=True, slots=True)

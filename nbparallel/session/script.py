@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from nbparallel.session.line_sink import LineSink
+from nbparallel.session.output import LineSink
 from nbparallel.wire.messages import ScriptTask
 
 if TYPE_CHECKING:

@@ -27,24 +27,22 @@ from typing import Any, Self
 from nbparallel import sharing
 from nbparallel.errors import rank_list
 from nbparallel.session.interrupts import Presses
-from nbparallel.session.line_sink import LineSink
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.session.names.delivery import Names
+from nbparallel.session.names.encoding import dump
+from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes import resize as roster
 from nbparallel.session.processes.launch import Ignition
 from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.processes.rank_pool import Crew
-from nbparallel.session.results import CellResult
-from nbparallel.session.sending import dump
+from nbparallel.session.processes.resize import start_crew
+from nbparallel.session.results import CellResult, RankValues
 from nbparallel.session.session_lock import Turns
-from nbparallel.session.sink import OutputSink
-from nbparallel.session.starting import start_crew
 from nbparallel.session.tasks import cell as cells
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.dispatch import Launched, Tasks
 from nbparallel.session.tasks.pending_cell import PendingCell
-from nbparallel.session.values import RankValues
 from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
 
 START_METHODS = ("forkserver", "spawn")
@@ -301,7 +299,7 @@ class Session(SessionViews):
     def _launch(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, presses: Presses
     ) -> Launched:
-        cells.check(cell, options)
+        cells.check_cell(cell, options)
         started = time.monotonic()
         crew, notes = self._ensure(presses)
         who = roster.chosen(ranks, self._size)

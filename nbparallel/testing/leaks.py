@@ -18,10 +18,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nbparallel.supervisor.sweep import look
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
 from nbparallel.wire import owners
@@ -266,3 +267,17 @@ def drain_pools() -> None:
 def suspicious_words(text: str) -> list[str]:
     """Return the lines of a stderr that tell of a leak."""
     return [line for line in text.splitlines() if any(word in line for word in STDERR_WORDS)]
+
+
+def names_of(notebook: int, places: Iterable[str] | None = None) -> list[str]:
+    """Return the paths of all names of a notebook (or script) and its ranks, sorted.
+
+    Parameters
+    ----------
+    notebook : int
+        Its process id.
+    places : iterable of path, optional
+        Where to look; by default where a sweep does.
+    """
+    found = look(places).left
+    return sorted(name.path for name in found if name.session.partition(":")[0] == str(notebook))

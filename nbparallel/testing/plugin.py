@@ -11,17 +11,45 @@ Markers
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from nbparallel.testing import processes, stress
+from nbparallel.testing import processes
 from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.leaks import LeakCheck, suspicious_words
-from nbparallel.testing.stress import BUSY_LIMIT_FACTOR, BusyCore
 from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
+
+BUSY_LIMIT_FACTOR = 3.0
+"""On a busy core everything takes at least twice as long; limits grow by this."""
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add ``--repeat`` and ``--busy-core``."""
+    group = parser.getgroup("nbparallel")
+    group.addoption("--repeat", type=int, default=1, metavar="N", help="run every selected test N times")
+    group.addoption(
+        "--busy-core", action="store_true", help="pin everything to one core, beside a process that spins"
+    )
+
+
+class BusyCore:
+    """Pins this process, and so all that it starts, to one core, and keeps that core busy."""
+
+    def __init__(self) -> None:
+        core = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {core})
+        self._spinner = subprocess.Popen([sys.executable, "-I", "-S", "-c", _SPIN])
+
+    def close(self) -> None:
+        """End the spinning process; the pinning stays."""
+        self._spinner.kill()
+        self._spinner.wait()
+
 
 _watchdog = pytest.StashKey[Watchdog]()
 _failed = pytest.StashKey[bool]()
@@ -31,7 +59,7 @@ _busy_core = pytest.StashKey[BusyCore]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that make tests harder."""
-    stress.add_options(parser)
+    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

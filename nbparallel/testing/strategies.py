@@ -25,7 +25,7 @@ import nbparallel as nbp
 from nbparallel.errors import InvalidHandleError, SharedMemoryFullError
 from nbparallel.sharing import Access, SegmentSource, Strategy, current_store
 from nbparallel.sharing.strategies import registry
-from nbparallel.testing.contents import checksum
+from nbparallel.testing.arrays import checksum
 
 _DTYPES = ["?", "i1", ">u2", "f4", "<f8", "c16", "S3", "U2", "M8[ns]", [("a", "i2"), ("b", "f8", 2)]]
 _REPETITIONS = 30

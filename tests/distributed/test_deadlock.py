@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.awaiting import Wait
+from nbparallel.distributed.runtime.waiting import Wait
 from nbparallel.distributed.slots import deadlock
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
 from nbparallel.testing.ranks import Running

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.data_parallel.batches import Batches, Plan, disagreement
-from nbparallel.distributed.partition import part_of
 
 plans = st.builds(
     Plan,

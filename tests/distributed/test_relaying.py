@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, relaying
+from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import staging
+from nbparallel.distributed.collectives import staging as relaying
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.private_places import on_private_places
-from nbparallel.testing.sandboxes import missing_reason, run_script
+from nbparallel.testing.sandboxes import missing_reason, on_private_places, run_script
 
 VICTIM = """
 import json, os, sys, numpy as np, nbparallel as nbp

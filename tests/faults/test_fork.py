@@ -9,7 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.testing.names import names_of
+from nbparallel.testing.leaks import names_of
 
 
 @pytest.mark.parametrize("how", ["return", "_exit", "exception", "sys.exit"])

@@ -25,7 +25,7 @@ from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor.ledger.segment_server import SegmentDesk
-from nbparallel.testing.names import names_of
+from nbparallel.testing.leaks import names_of
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Lost, LostReason, Register, segment_id

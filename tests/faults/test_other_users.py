@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.testing.names import names_of
+from nbparallel.testing.leaks import names_of
 from nbparallel.wire import owners
 
 NOBODY = 65534

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.private_places import on_private_places
-from nbparallel.testing.sandboxes import missing_reason
+from nbparallel.testing.sandboxes import missing_reason, on_private_places
 
 SCRIPT = str(Path(__file__).with_name("peers_leftovers.py"))
 

@@ -18,7 +18,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
-from nbparallel.testing.names import names_of
+from nbparallel.testing.leaks import names_of
 from nbparallel.wire.identity import process_state
 
 GENEROUS_SECONDS = 5.0

@@ -18,10 +18,10 @@ from IPython.core.interactiveshell import InteractiveShell
 import nbparallel_magics
 from nbparallel.wire.identity import process_of, this_process, this_world
 from nbparallel.wire.owners import Owner
-from nbparallel_magics import log_folder
-from nbparallel_magics.log_folder import LogFolder
 from nbparallel_magics.output import overflow
+from nbparallel_magics.output import overflow as log_folder
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.overflow import LogFolder
 from tests.magics.page import Page
 
 

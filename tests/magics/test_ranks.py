@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbparallel_magics.ranks import RankSpec
+from nbparallel_magics.arguments import RankSpec
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.session import Session, source
+from nbparallel.session import Session
 from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.tasks import cell
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +57,19 @@ def test_a_task_that_is_the_same_for_all_is_pickled_once(four, monkeypatch):
 
 def test_a_cell_that_compiled_is_not_compiled_again(monkeypatch):
     """A loop that runs the same cell pays once; what does not compile raises every time."""
-    source.check("some_name = 1")
+    cell.check("some_name = 1")
     with monkeypatch.context() as patch:
-        patch.setattr(source, "_transformer", None)
-        source.check("some_name = 1")
+        patch.setattr(cell, "_transformer", None)
+        cell.check("some_name = 1")
         with pytest.raises(TypeError):
-            source.check("some_name = 2")
+            cell.check("some_name = 2")
     for count in (1, 2):
         with pytest.raises(SyntaxError) as caught:
-            source.check("a b", execution_count=count)
+            cell.check("a b", execution_count=count)
         assert caught.value.filename == f"In[{count}]"
     for number in range(200):
-        source.check(f"a{number} = 1")
-    assert len(source._good) <= source.MOST_GOOD
+        cell.check(f"a{number} = 1")
+    assert len(cell._good) <= cell.MOST_GOOD
 
 
 def test_a_handle_says_what_receivers_may_do(four):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.engine import refusals
+from nbparallel.engine import shell
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
@@ -33,5 +33,5 @@ def test_every_magic_of_the_notebook_is_refused() -> None:
     """The engine, which cannot import them, lists just those that there are."""
     from nbparallel_magics.magics import ParallelMagics
 
-    assert set(refusals.LINE_MAGICS) == set(ParallelMagics.magics["line"])
-    assert set(refusals.CELL_MAGICS) == set(ParallelMagics.magics["cell"])
+    assert set(shell.LINE_MAGICS) == set(ParallelMagics.magics["line"])
+    assert set(shell.CELL_MAGICS) == set(ParallelMagics.magics["cell"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbparallel.engine.readable import packed
+from nbparallel.engine.output import packed
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.wire.messages import Display

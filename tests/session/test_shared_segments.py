@@ -17,8 +17,8 @@ import pytest
 import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.diagnostics.doctor import examine
-from nbparallel.session.ledger_question import LedgerQuestion
 from nbparallel.session.monitoring.segments import gather
+from nbparallel.session.processes.queries import LedgerQuestion
 from nbparallel.sharing import SegmentStatistics
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import RankMemory, RankSegment

@@ -100,7 +100,7 @@ def test_a_directory_that_a_rank_cannot_enter(tmp_path: Path, monkeypatch: pytes
     """It stays where it is, its cell runs, and one line says why."""
     with Session(1) as session:
         before = session.run("import os; os.getcwd()").values[0]
-        monkeypatch.setattr("nbparallel.session.place.os.getcwd", lambda: str(tmp_path / "nowhere"))
+        monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "nowhere"))
         result = session.run("os.getcwd()")
         assert result.values == [before]
         assert "the notebook's directory cannot be entered" in result.ranks[0].stderr

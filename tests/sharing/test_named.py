@@ -17,7 +17,7 @@ from nbparallel.sharing import Store, current_store
 from nbparallel.sharing.strategies import owned_names
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
-from nbparallel.testing.names import names_of
+from nbparallel.testing.leaks import names_of
 from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
 
 SHM = Path("/dev/shm")

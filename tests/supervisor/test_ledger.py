@@ -344,7 +344,7 @@ def test_the_ledger_needs_only_the_standard_library():
     import sys
     from pathlib import Path
 
-    root = Path(ledger.__file__).parents[2]
+    root = Path(ledger.__file__).parents[3]
     code = f"import sys; sys.path.append({str(root)!r}); import nbparallel.supervisor.ledger.segment_server\n"
     code += "print(len(sys.modules))"
     done = subprocess.run(

@@ -18,8 +18,7 @@ from nbparallel.session.monitoring.timeline import (
     Timeline,
 )
 from nbparallel_widgets import times
-from nbparallel_widgets.timeline import TimelineView
-from nbparallel_widgets.timeline_svg import COLOURS, svg
+from nbparallel_widgets.timeline_svg import COLOURS, TimelineView, svg
 
 
 def row(rank: int, *spans: tuple[str, float, str, int], died: str = "") -> RankRow:

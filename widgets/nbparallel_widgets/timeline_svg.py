@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
@@ -187,3 +188,20 @@ def _marks(rows: Sequence[RankRow], places: dict[int, int], scale: float, second
             'stroke-dasharray="3 2" fill="none"/>'
             f'<circle cx="{x:.1f}" cy="{start}" r="3" fill="{COLOURS[WAITING]}"/>'
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineView:
+    """A timeline as a notebook shows it: a picture and a table, or all in letters."""
+
+    timeline: Timeline
+    """From `Session.timeline`."""
+
+    def __repr__(self) -> str:
+        return timeline_text.text(self.timeline)
+
+    def _repr_html_(self) -> str:
+        # The table says it once more where a page is cleaned of pictures (GitHub, an untrusted notebook).
+        table = replace(timeline_text.table(self.timeline), foot="").html()
+        lines = "<br>".join(html.escape(line) for line in timeline_text.foot(self.timeline))
+        return f"<div>{svg(self.timeline)}</div>{table}<div>{lines}</div>"

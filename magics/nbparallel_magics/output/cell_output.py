@@ -10,7 +10,6 @@ import threading
 import time
 from typing import Any
 
-from nbparallel_magics.log_folder import LogFolder
 from nbparallel_magics.output.block_writer import BlockWriter
 from nbparallel_magics.output.layout import (
     Item,
@@ -24,7 +23,7 @@ from nbparallel_magics.output.layout import (
     is_value,
     redraws_a_line,
 )
-from nbparallel_magics.output.overflow import OverflowLog
+from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
 
 INTERVAL = 0.08

@@ -13,11 +13,10 @@ import numpy as np
 
 from nbparallel.distributed.api._operation import GroupLike
 from nbparallel.distributed.api.reductions import Combining, Timeout
-from nbparallel.distributed.arguments import deadline
+from nbparallel.distributed.arguments import deadline, part_of
 from nbparallel.distributed.data_parallel.batches import Batches, Plan, disagreement
 from nbparallel.distributed.data_parallel.buckets import BUCKET
 from nbparallel.distributed.data_parallel.gradients import checked_gradients
-from nbparallel.distributed.partition import part_of
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.wire.control import Operation

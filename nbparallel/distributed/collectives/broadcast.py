@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed import objects
 from nbparallel.distributed.collectives.direct import direct_broadcast
 from nbparallel.distributed.collectives.staging import Scratch
+from nbparallel.distributed.point_to_point import packing
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import Member
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    as_plain_array,
+    decode_handle,
+    encode_handle,
+)
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import Meeting
 from nbparallel.errors import InternalError
@@ -28,15 +33,6 @@ _HEAD = struct.Struct("<BxxxI")
 _INLINE, _SHARED, _SCRATCH, _OBJECT, _BLOB = range(1, 6)
 MAX_LABELS = 1024
 _READ_ONLY = "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
-
-
-def as_plain_array(x: Any) -> AnyArray | None:
-    """Return `x` as the plain array whose bytes can travel, None if it has to be pickled."""
-    if type(x) is np.ndarray:
-        return None if x.dtype.hasobject else x
-    if isinstance(x, np.memmap | np.matrix):
-        return x.view(np.ndarray)
-    return None
 
 
 class Broadcast:
@@ -57,7 +53,7 @@ class Broadcast:
             raise ValueError(_READ_ONLY)
         if len(meeting.ranks) == 1:
             return x
-        data, keep = (b"", None) if array is not None or not mine else objects.dumps(x, member.store)
+        data, keep = (b"", None) if array is not None or not mine else packing.dumps(x, member.store)
         meeting.begin(Operation.broadcast, self._label(x, array, root, mine=mine), member.calling.line())
         if mine and array is not None:
             source = np.ascontiguousarray(array)
@@ -198,10 +194,10 @@ class Broadcast:
         kind, length = _HEAD.unpack_from(payload)
         body = payload[_HEAD.size + length :]
         if kind == _OBJECT:
-            return objects.loads(bytes(body), member.store)
+            return packing.loads(bytes(body), member.store)
         if kind == _BLOB:
             blob = member.attach(decode_handle(bytes(body)), writable=False)
-            return objects.loads(blob.tobytes(), member.store)
+            return packing.loads(blob.tobytes(), member.store)
         result = x
         if array is None:
             dtype, shape = pickle.loads(payload[_HEAD.size : _HEAD.size + length])

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.collectives.broadcast import as_plain_array
 from nbparallel.distributed.collectives.exchange_record import (
     NOTHING,
     OBJECT_FORM,
@@ -35,13 +34,13 @@ from nbparallel.distributed.collectives.exchange_record import (
     refer,
     reference,
 )
-from nbparallel.distributed.collectives.staging import Scratch
+from nbparallel.distributed.collectives.staging import Arrival, Relay, Scratch
 from nbparallel.distributed.point_to_point.packing import OBJECT, RELAYED, VIEW, Packer
-from nbparallel.distributed.relaying import Arrival, Relay
 from nbparallel.distributed.runtime.rank_context import Member
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     Span,
+    as_plain_array,
     conflict,
     decode_handle,
     encode_handle,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.partition import part_of
+from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import rank_list
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.collectives.broadcast import as_plain_array
 from nbparallel.distributed.equality.array_digest import DIGEST, checksums, shown
-from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
 from nbparallel.errors import UnpicklableError
 
 MAX_DEPTH = 150

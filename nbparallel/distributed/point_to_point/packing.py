@@ -17,13 +17,29 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed import objects
-from nbparallel.distributed.collectives.broadcast import as_plain_array
 from nbparallel.distributed.point_to_point.ring import RECORD, Message
 from nbparallel.distributed.point_to_point.streaming import LEAST, StreamOut
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    as_plain_array,
+    decode_handle,
+    encode_handle,
+)
 from nbparallel.errors import InternalError
 from nbparallel.sharing.store import Store
+from nbparallel.transfer import pickling
+
+
+def dumps(obj: Any, store: Store) -> tuple[bytes, object]:
+    """Return the object's bytes, and what to hold until every receiver has loaded them."""
+    pickled = pickling.dumps(obj, store)
+    return pickled.data, pickled
+
+
+def loads(data: bytes | memoryview, store: Store) -> Any:
+    """Rebuild the object."""
+    return pickling.loads(data, store)
+
 
 ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, RELAYED = range(1, 10)
 """Kinds of records: an array inside, one in shared memory, a handle of the sender's own array, a builtin, a
@@ -117,7 +133,7 @@ class Packer:
             data = marshal.dumps(x)
             if len(data) <= inline:
                 return Parcel(NUMBER, b"", data, nbytes=len(data))
-        data, keep = objects.dumps(x, self._store)
+        data, keep = dumps(x, self._store)
         if len(data) <= inline:
             return Parcel(OBJECT, b"", data, keep, len(data))
         blob = self._store.empty((len(data),), np.uint8)
@@ -212,9 +228,9 @@ class Packer:
         if message.kind == NUMBER:
             return marshal.loads(message.body)
         if message.kind == OBJECT:
-            return objects.loads(message.body, self._store)
+            return loads(message.body, self._store)
         blob = self._attach(decode_handle(message.body), writable=False)
-        return objects.loads(blob.tobytes(), self._store)
+        return loads(blob.tobytes(), self._store)
 
     def fill(self, buffer: AnyArray, message: Message) -> None:
         """Copy the array of a message into `buffer`, which has its dtype and shape."""

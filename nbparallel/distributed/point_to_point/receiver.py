@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nbparallel.distributed.awaiting import Wait
-from nbparallel.distributed.point_to_point.matching import Posted, Receive
+from nbparallel.distributed.point_to_point.matching import Posted, Receive, Unreceived
 from nbparallel.distributed.point_to_point.packing import ADOPTED, INTRODUCTION, STREAMED, Parcel
 from nbparallel.distributed.point_to_point.ring import Incoming, Message
 from nbparallel.distributed.point_to_point.sender import Sending
@@ -23,8 +22,8 @@ from nbparallel.distributed.point_to_point.streaming import Call, StreamIn
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import Member
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.runtime.waiting import Wait
 from nbparallel.distributed.slots.fingerprint import table
-from nbparallel.distributed.unreceived import Unreceived
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
 from nbparallel.wire.control import Operation

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from nbparallel.distributed.awaiting import Wait
-from nbparallel.distributed.collectives.broadcast import as_plain_array
 from nbparallel.distributed.point_to_point.packing import STREAMED, Packer
 from nbparallel.distributed.point_to_point.ring import RECORD, Outgoing
 from nbparallel.distributed.point_to_point.streaming import Call, StreamOut
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.shared_arrays import as_plain_array
+from nbparallel.distributed.runtime.waiting import Wait
 from nbparallel.distributed.work import Work
 from nbparallel.errors import DeadlockError, NbParallelError
 from nbparallel.wire.control import Operation

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import Member
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.runtime.waiting import Wait
 from nbparallel.errors import (
     DeadlockError,
     FileDescriptorLimitError,

@@ -7,13 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.call_site import CallingLine
 from nbparallel.distributed.runtime.failures import describe, first_failure, without_frames
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, Memory
 from nbparallel.distributed.runtime.supervisor_liveness import Overseer
-from nbparallel.distributed.runtime.waiting import Waiter
+from nbparallel.distributed.runtime.waiting import Wait, Waiter
 from nbparallel.distributed.slots.slot_area import Area
 from nbparallel.errors import (
     CollectiveTimeoutError,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import InternalError
@@ -24,6 +25,15 @@ MAX_KNOWN = 64
 MAX_ATTACHED_NBYTES = 512 << 20
 """Of other ranks' arrays that stay attached until the cell ends (each attach costs page faults): what their
 owners have dropped meanwhile lives as long."""
+
+
+def as_plain_array(x: Any) -> AnyArray | None:
+    """Return `x` as the plain array whose bytes can travel, None if it has to be pickled."""
+    if type(x) is np.ndarray:
+        return None if x.dtype.hasobject else x
+    if isinstance(x, np.memmap | np.matrix):
+        return x.view(np.ndarray)
+    return None
 
 
 def encode_handle(handle: ArrayHandle) -> bytes:

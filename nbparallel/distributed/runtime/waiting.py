@@ -36,9 +36,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.wire.control import ControlView
+from nbparallel.distributed.slots.slot_area import Area
+from nbparallel.errors import NbParallelError
+from nbparallel.wire.control import ControlView, Operation
 
 SLICE_NS = 50_000_000
 """Longest sleep without looking whether it still makes sense."""
@@ -315,3 +318,29 @@ class Waiter:
                 self._has_waitv = False
         else:
             time.sleep(0.001)  # many words and no futex_waitv: short sleeps
+
+
+@dataclass(slots=True)
+class Wait:
+    """One wait that did not end at once."""
+
+    operation: Operation
+    awaited: Callable[[], list[int]]
+    """Who is still missing, by their words; empty: the wait is over."""
+    explain: Callable[[list[int]], NbParallelError]
+    """The error when these have finished the cell without doing what is waited for."""
+    line: int
+    any_source: bool = False
+    """One of the awaited is enough."""
+    peer: int = -1
+    tag: int = 0
+    sequence: int = 0
+    target: int = 0
+    deadline_ns: int | None = None
+    area: Area | None = None  # of the group that meets
+    look: Callable[[], None] | None = None
+    """Called in every slice: raises if what has arrived so far is wrong already."""
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    suspicion: object = None
+    """What the last look for a deadlock saw (`diagnosis`)."""
+    suspected_ns: int = 0

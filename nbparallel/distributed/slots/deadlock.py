@@ -14,9 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.runtime.rank_context import Member
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
+from nbparallel.distributed.runtime.waiting import Wait
 from nbparallel.distributed.slots.slot_area import Area, group_area
 from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State

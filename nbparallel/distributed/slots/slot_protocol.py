@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import time
 
-from nbparallel.distributed.awaiting import Wait
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import Member
 from nbparallel.distributed.runtime.shared_arrays import Place, Span, conflict, overlapping
+from nbparallel.distributed.runtime.waiting import Wait
 from nbparallel.distributed.slots.deadlock import wait_text
 from nbparallel.distributed.slots.fingerprint import BITS, Fingerprint, parse, table
 from nbparallel.distributed.slots.slot_area import Area

@@ -20,8 +20,7 @@ from typing import Any
 from nbparallel.session.names.encoding import SharedArrays, Value
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.session.names.inventory import Inventory
-from nbparallel.session.names.share_arrays import is_array, move_arrays
-from nbparallel.session.shareable import check_shareable
+from nbparallel.session.names.share_arrays import check_shareable, is_array, move_arrays
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire.names import NameKind, NameUpdate

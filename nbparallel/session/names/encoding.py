@@ -6,20 +6,62 @@ immutable values, and everything else (cloudpickle).
 
 from __future__ import annotations
 
+import linecache
+import sys
 import types
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
-from nbparallel.session.cell_sources import cell_sources
-from nbparallel.session.modules import find_modules, is_importable
-from nbparallel.sharing import Store
+from nbparallel import sharing
+from nbparallel.errors import UnpicklableError
+from nbparallel.sharing import SegmentBroker, Store
+from nbparallel.transfer import pickling
 from nbparallel.transfer.pickling import Pickled, Serialised, serialise
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.names import CellSource, NameKind, NameUpdate
+
+
+def is_importable(module: types.ModuleType) -> bool:
+    """Whether importing its name would bring this module (one made by hand travels by value)."""
+    return sys.modules.get(module.__name__) is module and (
+        getattr(module, "__spec__", None) is not None or module.__name__ == "__main__"
+    )
+
+
+def find_modules(module: types.ModuleType, mentioned: frozenset[str]) -> tuple[str, ...]:
+    """Return the module's name and those of its loaded submodules that a cell may use.
+
+    ``import scipy`` on a rank does not bring ``scipy.sparse``, which the notebook has imported: a submodule
+    counts if every part of its name occurs in the cell or in a function that it uses.
+    """
+    found = [module.__name__]
+    for parent in found:  # grows while it is walked
+        prefix = parent + "."
+        found += [prefix + name for name in mentioned if prefix + name in sys.modules]
+    return (found[0], *sorted(found[1:]))
+
+
+def cell_sources(filenames: Iterable[str]) -> tuple[CellSource, ...]:
+    """Return the cells behind those of `filenames` that are no files: a rank can read the others itself."""
+    found = []
+    for filename in sorted(filenames):
+        entry = linecache.cache.get(filename)
+        if entry is not None and len(entry) == 4 and entry[1] is None:  # not lazy, and from no file
+            found.append(CellSource(filename, _label(filename), "".join(entry[2])))
+    return tuple(found)
+
+
+def _label(filename: str) -> str:
+    """Return what the notebook's own tracebacks call the cell: ``In[3]``."""
+    ipython = sys.modules.get("IPython")  # a script need not have it
+    shell = ipython.get_ipython() if ipython is not None else None
+    shown = shell.compile.format_code_name(filename) if shell is not None else None
+    return shown[1] if shown else ""
+
 
 _ATOMS = (int, str, bool, bytes, types.NoneType)
 _LONG = 4096
@@ -153,3 +195,20 @@ def nbytes_shared(value: Value) -> int:
     if value.serialised is not None:
         return sum(array.nbytes for array in value.serialised.arrays)
     return 0
+
+
+def dump(whole: Any, parts: Mapping[str, Any], broker: SegmentBroker) -> Pickled:
+    """Pickle `whole`; if that fails, raise for the first of `parts` (by what people call it) that does.
+
+    Raises
+    ------
+    UnpicklableError
+        It names the part, and what inside of it cannot travel.
+    """
+    store = sharing.current_store()
+    try:
+        return pickling.dumps(whole, store, broker=broker)
+    except UnpicklableError:
+        for name, part in parts.items():
+            pickling.dumps(part, store, broker=broker, name=name)
+        raise

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from nbparallel.channel import Channel
 from nbparallel.errors import StartError
-from nbparallel.session import boot
+from nbparallel.session.processes import process_context
 from nbparallel.session.processes.process_context import circumstances
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
@@ -64,14 +64,14 @@ class Ignition:
             self._circumstances = circumstances()
             given = [control_theirs.fileno(), segments_theirs.fileno(), kernel, self.log]
             self.popen = subprocess.Popen(
-                [*boot.supervisor_argv(), *map(str, given)],
+                [*process_context.supervisor_argv(), *map(str, given)],
                 stdin=subprocess.DEVNULL,
                 stdout=self.log,
                 stderr=self.log,
                 pass_fds=given,
                 start_new_session=True,  # Jupyter signals the kernel's process group; this is none of it
                 cwd="/",
-                env=boot.environment(self.session, self.seed & 0xFFFF_FFFF),
+                env=process_context.environment(self.session, self.seed & 0xFFFF_FFFF),
             )
         except BaseException:
             self._close()
@@ -83,8 +83,8 @@ class Ignition:
         hello = {
             "session": self.session,
             "start_method": start_method,
-            "template": boot.template_argv(),
-            "engine": boot.engine_argv(),
+            "template": process_context.template_argv(),
+            "engine": process_context.engine_argv(),
         }
         self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)
 

@@ -6,8 +6,9 @@ import dataclasses
 import os
 import pickle
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -321,3 +322,31 @@ def _unpickled(frame: Frame) -> object:
     except Exception as error:
         raise ProtocolError(f"a {frame.kind.name} frame that cannot be read ({error})") from error
     return message
+
+
+def place_here() -> Place:
+    """Return this process's working directory, or the root if that was removed, and search path."""
+    return Place(_directory() or "/", _path())
+
+
+def tell_place(handles: Iterable[RankHandle]) -> None:
+    """Tell ranks where this process is now, if it has moved since they heard of it."""
+    directory, path = _directory(), _path()
+    for handle in handles:
+        told = handle.told_place
+        # A directory that was removed is nowhere to go: who was there as well stays there as well.
+        here = Place(directory or (told.cwd if told is not None else "/"), path)
+        if told != here:
+            handle.told_place = here
+            handle.send(Kind.PLACE, here)
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _path() -> tuple[str, ...]:
+    return tuple(str(entry) for entry in sys.path)  # some put a `Path` there

@@ -32,13 +32,12 @@ from nbparallel.errors import (
 )
 from nbparallel.session.interrupts import Presses
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.place import place_here
 from nbparallel.session.processes.event_loop import Pump
 from nbparallel.session.processes.launch import Ignition
 from nbparallel.session.processes.limits import usable_cpus
 from nbparallel.session.processes.memory_reclaim import Tending
 from nbparallel.session.processes.queries import Looking
-from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.processes.rank_handle import Death, RankHandle, place_here
 from nbparallel.session.processes.supervisor_client import SupervisorProcess
 from nbparallel.sharing.strategies import owned_names
 from nbparallel.wire import control

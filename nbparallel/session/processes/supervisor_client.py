@@ -14,11 +14,11 @@ from typing import Any
 
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import ChannelClosedError
-from nbparallel.session.ledger_question import LedgerQuestion
 from nbparallel.session.processes.event_loop import Pump
 from nbparallel.session.processes.launch import Ignition
 from nbparallel.session.processes.oom_kills import MemoryKills
 from nbparallel.session.processes.orphans import end_marked
+from nbparallel.session.processes.queries import LedgerQuestion
 from nbparallel.session.processes.rank_handle import Death, RankHandle
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.system import ready

@@ -2,21 +2,71 @@
 
 from __future__ import annotations
 
+import ast
 import numbers
+import warnings
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError, UnknownNameError
-from nbparallel.session import source
 from nbparallel.session.interrupts import Presses
 from nbparallel.session.names.delivery import Names, Preparation
+from nbparallel.session.output import OutputSink
 from nbparallel.session.processes.rank_pool import Crew
-from nbparallel.session.sink import OutputSink
 from nbparallel.session.tasks.dispatch import Launched, Tasks
 from nbparallel.wire.messages import CellTask, Task
 from nbparallel.wire.names import NameUpdate
 from nbparallel.wire.units import size_text
+
+MOST_GOOD = 64
+"""Cells that are remembered to compile: a script's loop runs the same one again and again."""
+_good: set[str] = set()
+
+
+@lru_cache(maxsize=1)
+def _transformer() -> Any:
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    manager: Any = TransformerManager  # IPython's class has no annotations
+    return manager()
+
+
+def check_source(source: str, *, line_offset: int = 0, execution_count: int | None = None) -> None:
+    """Raise `SyntaxError` if `source` is no cell that IPython could run.
+
+    Parameters
+    ----------
+    line_offset : int
+        Lines of the cell above `source`: the error's line counts as the notebook's gutter does.
+    execution_count : int, optional
+        The notebook's ``In[n]``, for the error's file name.
+    """
+    if source.lstrip().startswith("%%"):
+        return  # the cell magic decides what its body means
+    filename = "<cell>" if execution_count is None else f"In[{execution_count}]"
+    text = "# %%parallel\n" * line_offset + source
+    if not text.endswith("\n"):
+        text += "\n"
+    if text in _good:
+        return
+    try:
+        transformed = _transformer().transform_cell(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks warn
+            # as a whole: `return` outside of a function is no mistake of the grammar
+            compile(transformed, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        if len(_good) >= MOST_GOOD:
+            _good.clear()
+        _good.add(text)
+    except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # a null byte, too deep …
+        raise SyntaxError(f"the cell cannot be compiled: {error}", (filename, None, None, None)) from None
+    except SyntaxError as error:
+        if error.filename in (None, "<string>"):
+            error.filename = filename
+        raise error.with_traceback(None) from None
+
 
 ON_ERROR = ("stop", "continue")
 NOTED_NBYTES = 1 << 20
@@ -51,7 +101,7 @@ class CellOptions:
         return self.on_error == "continue"
 
 
-def check(cell: str, options: CellOptions) -> None:
+def check_cell(cell: str, options: CellOptions) -> None:
     """Raise what is wrong with a cell before anything is started; errors as `Session.run`."""
     if not isinstance(cell, str):
         raise TypeError(f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions")
@@ -65,7 +115,7 @@ def check(cell: str, options: CellOptions) -> None:
             f"share={options.share!r} names arrays of namespace, and none was passed: add "
             "namespace=globals(), or a dict of those names"
         )
-    source.check(cell, line_offset=options.line_offset, execution_count=options.execution_count)
+    check_source(cell, line_offset=options.line_offset, execution_count=options.execution_count)
 
 
 def _check_numbers(timeout: Any, seed: Any) -> None:

@@ -13,12 +13,10 @@ from nbparallel.session.interrupts import Presses
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.monitoring.timeline import CellRecord
 from nbparallel.session.names.delivery import Names
-from nbparallel.session.output import TaskOutput
-from nbparallel.session.place import tell_place
-from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.output import OutputSink, TaskOutput
+from nbparallel.session.processes.rank_handle import RankHandle, tell_place
 from nbparallel.session.processes.rank_pool import Crew
 from nbparallel.session.results import CellResult
-from nbparallel.session.sink import OutputSink
 from nbparallel.session.tasks import outcomes
 from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.sharing.strategies import registry

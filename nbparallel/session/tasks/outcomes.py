@@ -11,10 +11,9 @@ from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError
 from nbparallel.session.monitoring.timeline import CellRecord
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_handle import Death, RankHandle
-from nbparallel.session.results import CellResult, RankResult
+from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue
 from nbparallel.session.tasks import parallel_error
 from nbparallel.session.tasks.task_run import TaskRun
-from nbparallel.session.values import RankValues, RemoteValue
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure, Task
 
