@@ -33,10 +33,10 @@ bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed and failed; fault tests REPEAT times
-	@PYTHONPATH=. $(BIN)/python -m tests.faults.syscall_sweep
-	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep_record -m "fault or stress" --repeat $(REPEAT) $(ARGS)
-	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep_record -m "fault or stress" --repeat $(REPEAT) --busy-core $(ARGS)
-	@PYTHONPATH=. $(BIN)/python -m tests.faults.sweep_record $(REPEAT)
+	@PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.syscall_sweep
+	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep.sweep_record -m "fault or stress" --repeat $(REPEAT) $(ARGS)
+	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep.sweep_record -m "fault or stress" --repeat $(REPEAT) --busy-core $(ARGS)
+	@PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.sweep_record $(REPEAT)
 
 docs: $(VENV)/ready  ## run every example of the documentation
 	@$(PYTEST) tests/docs $(ARGS)

@@ -11,23 +11,23 @@ from benchmarks import plots
 from benchmarks.report import PEERS, Section, installed, markdown
 
 MODULES = (
-    "first_cell",
-    "empty_cell",
-    "twelve_cells",
-    "notebook_array",
-    "sharing_pool",
-    "small_arrays",
-    "hand_over",
-    "share_and_read",
-    "many_small",
-    "reclaim",
-    "collectives",
-    "profile_operations",
-    "average_gradients",
-    "idle",
+    "startup.first_cell",
+    "startup.empty_cell",
+    "startup.twelve_cells",
+    "sharing.notebook_array",
+    "sharing.sharing_pool",
+    "sharing.small_arrays",
+    "sharing.hand_over",
+    "sharing.share_and_read",
+    "sharing.many_small",
+    "sharing.reclaim",
+    "operations.collectives",
+    "operations.profile_operations",
+    "operations.average_gradients",
+    "startup.idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""
-OPTIONAL = ("tuning",)
+OPTIONAL = ("operations.tuning",)
 """Likewise, but only where it is asked for: it takes minutes, and says which constants to choose."""
 
 

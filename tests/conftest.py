@@ -23,5 +23,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the fault matrix, by folder, file or name: ``make sweep`` repeats them."""
     for item in items:
         found = re.match(r"test_(f\d+)_", item.name)
-        if found or item.path.parent.name == "faults" or item.path.name in FAULT_FILES:
+        if found or "faults" in item.path.parts or item.path.name in FAULT_FILES:
             item.add_marker(pytest.mark.fault(found[1] if found else item.path.stem))

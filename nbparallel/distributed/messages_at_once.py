@@ -19,8 +19,8 @@ from nbparallel.distributed.runtime.rank_context import Member
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 
 SHORT = 32 << 10
-"""Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.tuning``: the usual way
-takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
+"""Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.operations.tuning``: the
+usual way takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
 MAX_HEADS = 1024
 
 

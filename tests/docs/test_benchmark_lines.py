@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.adapters import Ours
-from benchmarks.goals import goals
-from benchmarks.lines import KIB, LARGE, Line, lines
-from benchmarks.rounds import measure
+from benchmarks.operations.goals import goals
+from benchmarks.operations.lines import KIB, LARGE, Line, lines
+from benchmarks.operations.rounds import measure
 from nbparallel.testing.ranks import run_ranks
 
 SIZES = (8, KIB)

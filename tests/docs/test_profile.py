@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import parts, profile_operations
+from benchmarks.operations import parts, profile_operations
 from nbparallel.testing.ranks import run_ranks
 
 

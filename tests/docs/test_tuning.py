@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import tuning
-from benchmarks.knobs import KNOBS, Work
+from benchmarks.operations import tuning
+from benchmarks.operations.knobs import KNOBS, Work
 
 
 @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
@@ -18,7 +18,7 @@ def test_every_constant_names_the_command(knob: Any) -> None:
     """Below the constant stands what it was chosen by; all who import it have the same value."""
     module, name = knob.places[0]
     below = inspect.getsource(module).partition(f"\n{name} = ")[2].partition('"""')[2].partition('"""')[0]
-    assert "benchmarks.tuning" in below, f"{knob.name}: {below}"
+    assert "benchmarks.operations.tuning" in below, f"{knob.name}: {below}"
     assert {getattr(m, n) for m, n in knob.places} == {knob.chosen}
     assert len(set(knob.values)) >= 4
     assert min(knob.values) < knob.chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.sweep_record import BUSY, PLAIN, Runs, green, merge, read, table
+from tests.faults.sweep.sweep_record import BUSY, PLAIN, Runs, green, merge, read, table
 
 TEST = "tests/faults/test_x.py::test_y[a]"
 
@@ -53,7 +53,7 @@ def test_a_second_run_leaves_out_what_has_passed(pytester):
     """A failed test runs again, a passed one does not."""
     log, runs = pytester.path / "sweep.log", pytester.path / "runs.csv"
     pytester.makepyfile(test_probe=PROBE)
-    plugins = ("-p", "nbparallel.testing.plugin", "-p", "tests.faults.sweep_record")
+    plugins = ("-p", "nbparallel.testing.plugin", "-p", "tests.faults.sweep.sweep_record")
     options = (*plugins, "--repeat", "3", "--sweep-log", str(log), "--sweep-runs", str(runs))
     pytester.runpytest_subprocess(*options, timeout=50).assert_outcomes(passed=3, failed=3)
     assert {(run.test, run.passed, run.failed) for run in read(runs, log)} == {

@@ -31,8 +31,8 @@ from nbparallel.wire.control import GENERATIONS, Operation
 
 SHARED_INLINE = 64 << 10
 """Bytes up to which even shared arrays of up to four ranks go through the slots: one synchronisation instead
-of two.  All that a slot holds: ``python -m benchmarks.tuning`` finds a third of the time at 48 KiB still, and
-half of it with four ranks."""
+of two.  All that a slot holds: ``python -m benchmarks.operations.tuning`` finds a third of the time at 48
+KiB still, and half of it with four ranks."""
 MAX_PLANS = 1024
 _ALL_REDUCE = Operation.all_reduce  # what an enumeration is asked for it looks up slowly
 

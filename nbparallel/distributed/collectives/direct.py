@@ -16,10 +16,11 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.slot_protocol import Meeting
 
 BLOCK = 64 << 10
-"""Elements combined at a time: 256 KiB of float32.  ``python -m benchmarks.tuning``: the best, 128 Ki as
-good; half of it takes a tenth longer, four times as much a third."""
+"""Elements combined at a time: 256 KiB of float32.  ``python -m benchmarks.operations.tuning``: the best,
+128 Ki as good; half of it takes a tenth longer, four times as much a third."""
 BLOCK_NBYTES = 512 << 10
-"""Bytes copied at a time.  ``python -m benchmarks.tuning``: 256 KiB to 4 MiB are equal within 5 %."""
+"""Bytes copied at a time.  ``python -m benchmarks.operations.tuning``: 256 KiB to 4 MiB are equal within 5
+%."""
 CHECK_EVERY = 16
 """Blocks between two looks whether somebody has failed: well under a millisecond."""
 

@@ -28,7 +28,7 @@ from nbparallel.errors import InternalError
 
 CHUNK = 1 << 20
 """Bytes: stays in a core's second-level cache, and is large against a synchronisation.  ``python -m
-benchmarks.tuning``: 1 to 4 MiB are equal within 8 %, a quarter takes a third longer."""
+benchmarks.operations.tuning``: 1 to 4 MiB are equal within 8 %, a quarter takes a third longer."""
 CHUNKS = 3
 
 

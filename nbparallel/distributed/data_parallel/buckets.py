@@ -17,7 +17,7 @@ BUCKET = 4 << 20
 """Bytes: far above what a reduction costs at least, and still in a last-level cache."""
 ALONE = 8 << 10
 """Bytes for each member: copying a larger array into a bucket and back takes longer than a reduction of its
-own, which takes the longer the more meet.  ``python -m benchmarks.tuning``: the best, more or less
+own, which takes the longer the more meet.  ``python -m benchmarks.operations.tuning``: the best, more or less
 takes a tenth longer."""
 RIDE = 8 << 10
 """Bytes of all arrays together that ride along with the comparison: half a slot of a small group."""

@@ -19,7 +19,8 @@ from nbparallel.wire.control import Operation
 
 INLINE = 32 << 10
 """Bytes of a value that travel inside a ring; larger ones get shared memory of their own.  ``python -m
-benchmarks.tuning``: the best, and more would be half of a ring; half of it takes a seventh longer."""
+benchmarks.operations.tuning``: the best, and more would be half of a ring; half of it takes a seventh
+longer."""
 
 
 class Sending:

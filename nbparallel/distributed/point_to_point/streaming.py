@@ -38,10 +38,12 @@ from nbparallel.errors import (
 from nbparallel.wire.control import Operation
 
 CHUNK = 256 << 10
-"""Bytes copied at a time: large against a look at the other side's word.  ``python -m benchmarks.tuning``:
+"""Bytes copied at a time: large against a look at the other side's word.  ``python -m
+benchmarks.operations.tuning``:
 the best three times of three on a quiet machine; 64 KiB takes a quarter longer, 512 KiB up to a fifth."""
 CHUNKS = 4
-"""How far the sender may be ahead.  ``python -m benchmarks.tuning``: what counts is that all chunks together
+"""How far the sender may be ahead.  ``python -m benchmarks.operations.tuning``: what counts is that all
+chunks together
 (1 MiB) stay in a core's second-level cache; of 512 KiB two were best, three and more took up to a quarter
 longer."""
 LEAST = 32 << 10

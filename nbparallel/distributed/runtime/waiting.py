@@ -51,7 +51,7 @@ UNTIMED_YIELDS = 3
 """The first yields, after which nobody looks at the clock: with more ranks than cores one or two do."""
 SPINS = 1500
 """Looks at a word before the first yield: about 40 µs, what a sleep and its wake would cost.  ``python -m
-benchmarks.tuning``: four times as many are as good, a quarter takes longer."""
+benchmarks.operations.tuning``: four times as many are as good, a quarter takes longer."""
 MIN_SPINS = 16
 SWITCH_NS = 3_000
 """A yield takes 0.5 µs if nobody else wants the processor, and more than this if somebody did."""

@@ -1,0 +1,1 @@
+"""Figures of the operations between ranks, beside gloo and MPI."""

@@ -1,0 +1,153 @@
+"""average_gradients beside one all_reduce for each array, on the same arrays in turns.
+
+python -m benchmarks.operations.average_gradients [--ranks 2 4] [--seconds 0.5] [--launches 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Figure, Section, human_seconds
+from nbparallel.distributed import Communicator
+from nbparallel.testing.ranks import run_ranks
+
+KIB = 1 << 10
+SETS: dict[str, Sequence[int]] = {
+    "1 × 8 B": [8],
+    "1 × 4 KB": [4 * KIB],
+    "6 × 400 B": [400] * 6,
+    "16 × 4 KB": [4 * KIB] * 16,
+    "64 × 4 KB": [4 * KIB] * 64,
+    "8 × 32 KB": [32 * KIB] * 8,
+    "1 × 64 KB": [64 * KIB],
+    "8 × 64 KB": [64 * KIB] * 8,
+    "4 × 256 KB": [256 * KIB] * 4,
+    "1 × 1 MB": [1024 * KIB],
+    "4 × 4 MB": [4096 * KIB] * 4,
+    "two layers and a head": [401_408, 512, 32_768, 256, 2_560, 40],
+}
+"""Bytes of each of the arrays (float32; 8 B is one float64) that are averaged together."""
+Seconds = dict[str, dict[str, tuple[float, float]]]
+"""Set -> what was called -> wall and processor seconds."""
+OURS, SINGLE = "average_gradients", "all_reduce"
+
+
+def _arrays(c: Communicator, sizes: Sequence[int], *, shared: bool) -> list[Any]:
+    make = c._member.store.zeros if shared else np.zeros
+    return [make((1,), np.float64) if size == 8 else make((size // 4,), np.float32) for size in sizes]
+
+
+def _check(c: Communicator, arrays: list[Any], call: Callable[[], object]) -> None:
+    for i, x in enumerate(arrays):
+        x[...] = c.rank + i
+    call()
+    for i, x in enumerate(arrays):
+        if not np.allclose(x, (c.world_size - 1) / 2 + i):
+            raise AssertionError(f"array {i} of {len(arrays)} is not the average")
+        x[...] = 0
+
+
+def _work(c: Communicator, seconds: float, *, shared: bool) -> Seconds:
+    found: Seconds = {}
+    for name, sizes in SETS.items():
+        arrays = _arrays(c, sizes, shared=shared)
+
+        def single(arrays: list[Any] = arrays) -> None:
+            for x in arrays:
+                c.all_reduce(x, "avg")
+
+        calls = {OURS: lambda arrays=arrays: c.average_gradients(arrays), SINGLE: single}
+        for call in calls.values():
+            _check(c, arrays, call)
+        began = time.perf_counter()
+        single()
+        once = c.all_reduce(time.perf_counter() - began, "max")
+        batch = max(1, min(200, int(0.01 / once)))
+        rounds = max(5, int(seconds / (2 * batch * once)))
+        times: dict[str, list[tuple[float, float]]] = {what: [] for what in calls}
+        for _ in range(min(rounds, 60)):
+            for what, call in calls.items():
+                c.barrier()
+                began, used = time.perf_counter(), time.process_time()
+                for _ in range(batch):
+                    call()
+                wall, cpu = time.perf_counter() - began, time.process_time() - used
+                times[what].append((wall / batch, cpu / batch))
+        found[name] = {
+            what: (statistics.median(w for w, _ in each), min(p for _, p in each))
+            for what, each in times.items()
+        }
+    return found
+
+
+def measure(ranks: int, *, seconds: float, launches: int, shared: bool) -> Seconds:
+    """Return the longest wall time over ranks (median of rounds and launches), and processor time (least)."""
+    collected: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for _ in range(launches):
+        outcomes = run_ranks(ranks, lambda c: _work(c, seconds, shared=shared), seconds=300)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        for name in SETS:
+            for what in (OURS, SINGLE):
+                each = [outcome.value[name][what] for outcome in outcomes]
+                longest = max(w for w, _ in each), max(p for _, p in each)
+                collected.setdefault((name, what), []).append(longest)
+    found: Seconds = {}
+    for (name, what), each in collected.items():
+        found.setdefault(name, {})[what] = statistics.median(w for w, _ in each), min(p for _, p in each)
+    return found
+
+
+def figures(ranks: int, *, seconds: float, launches: int) -> list[Figure]:
+    """Return one row for each set of private arrays, and of shared ones."""
+    rows = []
+    for shared in (False, True):
+        for name, by_call in measure(ranks, seconds=seconds, launches=launches, shared=shared).items():
+            ours, single = by_call[OURS], by_call[SINGLE]
+            rows.append(
+                Figure(
+                    f"{name}, {'shared' if shared else 'private'}, {ranks} ranks",
+                    f"{human_seconds(ours[0])}, of processor time {human_seconds(ours[1])}",
+                    f"`all_reduce` of each: {human_seconds(single[0])}, {human_seconds(single[1])}",
+                    single[0] / ours[0],
+                )
+            )
+    return rows
+
+
+def run(*, quick: bool) -> Section:
+    """Measure with two ranks and with four."""
+    rows = [
+        row
+        for ranks in (2, 4)
+        for row in figures(ranks, seconds=0.1 if quick else 0.5, launches=1 if quick else 3)
+    ]
+    return Section(
+        "Averaging gradients",
+        rows,
+        "`average_gradients` of all arrays, beside one `all_reduce(x, 'avg')` for each: in turns, on the "
+        "same arrays. Wall time: longest over the ranks, median; processor time: the least of all rounds.",
+    )
+
+
+def main() -> None:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each set")
+    parser.add_argument("--launches", type=int, default=1)
+    options = parser.parse_args()
+    for ranks in options.ranks:
+        for row in figures(ranks, seconds=options.seconds, launches=options.launches):
+            print(f"{row.what:45} {row.ratio:5.2f}  {row.value:45} {row.peer}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

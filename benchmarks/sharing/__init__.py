@@ -1,0 +1,1 @@
+"""Figures of shared arrays: making, handing over, reading, reclaiming."""

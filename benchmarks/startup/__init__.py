@@ -1,0 +1,1 @@
+"""Figures of starting, of cells, and of idle sessions."""

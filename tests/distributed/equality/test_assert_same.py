@@ -1,0 +1,463 @@
+"""assert_same is silent if all ranks hold equal data, and says the same on every rank if they do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.api.assert_same import Comparing
+from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
+from nbparallel.distributed.equality.difference import find_difference
+from nbparallel.distributed.equality.flatten import digest_of, take_apart
+from nbparallel.errors import (
+    CollectiveMismatchError,
+    DifferentDataError,
+    NbParallelError,
+    PeerFailedError,
+    UnpicklableError,
+)
+from nbparallel.wire.control import State
+from tests.distributed.collectives.test_data_movement import DTYPES, example
+
+
+class Model:
+    """Something with arrays inside."""
+
+    def __init__(self, weights: Any) -> None:
+        self.weights, self.name = weights, "model"
+
+
+class Point(NamedTuple):
+    """A tuple with names."""
+
+    x: Any
+    y: Any
+
+
+class Slots:
+    """Something with slots."""
+
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+
+def message(c: Comparing, x: Any, **options: Any) -> str:
+    """Return what `assert_same` says, empty if it is silent."""
+    try:
+        c.assert_same(x, **options)
+    except DifferentDataError as error:
+        return str(error).removeprefix("not all ranks hold the same data: ")
+    return ""
+
+
+def on_all(values: list[list[str]]) -> list[str]:
+    """Return what one rank said, which is what all have."""
+    assert all(value == values[0] for value in values[1:]), values
+    return values[0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.time_limit(60)
+def test_equal_data(ranks: Any, n: int) -> None:
+    """Equal data of every kind are the same, whatever the layout, the order of keys, and who owns it."""
+
+    def work(c: Communicator) -> list[str]:
+        x = np.arange(60.0).reshape(3, 4, 5)
+        strided = np.zeros((3, 8, 5))[:, ::2]
+        strided[...] = x
+        frozen = x.copy()
+        frozen.flags.writeable = False
+        shared = c._member.store.share(x)
+        nan = np.array([-np.nan, 1.0]) if c.rank else np.array([np.nan, 1.0])
+        nan.view(np.uint64)[0] ^= c.rank  # another NaN on every rank
+        items = {"w": x, "b": nan, 3: [1, 2.5, "three", None]}
+        values: list[Any] = [
+            [x, np.asfortranarray(x), strided, frozen][c.rank % 4],
+            shared if c.rank % 2 else x,
+            nan,
+            nan * 1j,
+            np.array([(1, nan[0])], "i1,f8"),
+            float("-nan") if c.rank else float("nan"),
+            dict(items if c.rank else reversed(items.items())),
+            {f"word {i}" for i in (range(50) if c.rank else reversed(range(50)))},
+            Model(x.copy()), Model, len, np.float32(0.1), 7**3000, "long" * 100, b"",
+            [x, x] if c.rank else [x, x.copy()], np.array([[1, "a"], [None, x]], object),
+            np.ma.array([1.0, 2.0], mask=[0, 1]), Path("/tmp"), range(3), np.zeros((0, 3)), np.array(5),
+            np.zeros(3, "V0"), np.array(["2020", "NaT"], "M8[D]"), np.longdouble(1) / 3,
+            [True] * 20, list(range(100)), [0.5] * 100, [2**70] * 20, (1, (2, {3})), OrderedDict(a=1),
+            np.random.default_rng(3), np.random.default_rng(3).normal(size=400_000),
+        ]  # fmt: skip
+        values += [example(dtype, 50, 1) for dtype in DTYPES]
+        return [f"{i}: {text}" for i, value in enumerate(values) if (text := message(c, value))]
+
+    assert on_all(ranks(n, work, seconds=50)) == []
+
+
+@pytest.mark.time_limit(60)
+def test_who_differs_and_where(ranks: Any) -> None:
+    """The message names who agrees, and for the others the first place, both values and how many differ."""
+
+    def work(c: Communicator) -> list[str]:
+        x = np.full((10, 10), 0.2)
+        if c.rank == 2:
+            x[3, 5], x[4, :], x[5, :6] = 0.1, 0.7, np.inf
+        y = x.copy()
+        if c.rank == 2:
+            y[5] = 0.2
+        pair = c.rank // 2
+        return [
+            message(c, x),
+            message(c, y.T.copy().T if c.rank == 0 else y),
+            message(c, {"w": [x]} if c.rank else {"w": [x.copy()]}),
+            message(c, Model(x)),
+            message(c, x.astype("f4" if c.rank == 1 else "f8")[:1]),
+            message(c, x[: 1 + pair]),
+            message(c, pair),
+            message(c, c.rank),
+            message(c, 1 if c.rank else True),
+            message(c, np.float32(0.1) if c.rank != 3 else np.float32(0.25)),
+            message(c, {"w": 1, "b": 2} if c.rank != 1 else {"w": 1}),
+            message(c, [*range(40), pair]),
+            message(c, "x" * 70 + str(pair)),
+            message(c, "ab"[pair]),
+            message(c, np.array([(1, 2.0), (3, pair)], "i4,f8")),
+            message(c, -0.0 if c.rank == 1 else 0.0),
+            message(c, [1, [2, np.array([1, pair, None], object)]]),
+            message(c, [print, Model, lambda: 1][: 1 + pair]),
+            message(c, {1, 2, pair + 3}),
+            message(c, np.array(["aa", "bb"][pair:] * 2)[:2]),
+            message(c, [Point(1, pair), Slots(1, np.ones(3))]),
+            message(c, [Point(1, 2), Slots(pair, np.ones(3))]),
+            message(c, {"k" * 99: [np.random.default_rng(0).bit_generator.state, pair]}),
+            message(c, np.ma.array([1, 2], mask=[0, pair])),
+        ]
+
+    said = on_all(ranks(4, work, seconds=50))
+    form = "float64 array of shape"
+    assert said == [
+        "ranks 0-1, 3 agree; rank 2 differs at [3, 5]: 0.1 instead of 0.2 (17 of 100 elements)",
+        "ranks 0-1, 3 agree; rank 2 differs at [3, 5]: 0.1 instead of 0.2 (11 of 100 elements, at most 0.5 "
+        "apart)",
+        "ranks 0-1, 3 agree; rank 2 differs at ['w'][0][3, 5]: 0.1 instead of 0.2 (17 of 100 elements)",
+        "ranks 0-1, 3 agree; rank 2 differs at .weights[3, 5]: 0.1 instead of 0.2 (17 of 100 elements)",
+        f"ranks 0, 2-3 agree; rank 1 differs: float32 array of shape (1, 10) instead of {form} (1, 10)",
+        f"ranks 0-1 agree; ranks 2-3 differ: {form} (2, 10) instead of {form} (1, 10)",
+        "ranks 0-1 agree; ranks 2-3 differ: int 1 instead of int 0",
+        "rank 1 differs from rank 0: int 1 instead of int 0; "
+        "rank 2 differs from rank 0: int 2 instead of int 0; "
+        "rank 3 differs from rank 0: int 3 instead of int 0",
+        "ranks 1-3 agree; rank 0 differs: bool True instead of int 1",
+        "ranks 0-2 agree; rank 3 differs: 0.25 instead of 0.1",
+        "ranks 0, 2-3 agree; rank 1 differs: dict of 1 with 'w' instead of dict of 2 with 'b', 'w'",
+        "ranks 0-1 agree; ranks 2-3 differ at [40]: 1 instead of 0 (1 of 41 elements)",
+        "ranks 0-1 agree; ranks 2-3 differ at [70]: '1' instead of '0' (1 of 71 elements)",
+        "ranks 0-1 agree; ranks 2-3 differ: str 'b' instead of str 'a'",
+        "ranks 0-1 agree; ranks 2-3 differ at [1]: (3, 1.0) instead of (3, 0.0) (1 of 2 elements)",
+        "ranks 0, 2-3 agree; rank 1 differs: float -0.0 instead of float 0.0",
+        "ranks 0-1 agree; ranks 2-3 differ at [1][1][1]: int 1 instead of int 0",
+        "ranks 0-1 agree; ranks 2-3 differ: list of 2 instead of list of 1",
+        "ranks 0-1 agree; ranks 2-3 differ: set of 3 instead of set of 3",
+        "ranks 0-1 agree; ranks 2-3 differ at [0]: 'bb' instead of 'aa' (1 of 2 elements)",
+        "ranks 0-1 agree; ranks 2-3 differ at [0][1]: int 1 instead of int 0",
+        "ranks 0-1 agree; ranks 2-3 differ at [1].first: int 1 instead of int 0",
+        f"ranks 0-1 agree; ranks 2-3 differ at ['{'k' * 48}…][1]: int 1 instead of int 0",
+        r"ranks 0-1 agree; ranks 2-3 differ at (state)[5]: bytes b'\x00\x01' instead of bytes b'\x00\x00'",
+    ]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.time_limit(60)
+def test_only_what_differs_travels(ranks: Any, n: int) -> None:
+    """Of large arrays no byte travels while they are equal, and else only the chunks that differ."""
+
+    def work(c: Communicator) -> tuple[str, list[int]]:
+        x = np.zeros((5000, 600))
+        x = c._member.store.share(x) if c.rank else x
+        moved = []
+
+        def compare(value: Any) -> str:
+            before = c._member.nbytes
+            text = message(c, value)
+            moved.append(c._member.nbytes - before)
+            return text
+
+        assert compare(x) == ""
+        if c.rank == 1:
+            x[1000, 500], x[4999, 599] = 3.0, np.nan
+        return compare(x), moved
+
+    for text, (equal, different) in ranks(n, work, seconds=50):
+        first = "ranks 0, 2 agree; rank 1 differs" if n == 3 else "rank 1 differs from rank 0"
+        assert text == f"{first} at [1000, 500]: 3.0 instead of 0.0 (2 of 3000000 elements)"
+        assert equal < 1000
+        assert different < 2 * CHUNK + 10_000
+
+
+def test_groups_and_after(ranks: Any) -> None:
+    """It works in a group, names ranks of the world, and operations go on after it has raised."""
+
+    def work(c: Communicator) -> list[str]:
+        odd = c.new_group([1, 3])
+        said = [message(c, c.rank, group=odd) if c.rank in odd.ranks else ""]
+        works = [c.all_reduce(c.rank, async_op=True)]
+        said.append(message(c, c.rank % 2, timeout=10))
+        assert works[0].result() == 6
+        if c.rank in odd.ranks:
+            c.assert_same(c.rank % 2, group=odd)
+            assert c.all_gather(c.rank, group=odd) == [1, 3]
+        else:
+            with pytest.raises(ValueError, match="not in the group"):
+                c.assert_same(1, group=odd)
+        try:
+            c.assert_same(c.rank)
+        except DifferentDataError as error:
+            said.append(str(error.groups))
+        c.barrier()
+        return said
+
+    one, other, *rest = ranks(4, work)
+    assert one == rest[0]
+    assert other == rest[1]
+    assert one[0] == ""
+    assert other[0] == "rank 3 differs from rank 1: int 3 instead of int 1"
+    assert one[1] == "ranks 0, 2 agree; ranks 1, 3 differ: int 1 instead of int 0"
+    assert one[2] == "((0,), (1,), (2,), (3,))"
+
+
+def test_what_cannot_be_compared(ranks: Any) -> None:
+    """Something that cannot be taken apart is an error of the caller alone, which says what and where."""
+
+    def work(c: Communicator) -> str:
+        deep: list[Any] = []
+        for _ in range(300):
+            deep = [deep]
+        loop: list[Any] = [1]
+        loop.append(loop)
+        c.assert_same(loop)
+        for x, words in (({"a": [threading.Lock()]}, r"a _thread.lock at \['a'\]\[0\]"), (deep, "150 deep")):
+            with pytest.raises(UnpicklableError, match=words):
+                c.assert_same(x)
+        return str(c.all_reduce(1))
+
+    assert ranks(2, work) == ["2", "2"]
+
+
+def test_somebody_does_something_else(ranks: Any, outcomes: Any) -> None:
+    """Another operation on a rank, or none, is a mismatch that names assert_same."""
+
+    def other(c: Communicator) -> None:
+        c.assert_same(1) if c.rank else c.all_reduce(1)
+
+    for outcome in outcomes(2, other):
+        assert isinstance(outcome.error, CollectiveMismatchError)
+        assert "assert_same" in str(outcome.error)
+
+    def none(c: Communicator) -> None:
+        if c.rank:
+            c.assert_same(1)
+
+    with pytest.raises(CollectiveMismatchError, match="rank 0 finished the cell without calling assert_same"):
+        ranks(2, none)
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_rank_dies_while_it_looks(outcomes: Any, step: int) -> None:
+    """A rank that is killed in any step of the comparison frees the others, who say so."""
+
+    def work(c: Communicator) -> None:
+        x = np.zeros(3 * CHUNK // 8)
+        x[::1000] = c.rank
+        if c.rank == 1:
+            run, count = c._run, iter(range(100))
+
+            def dying(*args: Any) -> Any:
+                if next(count) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return run(*args)
+
+            c._run = dying  # type: ignore[method-assign]
+        c.assert_same(x)
+
+    for outcome in outcomes(3, work):
+        if outcome.rank == 1:
+            assert outcome.signal == signal.SIGKILL
+        else:
+            assert isinstance(outcome.error, PeerFailedError)
+            assert outcome.error.rank == 1
+
+
+def test_everybody_gets_the_error(outcomes: Any) -> None:
+    """Who sees late that all have told everything raises it too, not that somebody has failed."""
+
+    def work(c: Communicator) -> None:
+        run, step = c._run, iter(range(100))
+
+        def last_step_late(*args: Any) -> Any:
+            if next(step) == 2:
+                if c.rank == 0:
+                    while c._member.view.read_slot(1).state is not State.WAITING:
+                        time.sleep(0.001)
+                else:
+                    check, view = c._member.check, c._member.view
+
+                    def late(wait: Any) -> None:
+                        while not view.words[view.word_failed(0)]:
+                            time.sleep(0.001)
+                        check(wait)
+
+                    c._member.check = late  # type: ignore[method-assign]
+            return run(*args)
+
+        c._run = last_step_late  # type: ignore[method-assign]
+        c.assert_same(c.rank)
+
+    for outcome in outcomes(2, work):
+        assert isinstance(outcome.error, DifferentDataError), outcome
+        assert "rank 1 differs from rank 0: int 1 instead of int 0" in str(outcome.error)
+
+
+def test_somebody_writes_meanwhile(ranks: Any) -> None:
+    """Data that change while they are compared give an error or silence, never a wait or a crash."""
+
+    def work(c: Communicator) -> int:
+        shared = c.broadcast(c._member.store.share(np.zeros(300_000)) if c.rank == 0 else None, view=True)
+        if c.rank == 0:
+            stop = threading.Event()
+
+            def write() -> None:
+                while not stop.is_set():
+                    shared[:] += 1
+
+            thread = threading.Thread(target=write)
+            thread.start()
+        try:
+            return sum(bool(message(c, shared)) for _ in range(10))
+        finally:
+            if c.rank == 0:
+                stop.set()
+                thread.join()
+
+    assert len(set(ranks(2, work))) == 1
+
+
+# -- without processes -------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(["f2", "f4", ">f8", "g", "c8", "G"]), st.integers(1, 40), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_bytes_and_values(dtype: str, n: int, seed: int) -> None:
+    """Comparable bytes differ exactly where values do: NaNs are equal, zeros by sign, gaps do not count."""
+    rng = np.random.default_rng(seed)
+    x = np.frombuffer(rng.bytes(n * np.dtype(dtype).itemsize), dtype)
+    if dtype in "gG":  # not every bit pattern is a number
+        x = rng.normal(size=n).astype(dtype)
+    y = x.copy()
+    y[rng.random(n) < 0.3] = rng.choice([np.nan, -np.nan, 0.0, -0.0, 1.0])
+    parts_x, parts_y = (a.view(a.real.dtype).reshape(n, -1) for a in (x, y))
+    with np.errstate(invalid="ignore"):
+        same = (parts_x == parts_y) & (np.signbit(parts_x) == np.signbit(parts_y))
+        same |= np.isnan(parts_x) & np.isnan(parts_y)
+    want = ~same.all(axis=1)
+    assert ((comparable(x) != comparable(y)).any(axis=1) == want).all()
+    found = Differences()
+    found.add(0, x, y)
+    assert found.count == want.sum()
+    assert (checksums(x, exact=False) == checksums(y, exact=False)) == (not want.any())
+    packed = np.zeros(n, [("a", "i1"), ("b", dtype, (2,))])
+    gaps = np.zeros(n, np.dtype([("a", "i1"), ("b", dtype, (2,))], align=True))
+    gaps.view(np.uint8)[...] = 0xAB
+    for array in (packed, gaps):
+        array["a"], array["b"] = 1, x[:, None]
+    assert (comparable(packed) == comparable(gaps)).all()
+
+
+def test_every_number_counts() -> None:
+    """A change of any one element of a large array is found, at its place, whatever the layout."""
+    x = np.zeros((700, 600))
+    for layout in (x, np.asfortranarray(x), np.zeros((700, 1200))[:, ::2], x[::-1, ::-1]):
+        y = layout.copy(order="K")
+        y[513, 77] = 1
+        assert checksums(x, exact=True) == checksums(layout, exact=True)
+        assert checksums(x, exact=True) != checksums(y, exact=True)
+        place = 513 * 600 + 77
+        number, rest = divmod(place, CHUNK // 8)
+        assert chunk_of(y, number)[rest] == 1
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.floats() | st.text() | st.binary() | st.booleans(),
+        lambda part: (
+            st.lists(part) | st.dictionaries(st.text() | st.integers(), part) | st.tuples(part, part)
+        ),
+        max_leaves=10,
+    ),
+    st.randoms(),
+)
+@settings(max_examples=100, deadline=None)
+def test_copies_are_the_same(x: Any, random: Any) -> None:
+    """A copy with its dicts in another order has the same digest, and one part more has not."""
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(copy(part) for part in value)
+        if isinstance(value, dict):
+            pairs = [(key, copy(part)) for key, part in value.items()]
+            random.shuffle(pairs)
+            return dict(pairs)
+        return value
+
+    for exact in (True, False):
+        digest = digest_of(take_apart(x, exact=exact))
+        assert digest == digest_of(take_apart(copy(x), exact=exact))
+        assert digest != digest_of(take_apart([x], exact=exact))
+
+
+def test_many_groups() -> None:
+    """Of more than eight groups the last are only named."""
+    ranks = range(11)
+    barrier, board = threading.Barrier(11), [None] * 11
+    said: list[str] = []
+
+    def member(index: int) -> None:
+        def tell(value: Any) -> list[Any]:
+            board[index] = value
+            barrier.wait(10)
+            found = list(board)
+            barrier.wait(10)
+            return found
+
+        error = find_difference(np.full(3, max(1, index)), ranks, index, tell)
+        said.append(str(error))
+
+    threads = [threading.Thread(target=member, args=(i,)) for i in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(set(said)) == 1
+    assert "ranks 0-1 agree; rank 2 differs at [0]: 2 instead of 1 (3 of 3 elements); rank 3" in said[0]
+    assert said[0].endswith("rank 9 differs at [0]: 9 instead of 1 (3 of 3 elements); so does rank 10")
+
+
+def test_the_error_is_one_of_ours() -> None:
+    """It derives from what `assert` raises, and travels."""
+    import pickle
+
+    error = pickle.loads(pickle.dumps(DifferentDataError("why", groups=((0,), (1, 2)))))
+    assert isinstance(error, NbParallelError)
+    assert isinstance(error, AssertionError)
+    assert error.groups == ((0,), (1, 2))

@@ -1,0 +1,316 @@
+"""The output of a cell: labels, folding, order, and how much of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from nbparallel_magics.output.cell_output import CellOutput
+from tests.magics.output.page import Page
+
+
+@pytest.fixture
+def page() -> Page:
+    """Return an empty page."""
+    return Page()
+
+
+def wait_until(page: Page, words: str) -> None:
+    """Wait until a page shows some words."""
+    end = time.monotonic() + 5
+    while words not in page.text:
+        assert time.monotonic() < end, page.text
+        time.sleep(0.002)
+
+
+def test_a_short_cell_is_shown_once(page: Page) -> None:
+    """Lines that came in any order are in rank order, one line each, without clearing anything."""
+    out = CellOutput(page)
+    for rank in (2, 0, 1):
+        out.stream(rank, "stdout", f"line of {rank}\n")
+    out.finish()
+    assert page.text == "[rank 0] line of 0\n[rank 1] line of 1\n[rank 2] line of 2\n"
+    assert page.clears == 0
+
+
+def test_values_are_in_rank_order_where_nothing_can_be_taken_back() -> None:
+    """In a terminal, and in the cell that loads the extension, they come at the end, text as it comes."""
+    page = Page(can_clear=False)
+    out = CellOutput(page)
+    out.result(2, {"text/plain": "two"}, {})
+    out.stream(1, "stdout", "text\n")
+    wait_until(page, "[rank 1] text\n")
+    out.result(1, {"text/plain": "one"}, {})
+    out.stream(0, "stdout", "more\n")
+    wait_until(page, "more")
+    assert "Out" not in page.text
+    out.result(0, {"text/plain": "two"}, {})
+    out.finish()
+    assert page.text == "[rank 1] text\n[rank 0] more\nOut[ranks 0, 2]: two\nOut[rank 1]: one\n"
+    out.result(1, {"text/plain": "late"}, {})
+    wait_until(page, "late")
+
+
+def test_blocks_have_one_label(page: Page) -> None:
+    """Several lines of a rank stand under one label."""
+    out = CellOutput(page)
+    for rank in (0, 1):
+        for line in range(3):
+            out.stream(rank, "stdout", f"{rank}.{line}\n")
+    out.finish()
+    assert page.text == "[rank 0]\n0.0\n0.1\n0.2\n[rank 1]\n1.0\n1.1\n1.2\n"
+
+
+def test_equal_text_is_folded(page: Page) -> None:
+    """What several ranks printed alike is there once; ranks need not be neighbours."""
+    out = CellOutput(page)
+    for rank in range(4):
+        out.stream(rank, "stdout", "odd\n" if rank % 2 else "even\n")
+        out.result(rank, {"text/plain": str(rank // 2)}, {})
+    out.finish()
+    assert page.text == ("[ranks 0, 2] even\n[ranks 1, 3] odd\nOut[ranks 0-1]: 0\nOut[ranks 2-3]: 1\n")
+
+
+def test_a_common_start_is_folded(page: Page) -> None:
+    """Whole lines that all ranks printed first are there once, whatever follows."""
+    out = CellOutput(page)
+    for rank in range(3):
+        out.stream(rank, "stdout", f"loading\nready\nrank {rank}\n")
+    out.finish()
+    assert page.text == "[ranks 0-2]\nloading\nready\n[rank 0] rank 0\n[rank 1] rank 1\n[rank 2] rank 2\n"
+
+
+def test_streams_are_kept_apart(page: Page) -> None:
+    """Stderr goes to stderr with its own labels; a line without an end is ended before the next label."""
+    out = CellOutput(page)
+    out.stream(0, "stdout", "no end")
+    out.stream(0, "stderr", "warning\n")
+    out.stream(1, "stdout", "one")
+    out.stream(2, "stdout", "two")
+    out.finish()
+    assert page.shown == [
+        ("stdout", "[rank 0] no end"),
+        ("stderr", "[rank 0] warning\n"),
+        ("stdout", "[rank 1] one\n[rank 2] two"),
+    ]
+
+
+def test_displays_and_values(page: Page) -> None:
+    """A picture stands under its rank's label, a value of several lines below its own; equal ones are one."""
+    out = CellOutput(page)
+    for rank in (0, 1):
+        out.display(rank, {"image/png": "data", "text/plain": "<Figure>"}, {}, {}, False)
+        out.display(rank, {"text/plain": "just text"}, {}, {}, False)
+        out.result(rank, {"text/plain": f"array([{rank},\n       1])"}, {})
+    out.finish()
+    assert page.text == (
+        "[ranks 0-1]\n<display>\n[ranks 0-1] just text\n"
+        "Out[rank 0]:\narray([0,\n       1])\nOut[rank 1]:\narray([1,\n       1])\n"
+    )
+
+
+def test_output_is_live_and_then_in_order(page: Page) -> None:
+    """What comes is shown within 0.2 s; at the end it is shown in rank order, and again only if it must."""
+    out = CellOutput(page)
+    started = time.monotonic()
+    out.stream(1, "stdout", "first\n")
+    wait_until(page, "[rank 1] first\n")
+    assert time.monotonic() - started < 0.2
+    out.stream(0, "stdout", "second\n")
+    wait_until(page, "[rank 0] second\n")
+    assert page.text == "[rank 1] first\n[rank 0] second\n"
+    out.finish()
+    assert page.text == "[rank 0] second\n[rank 1] first\n"
+    assert page.clears == 1
+
+
+def test_what_is_in_order_stays(page: Page) -> None:
+    """Output that came in rank order is not cleared."""
+    out = CellOutput(page)
+    out.stream(0, "stdout", "a\nb\n")
+    wait_until(page, "b\n")
+    out.stream(0, "stdout", "c\n")
+    wait_until(page, "c\n")
+    out.stream(1, "stdout", "d\n")
+    out.finish()
+    assert page.text == "[rank 0]\na\nb\nc\n[rank 1] d\n"
+    assert page.clears == 0
+
+
+def test_a_slow_rank_gets_one_block_in_the_end(page: Page) -> None:
+    """Lines that came one by one have a label each while the cell runs, and one label for all in the end."""
+    out = CellOutput(page)
+    for epoch in range(3):
+        out.stream(0, "stdout", f"epoch {epoch}\n")
+        wait_until(page, f"epoch {epoch}\n")
+    assert page.text == "[rank 0] epoch 0\n[rank 0] epoch 1\n[rank 0] epoch 2\n"
+    out.finish()
+    assert page.text == "[rank 0]\nepoch 0\nepoch 1\nepoch 2\n"
+
+
+def test_dots_stay_on_their_line(page: Page) -> None:
+    """Text without line ends goes on where it was."""
+    out = CellOutput(page)
+    for number in range(3):
+        out.stream(0, "stdout", f"{number}.")
+        wait_until(page, f"{number}.")
+    out.stream(0, "stdout", "\ndone\n")
+    out.finish()
+    assert page.text == "[rank 0]\n0.1.2.\ndone\n"
+
+
+def test_stream_order_stays_as_it_came(page: Page) -> None:
+    """With order="stream" nothing is shown twice, and a terminal cannot take anything back."""
+    for order, can_clear in (("stream", True), ("rank", False)):
+        page = Page(can_clear=can_clear)
+        out = CellOutput(page, order=order)
+        out.stream(1, "stdout", "first\n")
+        wait_until(page, "first")
+        out.stream(0, "stdout", "second\n")
+        out.finish()
+        assert page.text == "[rank 1] first\n[rank 0] second\n"
+        assert page.clears == 0
+
+
+def test_stream_order_is_that_of_arrival_within_a_moment_too(page: Page) -> None:
+    """With order="stream" even what comes at once stays in its order, and equal text is not folded."""
+    out = CellOutput(page, order="stream")
+    for rank in (2, 0, 0, 1):
+        out.stream(rank, "stdout", "x\n")
+    out.finish()
+    assert page.text == "[rank 2] x\n[rank 0]\nx\nx\n[rank 1] x\n"
+
+
+def test_an_interrupt_while_the_end_is_shown_loses_nothing(page: Page) -> None:
+    """If the last words are interrupted half-way, asking again shows all of them."""
+    out = CellOutput(page)
+    for rank in (1, 0):
+        out.stream(rank, "stdout", f"a{rank}\n")
+        wait_until(page, f"a{rank}")
+        out.stream(rank, "stderr", f"b{rank}\n")
+    stream, page.stream = page.stream, interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        out.finish()
+    page.stream = stream  # type: ignore[method-assign]
+    out.finish()
+    assert page.text == "[rank 0] a0\n[rank 0] b0\n[rank 1] a1\n[rank 1] b1\n"
+
+
+def interrupted(name: str, text: str) -> None:
+    """Be interrupted."""
+    raise KeyboardInterrupt
+
+
+def test_progress_bars_do_not_flood_the_page(page: Page) -> None:
+    """A line that is drawn again and again is shown about once a second, and is complete in the end."""
+    out = CellOutput(page)
+    bars = {rank: "".join(f"\r{rank}: {percent} %" for percent in range(40)) + "\n" for rank in (0, 1)}
+    for percent in range(40):
+        for rank in (0, 1):
+            out.stream(rank, "stderr", f"\r{rank}: {percent} %")
+        time.sleep(0.01)
+    assert page.text.count("%") <= 4
+    assert "\r" not in page.text
+    for rank in (0, 1):
+        out.stream(rank, "stderr", "\n")
+    out.finish()
+    assert page.text == f"[rank 0]\n{bars[0]}[rank 1]\n{bars[1]}"
+
+
+def test_late_output_is_shown_as_it_comes(page: Page) -> None:
+    """A thread that prints after the cell's end is heard under its rank's label; no thread of ours stays."""
+    out = CellOutput(page)
+    out.finish()
+    out.stream(3, "stdout", "late\n")
+    wait_until(page, "[rank 3] late\n")
+    out.stream(3, "stdout", "more\n")
+    wait_until(page, "[rank 3] more\n")
+    out.display(3, {"image/png": "x"}, {}, {"display_id": "a"}, False)
+    wait_until(page, "<display>")
+    out.display(3, {"image/png": "y"}, {}, {"display_id": "a"}, True)
+    out.clear(3, False)
+    out.stream(3, "stdout", "last\n")
+    wait_until(page, "last\n")
+    assert page.shown[-2][1] == {"image/png": "y"}
+    assert page.clears == 0
+    end = time.monotonic() + 5
+    while any(thread.name == "nbparallel-output" for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_updates_belong_to_their_rank(page: Page) -> None:
+    """A display that is updated is its rank's own, and is shown again as it was last."""
+    out = CellOutput(page)
+    for rank in (1, 0):
+        out.display(rank, {"image/png": "old"}, {}, {"display_id": "same"}, False)
+        wait_until(page, f"[rank {rank}]")
+    out.display(1, {"image/png": "new"}, {}, {"display_id": "same"}, True)
+    out.finish()
+    displays = [s for s in page.shown if s[0] == "display"]
+    assert [d[1]["image/png"] for d in displays] == ["old", "new"]
+    assert len({d[2]["display_id"] for d in displays}) == 2
+
+
+def test_clear_output_of_a_rank(page: Page) -> None:
+    """A rank's `clear_output` takes back what that rank has shown, and nothing else."""
+    out = CellOutput(page)
+    out.stream(1, "stdout", "of 1\n")
+    for number in range(3):
+        out.clear(0, number > 0)
+        out.stream(0, "stdout", f"frame {number}\n")
+        wait_until(page, f"frame {number}")
+    out.finish()
+    assert page.text == "[rank 0] frame 2\n[rank 1] of 1\n"
+    out = CellOutput(page := Page())
+    out.stream(0, "stdout", "gone\n")
+    wait_until(page, "gone")
+    out.clear(0, False)
+    out.finish()
+    assert page.text == ""
+
+
+def test_notes_stand_where_they_came(page: Page) -> None:
+    """A note before any output stands above it, a later one below."""
+    out = CellOutput(page)
+    out.note("rank 1 came back")
+    out.stream(0, "stdout", "x\n")
+    out.note("y was copied")
+    out.finish()
+    assert page.text == "[nbparallel] rank 1 came back\n[rank 0] x\n[nbparallel] y was copied\n"
+
+
+def test_text_shown_is_at_most_twice_what_was_printed(page: Page) -> None:
+    """1500 lines on 4 ranks, in an order that must be changed: 2 × printed + labels + 4 KB, nothing lost."""
+    out = CellOutput(page)
+    printed = 0
+    for line in range(1500):
+        for rank in (3, 1, 0, 2):
+            text = f"rank {rank} prints line {line} of many\n"
+            printed += len(text)
+            out.stream(rank, "stdout", text)
+        if line % 300 == 0:
+            time.sleep(0.1)
+    out.finish()
+    assert page.published <= 2 * printed + 4096 + 200 * len("[rank 0] \n")
+    for rank in range(4):
+        block = "".join(f"rank {rank} prints line {line} of many\n" for line in range(1500))
+        assert f"[rank {rank}]\n{block}" in page.text
+
+
+def test_an_animation_stays_within_the_budget(page: Page) -> None:
+    """Frames of one rank beside much text of another do not show that text again and again."""
+    out = CellOutput(page)
+    out.stream(1, "stdout", "x" * 99 + "\n" * 100)
+    printed = 200
+    for number in range(20):
+        out.clear(0, True)
+        out.stream(0, "stdout", f"frame {number}\n")
+        printed += 9
+        time.sleep(0.03)
+    out.finish()
+    assert page.published <= 2 * printed + 4096
+    assert "frame 19" in page.text
+    assert "frame 18" not in page.text

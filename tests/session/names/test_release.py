@@ -1,0 +1,118 @@
+"""What a rank deletes is gone there, and no longer holds memory."""
+
+import gc
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.sharing import current_store
+from tests.session.names.pair import Pair
+
+
+@pytest.fixture
+def pair():
+    """Return a notebook and a rank in this process."""
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def looked_at(store):
+    """Return how many segments of others arrays of a store look at."""
+    store.drain()
+    return sum(not record.own and record.phase == "live" for record in store.segments())
+
+
+def test_a_deleted_array_is_let_go_at_once(pair):
+    """The last name on the rank decides, not what the notebook delivered; a view may be the last."""
+    pair.type("import numpy as np; x = np.arange(100_000.); y = x[::2]")
+    assert pair.run("float(x[-1] + y[-1])") == 199_997
+    assert looked_at(pair.rank_store) == 1
+    pair.run("z = x[1:]; del x, y")
+    assert looked_at(pair.rank_store) == 1
+    assert float(pair.rank["z"][0]) == 1
+    pair.run("del z")
+    assert looked_at(pair.rank_store) == 0
+
+
+def test_what_lies_in_a_list_is_let_go_when_the_cell_ends(pair):
+    """A list takes no weak reference: its arrays go at the cell's edge."""
+    pair.type("import numpy as np, nbparallel as nbp; x = np.arange(100_000.); parts = []")
+    pair.run("float(x[0])")
+    pair.type("parts.append(x)")
+    assert pair.run("del x\nfloat(parts[0][-1])") == 99_999
+    pair.run("parts = None")
+    pair.rank_names.let_go()
+    assert looked_at(pair.rank_store) == 0
+
+
+def test_a_name_that_is_bound_to_none_is_the_ranks_own(pair):
+    """An array that died is told apart from None, which the rank assigned."""
+    pair.type("import numpy as np; x = np.arange(100_000.)")
+    pair.run("float(x[0])")
+    pair.run("x = None")
+    assert pair.rank_names.is_own("x")
+    assert pair.run("x is None") is True
+
+
+def test_a_name_that_comes_again_is_attached_again(pair):
+    """Another name for the same memory is delivered after the first one had been deleted on the rank."""
+    pair.type("import numpy as np; x = np.arange(100_000.)")
+    pair.run("float(x[0])")
+    pair.run("del x")
+    pair.type("y = x")
+    assert pair.run("float(y[-1])") == 99_999
+
+
+def test_writing_to_a_view_names_the_array_that_was_deleted(pair):
+    """The error finds the notebook's name by where the bytes lie, also when the rank has deleted it."""
+    pair.type("import numpy as np; x = np.arange(100_000.)")
+    pair.run("float(x[0])")
+    pair.run("part = x[10:20]; del x")
+    assert pair.rank_names.name_of(pair.rank["part"], "part") == "x"
+    assert pair.rank_names.name_of(np.zeros(3), "part") is None
+
+
+def test_memory_goes_when_ranks_and_notebook_have_deleted_it():
+    """On real ranks: `del` there and here gives the memory back, without another cell that says so."""
+    store = current_store()
+    names = {"x": nbp.zeros(1_000_000), "keep": nbp.zeros(10)}
+    with nbp.Session(2) as session:
+        assert session.run("float(x.sum() + keep[0])", namespace=names).values == [0, 0]
+        segment = store.location(names["x"]).segment
+        session.run("del x")
+        del names["x"]
+        gc.collect()
+        deadline = time.monotonic() + 5
+        while any(record.segment == segment for record in store.segments()):
+            assert time.monotonic() < deadline, store.segments()
+            store.drain()
+            time.sleep(0.005)
+        assert session.run("float(keep[0])", namespace={}).values == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "cell", ["x[1:]", "def f(a):\n    view = a[1:]\n    1 / 0\nf(x)", "def f(a): yield a[1:]\nnext(f(x))"]
+)
+def test_a_cell_that_is_over_holds_nothing(cell):
+    """Neither the value that was shown nor the frames of a failure keep an array on the rank."""
+    names = {"x": nbp.zeros(1_000_000)}
+    segment = current_store().location(names["x"]).segment
+
+    def forget_and_look():
+        from IPython import get_ipython
+
+        for name in ("x", "f"):
+            get_ipython().user_ns.pop(name, None)
+        nbp.sharing.current_store().drain()
+        return [record.segment for record in nbp.segments() if not record.own]
+
+    with nbp.Session(1) as session:
+        failing = pytest.raises(nbp.errors.ParallelError, match="division") if "/" in cell else nullcontext()
+        with failing:
+            session.run(cell, namespace=names)
+        (left,) = session.call(forget_and_look)
+        assert segment not in left

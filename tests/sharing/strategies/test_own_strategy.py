@@ -1,0 +1,40 @@
+"""The strategy of the how-to page keeps the promises of all: the page says that it may be copied."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbparallel as nbp
+from nbparallel.sharing.strategies import registry
+from nbparallel.testing.strategies import StrategyTests
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason=f"{sys.platform} has no /proc")
+PAGE = Path(__file__).resolve().parent.parent.parent.parent / "docs" / "how-to" / "write-a-strategy.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """Register what the page's first block defines; ranks get it by value, as from a notebook."""
+    block = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(block[1], str(PAGE), "exec"), names)
+    nbp.register_sharing_strategy("nameless", names["NamelessFiles"]())
+    yield
+    registry._strategies.pop("nameless")
+
+
+class TestNameless(StrategyTests):
+    """Files without a name, as a reader of the page would check them."""
+
+    strategy = "nameless"
+
+    @pytest.mark.stress
+    def test_every_dtype_and_layout(self, ranks: nbp.Session, names: dict[str, Any]) -> None:
+        """The same as ever; of `make sweep`, because it takes longer than all others together."""
+        super().test_every_dtype_and_layout(ranks, names)
