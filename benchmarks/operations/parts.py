@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.point_to_point.ring import RECORD, Outgoing
+from nbparallel.distributed.point_to_point.ring import RECORD, RingWriter
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER
 
 FAR = 1 << 60
@@ -106,7 +106,7 @@ def parts_of_ping_pong(c: Communicator) -> Seconds:
     def taken() -> None:
         words[out._head] = out.position
 
-    theirs = Outgoing(c._view, c._member.waiter, peer, c.rank)
+    theirs = RingWriter(c._view, c._member.waiter, peer, c.rank)
 
     def fill() -> None:
         words[theirs._head] = theirs.position

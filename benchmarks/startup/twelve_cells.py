@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.contenders import IPYPARALLEL, NBPARALLEL, RANKS, Contender, Started, started
 from benchmarks.report import Figure, Section, human_seconds, installed, not_installed
 from benchmarks.startup.first_cell import PAUSE_SECONDS, until_heard
-from nbparallel.testing.kernel_messages import CellOutcome, Message
+from nbparallel.testing.kernel_messages import CellOutcome, KernelMessage
 
 PATIENCE = 15.0
 """Seconds after which a cell that should have ended at once is called one that never ends."""
@@ -40,7 +40,7 @@ class Result:
         return ("" if self.right else "✗ ") + ", ".join(parts or ["works"])
 
 
-def left_over(outcome: CellOutcome) -> list[Message]:
+def left_over(outcome: CellOutcome) -> list[KernelMessage]:
     """Return the messages whose output is on the page when the cell is over."""
     cleared = max((i for i, m in enumerate(outcome.messages) if m.kind == "clear_output"), default=-1)
     return list(outcome.messages[cleared + 1 :])

@@ -8,7 +8,7 @@ from nbparallel.errors import rank_list
 from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.publisher import publisher_for
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
     from nbparallel.session import CellResult, PendingCell
@@ -61,7 +61,7 @@ def follow(cell: BackgroundCell, sink: CellOutput | None) -> None:
     cell.pending.add_done_callback(ended)
 
 
-def show(live: Live, cell: BackgroundCell) -> None:
+def show(live: ExtensionState, cell: BackgroundCell) -> None:
     """Wait for a cell, show what it printed, give its values, or raise what it raised.
 
     An interrupt while this waits interrupts the cell, as if it had been run in the foreground.
@@ -88,7 +88,7 @@ def _wait(pending: PendingCell) -> None:
             pending.cancel()
 
 
-def _show(live: Live, result: CellResult, said: str) -> None:
+def _show(live: ExtensionState, result: CellResult, said: str) -> None:
     """Show what a cell printed and its values; if there is nothing, that it is done, and what is `said`."""
     publisher = publisher_for(live.shell, live.notebook)
     sink = CellOutput(publisher, order=live.configuration.output, logs=live.logs)

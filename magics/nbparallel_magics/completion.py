@@ -11,7 +11,7 @@ from nbparallel_magics import flags
 from nbparallel_magics.arguments import MagicParser
 
 if TYPE_CHECKING:
-    from nbparallel_magics.state import Live
+    from nbparallel_magics.state import ExtensionState
 
 PATIENCE_SECONDS = 0.1
 """How long a key press waits for rank 0."""
@@ -33,7 +33,7 @@ class RankCompleter:
 
     completer_id = "nbparallel"
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: ExtensionState) -> None:
         self._live = live
         self._parsers = parsers()
 

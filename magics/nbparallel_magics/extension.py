@@ -14,7 +14,7 @@ from nbparallel_magics.completion import RankCompleter
 from nbparallel_magics.error_display import ErrorRendering
 from nbparallel_magics.magics import ParallelMagics
 from nbparallel_magics.output.overflow import remove_abandoned
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 
 BUDGET_SECONDS = 0.03
 """What it does not get done in this time is left to the supervisor, which the first cell starts."""
@@ -58,7 +58,7 @@ class _Loaded:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.live = Live(shell)
+        self.live = ExtensionState(shell)
         self.magics = ParallelMagics(self.live)
         self.errors = ErrorRendering(shell)
         self.completer = RankCompleter(self.live)
@@ -110,7 +110,7 @@ def unload(shell: Any) -> None:
         loaded.remove()
 
 
-def live_in(shell: Any) -> Live | None:
+def live_in(shell: Any) -> ExtensionState | None:
     """Return what is running in a shell, or None if the extension is not loaded there."""
     loaded = getattr(shell, _ATTRIBUTE, None)
     return None if loaded is None else loaded.live

@@ -18,11 +18,11 @@ from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.error_display import brief_errors, full_tracebacks
 from nbparallel_magics.run_cell import CellRequest, lines_above
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, strategy_benchmark, timeline
-from nbparallel_magics.views.segments import SegmentTable
-from nbparallel_magics.views.status import StatusTable
-from nbparallel_magics.views.who import WhoTable
+from nbparallel_magics.views.segments import SegmentsView
+from nbparallel_magics.views.status import StatusView
+from nbparallel_magics.views.who import WhoView
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -41,7 +41,7 @@ def _comes_first(magic: str) -> NoReturn:
 class ParallelMagics(Magics):
     """The magics; one instance a shell."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: ExtensionState) -> None:
         super().__init__(live.shell)
         self.live = live
 
@@ -116,7 +116,7 @@ class ParallelMagics(Magics):
             return
         if words:
             sharing.switch(words)
-        display(sharing.StrategyTable.now())
+        display(sharing.StrategyView.now())
 
     @line_magic
     @documented_by(flags.STATUS)
@@ -126,7 +126,7 @@ class ParallelMagics(Magics):
         if session is None:
             print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
         else:
-            display(StatusTable(session.statistics()))
+            display(StatusView(session.statistics()))
 
     @line_magic
     @documented_by(flags.SEGMENTS)
@@ -138,7 +138,7 @@ class ParallelMagics(Magics):
         else:
             names = self.live.shell.user_ns
             seen = session.who(names, self.live.shell.user_ns_hidden)
-            display(SegmentTable(session.statistics(names), seen))
+            display(SegmentsView(session.statistics(names), seen))
 
     @line_magic
     @documented_by(flags.WHO)
@@ -149,7 +149,7 @@ class ParallelMagics(Magics):
             print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
         else:
             shell = self.live.shell
-            display(WhoTable(session.who(shell.user_ns, shell.user_ns_hidden)))
+            display(WhoView(session.who(shell.user_ns, shell.user_ns_hidden)))
 
     @line_magic
     @documented_by(flags.DOCTOR)

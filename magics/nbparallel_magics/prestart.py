@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from nbparallel_magics.configuration import NbParallel
 
 if TYPE_CHECKING:
-    from nbparallel.session.processes.launch import Ignition
+    from nbparallel.session.processes.launch import SupervisorLaunch
 
 RENEWALS = 3
 """How often it is started anew because a cell has changed what it depends on; arbitrary."""
 
 
-class Warm:
+class PrestartedSupervisor:
     """Owns what waits until it is taken or put out; used by the shell's thread alone."""
 
     def __init__(self, configuration: NbParallel) -> None:
         self._configuration = configuration
-        self._waiting: Ignition | None = None
+        self._waiting: SupervisorLaunch | None = None
         self._renewals = 0
 
     def start(self) -> None:
@@ -30,17 +30,17 @@ class Warm:
         if not self._configuration.warm:
             return
         from nbparallel.errors import StartError
-        from nbparallel.session.interrupts import Presses
+        from nbparallel.session.interrupts import InterruptCounter
         from nbparallel.session.processes import launch
 
-        with Presses():  # an interrupt waits until there is something that can be put out
+        with InterruptCounter():  # an interrupt waits until there is something that can be put out
             try:
-                self._waiting = started = launch.Ignition(self._configuration.start_method)
+                self._waiting = started = launch.SupervisorLaunch(self._configuration.start_method)
             except (StartError, OSError):
                 return
             started.waited = True
 
-    def take(self) -> Ignition | None:
+    def take(self) -> SupervisorLaunch | None:
         """Give away what waits, to be owned by the caller; None if nothing does that can be used."""
         if not self._usable():
             self.put_out()
@@ -64,7 +64,7 @@ class Warm:
         """End what waits, if anything does; an interrupt raises when that is done."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            from nbparallel.session.interrupts import Presses
+            from nbparallel.session.interrupts import InterruptCounter
 
-            with Presses():
+            with InterruptCounter():
                 waiting.put_out()

@@ -14,7 +14,7 @@ from nbparallel_magics.background import BackgroundCell, follow
 from nbparallel_magics.error_display import brief_errors, does_not_compile
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.publisher import publisher_for
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -39,7 +39,7 @@ class CellRequest:
     """The flags."""
 
 
-def run(live: Live, request: CellRequest) -> BackgroundCell | None:
+def run(live: ExtensionState, request: CellRequest) -> BackgroundCell | None:
     """Run a cell on ranks; nothing is sent or started unless it can run.
 
     Returns the cell itself if it is not waited for (``--async``).
@@ -70,7 +70,7 @@ def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
         raise UsageError(str(error)) from None
 
 
-def _session(live: Live, options: argparse.Namespace) -> Session:
+def _session(live: ExtensionState, options: argparse.Namespace) -> Session:
     wanted = getattr(options, "n", None)
     try:
         if wanted and options.ranks is not None:
@@ -99,7 +99,7 @@ def lines_above(raw_cell: str, magic: str, source: str) -> int:
 
 
 def _run_on_ranks(
-    live: Live, session: Session, ranks: tuple[int, ...] | None, request: CellRequest
+    live: ExtensionState, session: Session, ranks: tuple[int, ...] | None, request: CellRequest
 ) -> BackgroundCell | None:
     options, shell = request.options, live.shell
     quiet = options.quiet or live.configuration.quiet

@@ -11,7 +11,7 @@ from nbparallel_magics.configuration import configured
 from nbparallel_magics.output.notebook_messages import NotebookOutput
 from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import is_ipykernel
-from nbparallel_magics.prestart import Warm
+from nbparallel_magics.prestart import PrestartedSupervisor
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from nbparallel_widgets.panel import Panel
 
 
-def _ignited(world_size: int | None, start_method: str, warm: Warm) -> Session:
+def _ignited(world_size: int | None, start_method: str, warm: PrestartedSupervisor) -> Session:
     """Return a session whose supervisor was started before the session's code was imported."""
-    from nbparallel.session.processes.launch import Ignition
+    from nbparallel.session.processes.launch import SupervisorLaunch
     from nbparallel.session.processes.limits import check_world_size
 
     if world_size is not None:
         check_world_size(world_size)
-    ignition = warm.take() or Ignition(start_method)
+    ignition = warm.take() or SupervisorLaunch(start_method)
     try:
         from nbparallel.session import Session
 
@@ -37,14 +37,14 @@ def _ignited(world_size: int | None, start_method: str, warm: Warm) -> Session:
         raise
 
 
-class Live:
+class ExtensionState:
     """The state of the extension in one shell; `load` makes it, `unload` ends it."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.configuration = configured(shell)
         self.session: Session | None = None
-        self.warm = Warm(self.configuration)
+        self.warm = PrestartedSupervisor(self.configuration)
         """What the first session will be made of."""
         self.failures: Mapping[int, RankFailure] = {}
         """What ranks said in the last cell that failed, the root cause first; or where they were stopped."""
@@ -92,10 +92,10 @@ class Live:
             self.failures = said
 
     def _new_session(self, world_size: int | None) -> Session:
-        from nbparallel.session.interrupts import Presses
+        from nbparallel.session.interrupts import InterruptCounter
 
         try:
-            with Presses():  # an interrupt waits until there is something that can be stopped
+            with InterruptCounter():  # an interrupt waits until there is something that can be stopped
                 session = self.session = _ignited(world_size, self.configuration.start_method, self.warm)
         except KeyboardInterrupt:
             self.stop()

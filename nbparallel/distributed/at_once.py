@@ -2,24 +2,24 @@
 
 `begin`, writing the payload, and `meet` take a microsecond of Python, half of which is calling and storing.
 A small all_reduce takes three in all; so the three are written out here once more, for an array that fits
-in the slots.  Everything that does not go its usual way is left to `Meeting`.
+in the slots.  Everything that does not go its usual way is left to `SlotProtocol`.
 """
 
 from __future__ import annotations
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, Place
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.slots.fingerprint import SHARED, Fingerprint
-from nbparallel.distributed.slots.slot_area import Area
-from nbparallel.distributed.slots.slot_protocol import LINE, SEGMENT, START, STOP, Meeting
+from nbparallel.distributed.slots.slot_area import SlotArea
+from nbparallel.distributed.slots.slot_protocol import LINE, SEGMENT, START, STOP, SlotProtocol
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
 
 
-class MeetingAtOnce(Meeting):
+class InlineSlotProtocol(SlotProtocol):
     """One rank's side of all collectives of a group, with a quick way for small arrays."""
 
-    def __init__(self, member: Member, area: Area) -> None:
+    def __init__(self, member: RankContext, area: SlotArea) -> None:
         super().__init__(member, area)
         self._peers_of = [
             tuple((rank, arrive, slots[generation]) for rank, arrive, slots in self._peers)
@@ -42,7 +42,7 @@ class MeetingAtOnce(Meeting):
         fingerprint: Fingerprint,
         line: int,
         x: AnyArray,
-        place: Place | None,
+        place: SharedSpan | None,
         views: list[AnyArray],
     ) -> bool:
         """Begin, leave `x` in this rank's slot, and wait for everybody; whether all call the same.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.collectives.all_reduce import AllReduce, Plan
+from nbparallel.distributed.collectives.all_reduce import AllReduce, ReductionSignature
 from nbparallel.distributed.collectives.movements import Gathering
 from nbparallel.distributed.data_parallel.gradients import (
     Gradients,
@@ -23,10 +23,10 @@ from nbparallel.distributed.data_parallel.gradients import (
     unpack,
 )
 from nbparallel.distributed.operators import OPERATORS
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.fingerprint import fingerprint
-from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 from nbparallel.wire.segments import CLIENT_SHIFT
 
@@ -36,10 +36,12 @@ MAX_PLANS = 64
 class Averaging:
     """One rank's side of `average_gradients` in a group."""
 
-    def __init__(self, member: Member, meeting: Meeting, all_reduce: AllReduce, gathering: Gathering) -> None:
+    def __init__(
+        self, member: RankContext, meeting: SlotProtocol, all_reduce: AllReduce, gathering: Gathering
+    ) -> None:
         self._member, self._meeting = member, meeting
         self._all_reduce, self._gathering = all_reduce, gathering
-        self._plans: dict[bytes, Plan] = {}
+        self._plans: dict[bytes, ReductionSignature] = {}
 
     def __call__(self, gradients: Gradients, deadline_ns: int | None) -> None:
         """Replace all arrays by their averages."""
@@ -65,12 +67,12 @@ class Averaging:
                     return False
         return True
 
-    def _plan(self, gradients: Gradients, flat: AnyArray) -> Plan:
+    def _plan(self, gradients: Gradients, flat: AnyArray) -> ReductionSignature:
         """Return the plan of the first reduction, with the fingerprint of all arrays."""
         digest, shown = gradients.plan.digest, gradients.arrays[0]
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        plan = Plan(OPERATORS["avg"], flat.dtype, flat.shape, self._all_reduce.inline_nbytes)
+        plan = ReductionSignature(OPERATORS["avg"], flat.dtype, flat.shape, self._all_reduce.inline_nbytes)
         plan.operation, plan.lenient = Operation.average_gradients, True
         plan.fingerprint = fingerprint(
             "average_gradients", str(shown.dtype), str(shown.shape), content=("forms", digest)

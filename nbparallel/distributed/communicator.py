@@ -5,27 +5,27 @@ from __future__ import annotations
 import os
 import weakref
 
-from nbparallel.distributed.api.assert_same import Comparing
+from nbparallel.distributed.api.assert_same import AssertSame
 from nbparallel.distributed.api.data_parallel import DataParallel
-from nbparallel.distributed.api.groups import Grouping
+from nbparallel.distributed.api.groups import GroupOperations
 from nbparallel.distributed.api.object_lists import ObjectLists
-from nbparallel.distributed.api.point_to_point import Messaging
-from nbparallel.distributed.collectives.collectives import Collectives
-from nbparallel.distributed.group import Teams
-from nbparallel.distributed.messages_at_once import MessagesAtOnce
+from nbparallel.distributed.api.point_to_point import PointToPoint
+from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.group import GroupTable
+from nbparallel.distributed.messages_at_once import ShortMessages
 from nbparallel.distributed.runtime.fork_guard import make_inert
-from nbparallel.distributed.runtime.rank_context import Member
-from nbparallel.distributed.runtime.supervisor_liveness import Overseer
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.distributed.slots.deadlock import look_for_deadlock
 from nbparallel.distributed.slots.slot_area import world_area
-from nbparallel.distributed.tracing import Recorder
+from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.timeline import RankTimeline
 
 
-class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
+class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOperations):
     """One rank's operations with the others, for one epoch.
 
     Parameters
@@ -55,20 +55,20 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
         *,
         epoch: int,
         usable_cpus: int,
-        overseer: Overseer | None = None,
+        overseer: LivenessCheck | None = None,
     ) -> None:
         self._view = control if isinstance(control, ControlView) else ControlView(control)
         self._owns_view = not isinstance(control, ControlView)
-        self._member = Member(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
+        self._member = RankContext(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
         self._member.overseer = overseer
         self._member.diagnose = lambda wait: look_for_deadlock(self._member, wait)
-        self._world = Collectives(self._member, world_area(self._view, rank))
-        self._messages = MessagesAtOnce(self._member)
-        self._teams = Teams(self._member, self._messages, self._world)
+        self._world = GroupCollectives(self._member, world_area(self._view, rank))
+        self._messages = ShortMessages(self._member)
+        self._teams = GroupTable(self._member, self._messages, self._world)
         self._member.progress = self._progress
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
-        self._recorder: Recorder | None = None
+        self._recorder: OperationTracer | None = None
         self.forgotten: list[str] = []
         """What the last cell has begun and never waited for."""
         self.unreceived: list[str] = []
@@ -78,7 +78,7 @@ class Communicator(Messaging, DataParallel, Comparing, ObjectLists, Grouping):
 
     def record(self) -> None:
         """Note from the next cell on when its statements and operations begin and end (`timeline`)."""
-        self._recorder = Recorder(self, self._member, self._world)
+        self._recorder = OperationTracer(self, self._member, self._world)
         self._member.waited = self._recorder.waited
 
     def timeline(self) -> RankTimeline | None:

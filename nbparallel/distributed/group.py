@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.arguments import check_place, check_rank
-from nbparallel.distributed.collectives.collectives import Collectives
-from nbparallel.distributed.point_to_point.receiver import PointToPoint
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
-from nbparallel.distributed.slots.slot_area import Area, group_area, group_nbytes, prepare
+from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
 from nbparallel.errors import InternalError, ProtocolError, rank_list
 
 WORLD = None
@@ -79,12 +79,12 @@ def checked_ranks(ranks: Any, world_size: int) -> tuple[int, ...]:
     return tuple(sorted(int(rank) for rank in members))
 
 
-class Team:
+class GroupState:
     """What one rank keeps of one group."""
 
     __slots__ = ("cell", "collectives", "group", "index", "ranks", "word")
 
-    def __init__(self, group: Group, index: int, collectives: Collectives | None = None) -> None:
+    def __init__(self, group: Group, index: int, collectives: GroupCollectives | None = None) -> None:
         self.group, self.ranks, self.index = group, group.ranks, index
         self.collectives = collectives
         """None until the first operation."""
@@ -105,16 +105,16 @@ class Team:
         return check_rank(rank, name, self.ranks, world=self.word == 0)
 
 
-class Teams:
+class GroupTable:
     """All groups of one rank in one epoch."""
 
-    def __init__(self, member: Member, messages: PointToPoint, world: Collectives) -> None:
+    def __init__(self, member: RankContext, messages: Receiver, world: GroupCollectives) -> None:
         self._member, self._messages = member, messages
         everybody = Group(tuple(range(member.world_size)))
-        self.world = Team(everybody, member.rank, world)
+        self.world = GroupState(everybody, member.rank, world)
         self._known = {everybody: self.world}
 
-    def find(self, group: object) -> Team:
+    def find(self, group: object) -> GroupState:
         """Return the team of a group, for an operation that begins now.
 
         Raises
@@ -143,7 +143,7 @@ class Teams:
             team.cell = member.cell
         return team
 
-    def know(self, group: object) -> Team:
+    def know(self, group: object) -> GroupState:
         """Return the team of a group, whoever is in it."""
         if not isinstance(group, Group):
             raise TypeError(
@@ -156,18 +156,18 @@ class Teams:
                 raise ValueError(
                     f"{group} was made for a larger world: there are {self._member.world_size} ranks"
                 )
-            team = self._known[group] = Team(group, ranks.index(rank) if rank in ranks else -1)
+            team = self._known[group] = GroupState(group, ranks.index(rank) if rank in ranks else -1)
         return team
 
-    def open(self, team: Team, deadline_ns: int | None) -> Collectives:
+    def open(self, team: GroupState, deadline_ns: int | None) -> GroupCollectives:
         """Return the group's operations; the first call meets the other members."""
         if team.collectives is None:
             area = self._meet(team, deadline_ns)
             self._member.areas[area.packed] = area
-            team.collectives = Collectives(self._member, area)
+            team.collectives = GroupCollectives(self._member, area)
         return team.collectives
 
-    def _meet(self, team: Team, deadline_ns: int | None) -> Area:
+    def _meet(self, team: GroupState, deadline_ns: int | None) -> SlotArea:
         member, ranks = self._member, team.ranks
         memory: np.ndarray[Any, np.dtype[Any]]
         if team.index > 0:

@@ -2,7 +2,7 @@
 
 `send` and `recv` of a short array take eight microseconds of Python, most of which is calling and storing; so
 the usual way is written out here once more.  Everything that does not go its usual way (something else came
-first, the record wraps around the ring's end, a receive was posted, …) is left to `PointToPoint`.
+first, the record wraps around the ring's end, a receive was posted, …) is left to `Receiver`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.point_to_point.packing import ARRAY
-from nbparallel.distributed.point_to_point.receiver import PointToPoint
+from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.ring import RECORD
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 
 SHORT = 32 << 10
@@ -24,10 +24,10 @@ usual way takes more than twice as long at 3 and 12 KiB, and half as long again 
 MAX_HEADS = 1024
 
 
-class MessagesAtOnce(PointToPoint):
+class ShortMessages(Receiver):
     """The messages of one rank, with a quick way for short arrays."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: RankContext) -> None:
         super().__init__(member)
         self._heads: dict[tuple[np.dtype[Any], tuple[int, ...], int, int], bytes] = {}
         """Records of arrays without their content, by dtype, shape, tag and line; empty: not short."""

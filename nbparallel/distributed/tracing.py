@@ -3,7 +3,8 @@
 An operation is noted by a function that stands before it in the communicator's own attributes, where Python
 looks first.  That costs a microsecond, a third of a small all_reduce.  So after `SHORT` short ones in a
 statement these functions are taken away from the quickest operations, which then cost what they cost without
-a recorder; they are only counted.  A wait that is long enough to sleep is always noted (`Member.wait`), and
+a recorder; they are only counted.  A wait that is long enough to sleep is always noted
+(`RankContext.wait`), and
 brings the functions back for a few operations.  What was noted last is kept, `KEPT` of it.
 
 Off by default: a rank of a session switches it on (`Communicator.record`).
@@ -19,10 +20,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.distributed.collectives.collectives import Collectives
-from nbparallel.distributed.group import Team
-from nbparallel.distributed.runtime.rank_context import Member
-from nbparallel.distributed.runtime.waiting import Wait
+from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.group import GroupState
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.wire.timeline import Noted, RankTimeline, pack
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _clock = time.monotonic_ns
 _WORLD: tuple[int, ...] = ()
 
 
-class Recorder:
+class OperationTracer:
     """One rank's notes on the cell that runs.
 
     Parameters
@@ -60,11 +61,11 @@ class Recorder:
         Those of all ranks.
     """
 
-    def __init__(self, communicator: Communicator, member: Member, world: Collectives) -> None:
+    def __init__(self, communicator: Communicator, member: RankContext, world: GroupCollectives) -> None:
         self._member, self._waiter, self._world = member, member.waiter, world
         self._attributes = vars(communicator)
-        self.team: Team | None = None
-        """Who met in the operation that runs, if it did not go the quickest way (`Caller._run`)."""
+        self.team: GroupState | None = None
+        """Who met in the operation that runs, if it did not go the quickest way (`OperationBase._run`)."""
         self._noted: deque[Noted] = deque(maxlen=KEPT)
         self._quick = {name: self._before(communicator, name) for name in QUICK}
         self._others = {name: self._before(communicator, name) for name in OTHERS}
@@ -127,7 +128,7 @@ class Recorder:
 
     # -- operations ------------------------------------------------------------------------------------
 
-    def waited(self, wait: Wait, peer: int) -> None:
+    def waited(self, wait: WaitRecord, peer: int) -> None:
         """Note a wait in which this rank was about to sleep; `peer` has ended it, if it is not -1."""
         if self._inside:
             self._awaited = peer

@@ -15,7 +15,7 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, namespace, tasks
 from nbparallel.engine.debugger import Breakpoints
-from nbparallel.engine.input import Asking
+from nbparallel.engine.input import InputRequests
 from nbparallel.engine.inspection import complete, look
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.output import RankOutput, mark_threads, packed
@@ -23,7 +23,7 @@ from nbparallel.engine.shell import RankShell
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.messages import Configure, Join, Outcome, Task
+from nbparallel.wire.messages import Configure, JoinWorld, Outcome, Task
 
 OPERATIONS = (
     "send", "recv", "isend", "irecv", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
@@ -57,7 +57,7 @@ class Engine:
         self.pid = os.getpid()
         self.output = RankOutput(channel)
         mark_threads(self.output)
-        self.asking = Asking(channel, self.output)
+        self.asking = InputRequests(channel, self.output)
         self.asking.install()
         self.breakpoints = Breakpoints(self.asking.input)
         self.breakpoints.install()
@@ -132,7 +132,7 @@ class Engine:
         seconds = sharing.current_store().tend()
         return None if seconds is None else 1000 * seconds + 1
 
-    def _join(self, join: Join, frame: Frame) -> None:
+    def _join(self, join: JoinWorld, frame: Frame) -> None:
         if self.communicator is not None:
             self.communicator.close()
         if self._view is not None:

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from nbparallel.wire.messages import Configure, Place
+from nbparallel.wire.messages import Configure, WorkingContext
 
 
-def enter_context(place: Place) -> None:
+def enter_context(place: WorkingContext) -> None:
     """Go where the notebook is; stay where we are, with a line on stderr, if that cannot be entered."""
     _change_directory(place.cwd)
     sys.path[:] = place.sys_path
 
 
-def follow_context(before: Place, now: Place) -> tuple[str, ...]:
+def follow_context(before: WorkingContext, now: WorkingContext) -> tuple[str, ...]:
     """Follow the notebook from one place to another; return a line if a cell had gone elsewhere meanwhile."""
     notes: tuple[str, ...] = ()
     if now.cwd != before.cwd:

@@ -17,7 +17,7 @@ from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import InputReply, InputRequest
 
 
-class Asking:
+class InputRequests:
     """Sends a rank's questions and waits for the answers.
 
     Attributes

@@ -11,7 +11,7 @@ from IPython.core.completer import provisionalcompleter
 from nbparallel import sharing
 from nbparallel.engine import namespace
 from nbparallel.transfer.variable_info import seen
-from nbparallel.wire.inspection import Completion, Completions, Sighting, Unfinished
+from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport
 
 if TYPE_CHECKING:
     from nbparallel.engine.engine import Engine
@@ -22,7 +22,7 @@ MOST_NAMES = 1000
 """Names that are told; a table of more helps nobody."""
 
 
-def look(engine: Engine, number: int) -> Sighting:
+def look(engine: Engine, number: int) -> NamespaceReport:
     """Return the names of this rank and how they look; never raises."""
     try:
         store, values = sharing.current_store(), engine.shell.user_ns.copy()  # threads may assign meanwhile
@@ -33,16 +33,16 @@ def look(engine: Engine, number: int) -> Sighting:
             if name in values and not issubclass(type(values[name]), ModuleType)
         ]
         told = tuple(seen(name, values[name], store, table.origin(name)) for name in names[:MOST_NAMES])
-        return Sighting(number, told, len(names) - len(told))
+        return NamespaceReport(number, told, len(names) - len(told))
     except Exception as error:  # noqa: BLE001  a question must not end the rank
-        return Sighting(number, (), 0, f"{type(error).__name__}: {error}")
+        return NamespaceReport(number, (), 0, f"{type(error).__name__}: {error}")
 
 
 MOST = 300
 """Completions that are told; nobody reads more."""
 
 
-def complete(shell: RankShell, unfinished: Unfinished) -> Completions:
+def complete(shell: RankShell, unfinished: CompletionRequest) -> Completions:
     """Return what this rank's own shell would offer; never raises, changes no variable."""
     try:
         completer = shell.Completer

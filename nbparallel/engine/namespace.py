@@ -47,7 +47,7 @@ MISSING: Any = object()
 """Nothing was delivered under the name, or it is gone."""
 
 
-class Delivered:
+class DeliveredNames:
     """Delivered values by name."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class RankNames:
         self._defaults: Mapping[str, Any] = ChainMap(
             cast(dict[str, Any], {} if defaults is None else defaults), dict(namespace)
         )
-        self._delivered = Delivered()
+        self._delivered = DeliveredNames()
         self._handles: dict[str, ArrayHandle] = {}
         self._attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
         """What was attached, by all that tells one array from another."""

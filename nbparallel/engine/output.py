@@ -27,7 +27,7 @@ import numpy as np
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.inspection import Completions, Sighting
+from nbparallel.wire.inspection import Completions, NamespaceReport
 from nbparallel.wire.messages import Display, Message, Stream
 
 _OURS = "nbparallel."
@@ -73,7 +73,7 @@ def _plain(obj: Any) -> Any:
     return obj.item() if isinstance(obj, np.bool_ | np.integer | np.floating) else None
 
 
-def packed(message: Message | Sighting | Completions) -> bytes:
+def packed(message: Message | NamespaceReport | Completions) -> bytes:
     """Return the bytes of a message to the notebook.
 
     Raises

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:  # `Presses` is wanted before the rest is imported
+if TYPE_CHECKING:  # `InterruptCounter` is wanted before the rest is imported
     from nbparallel.session.processes.rank_handle import RankHandle
     from nbparallel.wire.control import ControlView
 
@@ -25,7 +25,7 @@ KILL_SECONDS = 5.0
 """Ranks that have not stopped so long after the first press are ended."""
 
 
-class Presses:
+class InterruptCounter:
     """Counts SIGINT in the main thread while it is entered; elsewhere it does nothing.
 
     A press that nobody answered raises `KeyboardInterrupt` when it is left: none is lost.
@@ -99,7 +99,7 @@ class Presses:
             self.check()
 
 
-class Ladder:
+class InterruptEscalation:
     """Interrupts ranks until they stop; one object for one task."""
 
     def __init__(self, control: ControlView, task: int) -> None:

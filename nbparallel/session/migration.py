@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nbparallel import sharing
 from nbparallel.errors import SegmentInUseError
-from nbparallel.session.interrupts import Presses
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.session import Session, running_sessions
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire.messages import WithdrawTask
@@ -90,7 +90,7 @@ def migrate(x: npt.NDArray[S], strategy: str) -> npt.NDArray[S]:
     return x
 
 
-def _withdraw(session: Session, segment: int, presses: Presses) -> None:
+def _withdraw(session: Session, segment: int, presses: InterruptCounter) -> None:
     """Have a session's ranks let go of a segment; raise if one cannot."""
     crew = session._crew
     if crew is None or crew.lost:

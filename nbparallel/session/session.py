@@ -26,22 +26,22 @@ from typing import Any, Self
 
 from nbparallel import sharing
 from nbparallel.errors import rank_list
-from nbparallel.session.interrupts import Presses
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.monitoring.session_views import SessionViews
-from nbparallel.session.names.delivery import Names
+from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.names.encoding import dump
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes import resize as roster
-from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size, usable_cpus
-from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.processes.resize import start_crew
 from nbparallel.session.results import CellResult, RankValues
-from nbparallel.session.session_lock import Turns
+from nbparallel.session.session_lock import SessionLock
 from nbparallel.session.tasks import cell as cells
 from nbparallel.session.tasks.cell import CellOptions
-from nbparallel.session.tasks.dispatch import Launched, Tasks
+from nbparallel.session.tasks.dispatch import RunningTask, TaskDispatcher
 from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
 
@@ -101,7 +101,7 @@ class Session(SessionViews):
         world_size: int | None = None,
         *,
         start_method: str = "forkserver",
-        ignition: Ignition | None = None,
+        ignition: SupervisorLaunch | None = None,
     ) -> None:
         if sharing.current_store().client != 0:
             raise RuntimeError("a rank cannot start ranks of its own: use -n in the notebook for more")
@@ -113,10 +113,10 @@ class Session(SessionViews):
         self._start_method = start_method
         self._id = ""
         self._ignition = ignition
-        self._crew: Crew | None = None
-        self._names = Names(sharing.current_store())
-        self._tasks = Tasks(self._names)
-        self._turns = Turns()
+        self._crew: RankPool | None = None
+        self._names = NameDelivery(sharing.current_store())
+        self._tasks = TaskDispatcher(self._names)
+        self._turns = SessionLock()
 
     # life ---------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Session(SessionViews):
         """
         if os.getpid() != self._turns.pid:
             return  # a forked child owns nothing
-        with Presses():
+        with InterruptCounter():
             self._stop()
 
     def _stop(self) -> None:
@@ -183,7 +183,7 @@ class Session(SessionViews):
         state = "stopped" if self.closed else "running" if self.started else "not started yet"
         return f"<Session of {rank_list(range(self._size))}, {state}>"
 
-    def _ensure(self, presses: Presses) -> tuple[Crew, list[str]]:
+    def _ensure(self, presses: InterruptCounter) -> tuple[RankPool, list[str]]:
         """Return a crew whose ranks all live, and what had to be done for it."""
         notes: list[str] = []
         if self._crew is not None and self._crew.lost:
@@ -297,8 +297,8 @@ class Session(SessionViews):
             )
 
     def _launch(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, presses: Presses
-    ) -> Launched:
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, presses: InterruptCounter
+    ) -> RunningTask:
         cells.check_cell(cell, options)
         started = time.monotonic()
         crew, notes = self._ensure(presses)
@@ -314,7 +314,7 @@ class Session(SessionViews):
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
 
-        def make(crew: Crew, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
+        def make(crew: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
             parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
             pickled = dump((function, args), parts, crew.supervisor.broker)
             return CallTask(number, who, (), True, None, pickled.data), pickled
@@ -330,7 +330,7 @@ class Session(SessionViews):
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
 
-        def make(crew: Crew, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
+        def make(crew: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
             pickled = dump(values, values, crew.supervisor.broker)
             return PushTask(number, who, (), False, None, pickled.data), pickled
 
@@ -338,7 +338,7 @@ class Session(SessionViews):
 
     def perform(
         self,
-        make: Callable[[Crew, int, tuple[int, ...]], tuple[Task, object]],
+        make: Callable[[RankPool, int, tuple[int, ...]], tuple[Task, object]],
         sink: OutputSink | None = None,
     ) -> CellResult:
         """Perform a task on all ranks; `make` also returns what must live until they have taken it."""

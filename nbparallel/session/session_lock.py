@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 
 from nbparallel.errors import BusyError, ClosedError, ForkedRankError
-from nbparallel.session.interrupts import Presses
+from nbparallel.session.interrupts import InterruptCounter
 
 
-class Turns:
+class SessionLock:
     """Who may use the ranks now.
 
     Notes
@@ -24,10 +24,10 @@ class Turns:
         """The process that made this; a forked child gets no turn."""
         self.closed = False
         self._lock = threading.Lock()
-        self._presses: Presses | None = None
+        self._presses: InterruptCounter | None = None
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[Presses]:
+    def take(self) -> Iterator[InterruptCounter]:
         """Hold the turn; SIGINT only counts meanwhile, and raises when it is left at the latest.
 
         If the presses were handed over meanwhile, the turn stays taken until `give_back`.
@@ -49,7 +49,7 @@ class Turns:
             raise BusyError(
                 "the ranks are busy with another cell: wait for it (%parallel_result), or stop it"
             )
-        presses = Presses()
+        presses = InterruptCounter()
         try:
             with presses:  # no KeyboardInterrupt at an arbitrary place of ours
                 self._presses = presses

@@ -19,7 +19,7 @@ from nbparallel.sharing.memory.array_layout import Shape, describe, sizes_of
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.store import AnyArray
 from nbparallel.sharing.strategies import owned_names
-from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy, network_reason
 from nbparallel.sharing.strategies.page_allocation import explained, fill
 from nbparallel.sharing.strategies.strategy import SegmentSource
@@ -123,7 +123,7 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
         npy_format.write_array_header_2_0(header, described)
     offset = header.tell()
     size = max(offset + math.prod(shape) * dtype.itemsize, 1)
-    disk = Place(os.path.dirname(path), "choose a path on another disk", "delete files there")
+    disk = SegmentDirectory(os.path.dirname(path), "choose a path on another disk", "delete files there")
     disk.require(size)
     # It gets its name when it is complete.
     draft = os.path.join(disk.directory, owned_names.fresh())
@@ -144,7 +144,7 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
     return source, (offset, dtype, shape, False)
 
 
-def _told(error: OSError, nbytes: int, disk: Place, path: str) -> OSError | NbParallelError:
+def _told(error: OSError, nbytes: int, disk: SegmentDirectory, path: str) -> OSError | NbParallelError:
     """Return an error about the user's file; he knows of no draft and of no record beside it."""
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return explained(error, nbytes, disk)

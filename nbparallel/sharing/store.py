@@ -13,10 +13,10 @@ import numpy.typing as npt
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle import relocation
-from nbparallel.sharing.lifecycle.allocator import Allocation
-from nbparallel.sharing.lifecycle.memory_pool import Pool
+from nbparallel.sharing.lifecycle.allocator import Allocator
+from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
 from nbparallel.sharing.lifecycle.segment import Block, Location, Segment, SegmentStatistics
-from nbparallel.sharing.lifecycle.segment_table import Holdings
+from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.locking import forked_error, locked
 from nbparallel.sharing.memory import array_layout
 from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe, sizes_of
@@ -57,7 +57,7 @@ class Store:
         # hold it.
         self._lock = threading.RLock()
         self._depth = 0
-        self._holdings = Holdings(client, Pool(pool_nbytes))
+        self._holdings = SegmentTable(client, MemoryPool(pool_nbytes))
 
     # Sessions
 
@@ -191,7 +191,7 @@ class Store:
         self._holdings.bury()
         if packs and (room := self._holdings.regions.take(strategy, nbytes, writable=writable)) is not None:
             return room, False
-        allocation = Allocation(self._holdings, strategy, writable=writable)
+        allocation = Allocator(self._holdings, strategy, writable=writable)
         return (allocation.packed(nbytes), False) if packs else allocation.alone(nbytes, content)
 
     @locked
@@ -359,7 +359,7 @@ class Store:
             self._lock.release()
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> MemoryPool:
         """What is kept for reuse."""
         return self._holdings.pool
 

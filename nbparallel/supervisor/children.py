@@ -54,7 +54,7 @@ def reset_signals() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class ChildExit:
     """How a child ended."""
 
     pid: int
@@ -144,7 +144,7 @@ def _restore_policy() -> None:
         os.sched_setscheduler(0, _policy, os.sched_param(0))
 
 
-def reap(sessions: set[int]) -> Iterator[Death]:
+def reap(sessions: set[int]) -> Iterator[ChildExit]:
     """Yield every child that has ended, without waiting.
 
     A child in `sessions` leads a session of its own: what it started is ended with it, *before* it is
@@ -165,7 +165,7 @@ def reap(sessions: set[int]) -> Iterator[Death]:
                 pass  # it left nobody behind
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        yield Death(
+        yield ChildExit(
             pid=pid,
             exit_code=code if code >= 0 else None,
             signal_number=-code if code < 0 else None,
@@ -217,7 +217,7 @@ def end_all(grace_seconds: float, limit_seconds: float = 10.0) -> None:
 
 
 @dataclass(slots=True)
-class Rank:
+class RankProcess:
     """A rank's process, from SPAWN to its death."""
 
     rank: int

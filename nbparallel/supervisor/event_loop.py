@@ -96,7 +96,7 @@ LINGER_SECONDS = 0.0003
 """In which nothing wakes the supervisor, so that what comes meanwhile is heard at once."""
 
 
-class Watch:
+class SupervisorEventLoop:
     """Descriptors with what to do when something is there, and sockets with what waits to be sent."""
 
     def __init__(self) -> None:

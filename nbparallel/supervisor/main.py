@@ -27,11 +27,11 @@ from typing import Any
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor import children
-from nbparallel.supervisor.children import Rank, adopt_orphans, reset_signals
-from nbparallel.supervisor.event_loop import Watch, readable, take, take_or_end
-from nbparallel.supervisor.ledger.segment_server import Outgoing, SegmentDesk
-from nbparallel.supervisor.orphans import Strays, mark_children
-from nbparallel.supervisor.sweep import Sweeping
+from nbparallel.supervisor.children import RankProcess, adopt_orphans, reset_signals
+from nbparallel.supervisor.event_loop import SupervisorEventLoop, readable, take, take_or_end
+from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
+from nbparallel.supervisor.orphans import Orphans, mark_children
+from nbparallel.supervisor.sweep import BackgroundSweep
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid
@@ -49,20 +49,20 @@ class Supervisor:
 
     def __init__(self, control: socket.socket, segments: socket.socket, kernel: int, log: int) -> None:
         self._kernel, self._log = kernel, log
-        self._watch = Watch()
-        self._ranks: dict[int, Rank] = {}
-        self._unknown: dict[int, children.Death] = {}
+        self._watch = SupervisorEventLoop()
+        self._ranks: dict[int, RankProcess] = {}
+        self._unknown: dict[int, children.ChildExit] = {}
         self._template_pid = 0
         self._template: socket.socket | None = None
         self._template_ready = False
         self._control_view: ControlView | None = None
         self._options: dict[str, Any] = {}
         self._grace: float | None = None
-        self._strays = Strays()
-        self._desk = SegmentDesk()
+        self._strays = Orphans()
+        self._desk = SegmentServer()
         self._control = control
         self._control_box = self._watch.add_socket(control, self._on_control)
-        self._sweeping = Sweeping(lambda said: self._control_box.send(Kind.SWEPT, said))
+        self._sweeping = BackgroundSweep(lambda said: self._control_box.send(Kind.SWEPT, said))
         self._segment_boxes = {0: self._watch.add_socket(segments, lambda: self._on_segments(0))}
         self._segment_sockets = {0: segments}
         self._desk.client_joined(0)
@@ -177,7 +177,7 @@ class Supervisor:
         said = json.loads(frame.payload)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client = said["client"]
-        rank = Rank(
+        rank = RankProcess(
             said["rank"], client, mine, self._watch.add_socket(mine, lambda: self._on_segments(client))
         )
         self._ranks[client] = rank
@@ -242,7 +242,7 @@ class Supervisor:
                 self._lost_socket(client)
         return True
 
-    def _deliver(self, outgoing: list[Outgoing]) -> None:
+    def _deliver(self, outgoing: list[Reply]) -> None:
         for item in outgoing:
             box = self._segment_boxes.get(item.client)
             try:
@@ -333,7 +333,7 @@ class Supervisor:
                     del self._unknown[next(iter(self._unknown))]
         self._strays.end({self._template_pid, *(rank.pid for rank in self._ranks.values())})
 
-    def _template_died(self, death: children.Death) -> None:
+    def _template_died(self, death: children.ChildExit) -> None:
         self._template_pid = 0
         if self._template is not None:
             while isinstance(frame := take(self._template), Frame):
@@ -353,7 +353,7 @@ class Supervisor:
             if not rank.pid and rank.socket.fileno() < 0:
                 self._bury(rank, None)
 
-    def _bury(self, rank: Rank, death: children.Death | None) -> None:
+    def _bury(self, rank: RankProcess, death: children.ChildExit | None) -> None:
         rank.dead = True
         self._watch.close(rank.give_pidfd())
         self._strays.rank_died(self._options["session"], rank.client, rank.pid, rank.inode)

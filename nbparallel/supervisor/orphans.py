@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from nbparallel.supervisor import children
-from nbparallel.supervisor.owner_liveness import Coroner, Fate
+from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
 from nbparallel.wire.identity import boot_time, process_of, process_state, this_process, this_world
 from nbparallel.wire.owners import Owner
 
@@ -39,7 +39,7 @@ def mark_children(notebook: int) -> None:
     os.environ[OWNER] = Owner(this_world(), head, (head, this_process())).text()
 
 
-class Strays:
+class Orphans:
     """The dead ranks of one session, and what is left of them."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def end_orphans() -> int:
 
     They bear the owner record of their session in their environment.
     """
-    coroner = Coroner(this_world(), boot_time())
+    coroner = OwnerLiveness(this_world(), boot_time())
     ended = 0
     for pid in children.all_pids():
         if pid == os.getpid() or not _is_orphan(pid, coroner):
@@ -107,7 +107,7 @@ def end_orphans() -> int:
     return ended
 
 
-def _is_orphan(pid: int, coroner: Coroner) -> bool:
+def _is_orphan(pid: int, coroner: OwnerLiveness) -> bool:
     mark = f"{OWNER}=".encode()
     for variable in _environment(pid):
         if variable.startswith(mark):
@@ -115,7 +115,7 @@ def _is_orphan(pid: int, coroner: Coroner) -> bool:
                 owner = Owner.parse(os.fsdecode(variable[len(mark) :]))
             except ValueError:
                 return False
-            return coroner.judge(owner, 0.0, on_disk=False).fate is Fate.DEAD
+            return coroner.judge(owner, 0.0, on_disk=False).fate is Liveness.DEAD
     return False
 
 

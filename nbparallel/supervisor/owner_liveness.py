@@ -18,7 +18,7 @@ from nbparallel.wire.identity import Process, World, process_state, shows_our_pi
 from nbparallel.wire.owners import Owner
 
 
-class Fate(enum.Enum):
+class Liveness(enum.Enum):
     """What is known of an owner."""
 
     DEAD = "dead"
@@ -33,13 +33,13 @@ class Fate(enum.Enum):
 class Verdict:
     """An owner's fate, and how it is known."""
 
-    fate: Fate
+    fate: Liveness
     """Dead, living, or not known."""
     reason: str
     """In words, for people."""
 
 
-class Coroner:
+class OwnerLiveness:
     """Says who is dead, as seen from this process's world; asks about every process once."""
 
     def __init__(self, here: World, boot_time: float | None) -> None:
@@ -60,25 +60,27 @@ class Coroner:
         """
         there, here = owner.world, self._here
         if not there.boot or not here.boot or not there.pid_namespace or not here.pid_namespace:
-            return Verdict(Fate.UNKNOWN, "the system did not say which boot or container it was made in")
+            return Verdict(Liveness.UNKNOWN, "the system did not say which boot or container it was made in")
         if there.boot != here.boot:
             return self._before_boot(owner, written, on_disk=on_disk)
         if there.pid_namespace != here.pid_namespace:
-            return Verdict(Fate.UNKNOWN, "made in another container, whose processes are not seen here")
+            return Verdict(Liveness.UNKNOWN, "made in another container, whose processes are not seen here")
         verdicts = [self._process(process, owner.world) for process in owner.processes]
-        for fate in (Fate.LIVING, Fate.UNKNOWN):
+        for fate in (Liveness.LIVING, Liveness.UNKNOWN):
             for verdict in verdicts:
                 if verdict.fate is fate:
                     return verdict
-        return Verdict(Fate.DEAD, "its processes have ended")
+        return Verdict(Liveness.DEAD, "its processes have ended")
 
     def _before_boot(self, owner: Owner, written: float, *, on_disk: bool) -> Verdict:
         same = bool(owner.world.machine) and owner.world.machine == self._here.machine
         # Another boot id alone proves nothing: containers may have one of their own, and a directory may be
         # shared between machines that run at the same time.
         if on_disk and same and self._boot_time is not None and written < self._boot_time:
-            return Verdict(Fate.DEAD, "this machine has been booted since")
-        return Verdict(Fate.UNKNOWN, "made on another machine, or in a container with a boot id of its own")
+            return Verdict(Liveness.DEAD, "this machine has been booted since")
+        return Verdict(
+            Liveness.UNKNOWN, "made on another machine, or in a container with a boot id of its own"
+        )
 
     def _process(self, process: Process, world: World) -> Verdict:
         known = self._known.get(process)
@@ -91,19 +93,19 @@ class Coroner:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
-            return Verdict(Fate.DEAD, f"process {pid} has ended")
+            return Verdict(Liveness.DEAD, f"process {pid} has ended")
         except OSError:
             pass  # another user's: start times tell whether it is the same process
         state = process_state(pid) if self._numbers_mean_ours else None
         if state is None or not process.started:
-            return Verdict(Fate.UNKNOWN, f"there is a process {pid}, but not whether it is the same")
+            return Verdict(Liveness.UNKNOWN, f"there is a process {pid}, but not whether it is the same")
         if world.time_namespace != self._here.time_namespace:
-            return Verdict(Fate.UNKNOWN, f"there is a process {pid}, in another time namespace")
+            return Verdict(Liveness.UNKNOWN, f"there is a process {pid}, in another time namespace")
         if state.started != process.started:
-            return Verdict(Fate.DEAD, f"process {pid} has ended, another one has its number")
+            return Verdict(Liveness.DEAD, f"process {pid} has ended, another one has its number")
         if state.letter in "ZX" and not _has_threads(pid):
-            return Verdict(Fate.DEAD, f"process {pid} has ended, its parent has not asked for it yet")
-        return Verdict(Fate.LIVING, f"process {pid} lives")
+            return Verdict(Liveness.DEAD, f"process {pid} has ended, its parent has not asked for it yet")
+        return Verdict(Liveness.LIVING, f"process {pid} lives")
 
 
 def _has_threads(pid: int) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from nbparallel.supervisor.owner_liveness import Coroner, Fate, Verdict
+from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness, Verdict
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, boot_time, this_world
 from nbparallel.wire.owners import Owner
@@ -45,7 +45,7 @@ class StaleName:
     """Memory or disk space behind it in bytes."""
     removed: bool
     """Whether it is gone now."""
-    fate: Fate
+    fate: Liveness
     """Whether its owner lives."""
     reason: str
     """How that is known, or why it is not."""
@@ -65,7 +65,7 @@ class SweepReport:
     @property
     def unknown(self) -> tuple[StaleName, ...]:
         """Names that stay although no living session of this user is known to need them."""
-        return tuple(name for name in self.left if name.fate is not Fate.LIVING)
+        return tuple(name for name in self.left if name.fate is not Liveness.LIVING)
 
     @property
     def sentence(self) -> str:
@@ -140,7 +140,7 @@ def steps(
         Called with a path and the bytes behind it; its `OSError` leaves the name there.  None: only look.
     """
     waiting = list(owners.usual_places() if places is None else places)
-    coroner = Coroner(this_world(), boot_time())
+    coroner = OwnerLiveness(this_world(), boot_time())
     seen: set[tuple[int, int]] = set()
     pointers: list[tuple[str, Owner]] = []
     while waiting:
@@ -169,7 +169,7 @@ def steps(
 class _Directory:
     """One directory in which names were found."""
 
-    def __init__(self, path: str, names: list[str], coroner: Coroner) -> None:
+    def __init__(self, path: str, names: list[str], coroner: OwnerLiveness) -> None:
         self._path = path
         self._names = names
         self._coroner = coroner
@@ -191,7 +191,7 @@ class _Directory:
                 found = self._deal_with(name, owner, verdict, remove=remove)
                 complete = complete and (found is None or found.removed)
                 yield found
-            if remove and verdict.fate is Fate.DEAD and complete:
+            if remove and verdict.fate is Liveness.DEAD and complete:
                 _unlink(self._record(stem))
                 yield None
 
@@ -200,19 +200,21 @@ class _Directory:
 
     def _judge(self, stem: str) -> tuple[Owner | None, Verdict]:
         if not stem:
-            return None, Verdict(Fate.UNKNOWN, "the name is not made as this version makes names")
+            return None, Verdict(Liveness.UNKNOWN, "the name is not made as this version makes names")
         record = self._record(stem)
         try:
             status = os.lstat(record)
             if status.st_uid != os.geteuid():
-                return None, Verdict(Fate.UNKNOWN, f"the owner record is of another user ({status.st_uid})")
+                return None, Verdict(
+                    Liveness.UNKNOWN, f"the owner record is of another user ({status.st_uid})"
+                )
             owner = Owner.parse(owners.read(record))
         except FileNotFoundError:
-            return None, Verdict(Fate.UNKNOWN, "there is no owner record beside it")
+            return None, Verdict(Liveness.UNKNOWN, "there is no owner record beside it")
         except OSError as error:
-            return None, Verdict(Fate.UNKNOWN, f"the owner record cannot be read: {error.strerror}")
+            return None, Verdict(Liveness.UNKNOWN, f"the owner record cannot be read: {error.strerror}")
         except ValueError:
-            return None, Verdict(Fate.UNKNOWN, "the owner record is damaged or of another version")
+            return None, Verdict(Liveness.UNKNOWN, "the owner record is damaged or of another version")
         if self._on_disk is None:
             self._on_disk = lies_on_local_disk(self._path)
         return owner, self._coroner.judge(owner, status.st_ctime, on_disk=self._on_disk)
@@ -228,11 +230,11 @@ class _Directory:
         session = "" if owner is None else _session(owner.head)
         nbytes, fate, reason = status.st_blocks * 512, verdict.fate, verdict.reason
         if status.st_uid != os.geteuid():
-            fate, reason = Fate.UNKNOWN, f"of another user ({status.st_uid})"
+            fate, reason = Liveness.UNKNOWN, f"of another user ({status.st_uid})"
         elif not stat.S_ISREG(status.st_mode):
-            fate, reason = Fate.UNKNOWN, "no file"
+            fate, reason = Liveness.UNKNOWN, "no file"
         removed = False
-        if remove and fate is Fate.DEAD:
+        if remove and fate is Liveness.DEAD:
             try:
                 remove(path, nbytes)
                 removed = True
@@ -261,7 +263,7 @@ def _pointer(directory: str, name: str) -> tuple[str, Owner] | None:
     return (path, owner) if os.path.isabs(owner.directory) else None
 
 
-def _spent(path: str, owner: Owner, coroner: Coroner) -> bool:
+def _spent(path: str, owner: Owner, coroner: OwnerLiveness) -> bool:
     """Return whether a pointer leads to nothing any more, and its owner is dead."""
     try:
         status = os.lstat(path)
@@ -271,7 +273,7 @@ def _spent(path: str, owner: Owner, coroner: Coroner) -> bool:
     if os.path.lexists(record):
         return False
     on_disk = lies_on_local_disk(os.path.dirname(path))
-    return coroner.judge(owner, status.st_ctime, on_disk=on_disk).fate is Fate.DEAD
+    return coroner.judge(owner, status.st_ctime, on_disk=on_disk).fate is Liveness.DEAD
 
 
 def _unlink(path: str) -> None:
@@ -297,7 +299,7 @@ def lies_on_local_disk(directory: str) -> bool:
     return bool(kinds) and kinds <= LOCAL_DISKS
 
 
-class Sweeping:
+class BackgroundSweep:
     """A sweep that begins with `begin` and tells `tell` what it removed, as JSON, when it is over."""
 
     def __init__(self, tell: Callable[[bytes], None]) -> None:

@@ -33,7 +33,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session as Wire
 
 from nbparallel.testing import processes
-from nbparallel.testing.kernel_messages import CellOutcome, Message
+from nbparallel.testing.kernel_messages import CellOutcome, KernelMessage
 from nbparallel.testing.processes import ProcessRecord
 
 START_SECONDS = 30.0
@@ -56,7 +56,7 @@ class RunningCell:
         self.started = started
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[KernelMessage, ...]:
         """What arrived so far."""
         return self._kernel.messages_of(self.message_id)
 
@@ -103,7 +103,7 @@ class Kernel:
         self._extra = dict(env or {})
         self._cwd = cwd
         self._arrived = threading.Condition()
-        self._messages: list[Message] = []
+        self._messages: list[KernelMessage] = []
         self._asked: dict[str, Any] = {}
         self._stopping = threading.Event()
         self._cleanup = contextlib.ExitStack()
@@ -203,7 +203,7 @@ class Kernel:
             if message is None:
                 continue
             parent = message["parent_header"].get("msg_id", "")
-            kept = Message(time.monotonic(), message["msg_type"], parent, message["content"])
+            kept = KernelMessage(time.monotonic(), message["msg_type"], parent, message["content"])
             with self._arrived:
                 self._messages.append(kept)
                 self._arrived.notify_all()
@@ -254,12 +254,12 @@ class Kernel:
         return bool(self._await(self._manager.is_alive()))
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[KernelMessage, ...]:
         """Everything that arrived on iopub, of all cells."""
         with self._arrived:
             return tuple(self._messages)
 
-    def messages_of(self, message_id: str) -> tuple[Message, ...]:
+    def messages_of(self, message_id: str) -> tuple[KernelMessage, ...]:
         """Return what arrived with this parent."""
         return tuple(message for message in self.messages if message.parent == message_id)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class KernelMessage:
     """One message of the kernel on iopub."""
 
     seconds: float
@@ -27,7 +27,7 @@ class CellOutcome:
 
     status: str
     """``ok``, ``error``, ``aborted``, or ``died``: the kernel's process ended meanwhile."""
-    messages: tuple[Message, ...]
+    messages: tuple[KernelMessage, ...]
     """Every message whose parent is this cell, in order of arrival."""
     started: float
     """When it was sent, by `time.monotonic`."""
@@ -71,5 +71,5 @@ class CellOutcome:
         kinds = ("stream", "display_data", "execute_result", "error")
         return next((m.seconds - self.started for m in self.messages if m.kind in kinds), None)
 
-    def _of(self, kind: str) -> list[Message]:
+    def _of(self, kind: str) -> list[KernelMessage]:
         return [message for message in self.messages if message.kind == kind]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.sharing.store import Store
-from nbparallel.wire.inspection import NameSeen, Origin
+from nbparallel.wire.inspection import Origin, VariableInfo
 
 _SIZED = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 _MOST_AXES = 64
@@ -24,14 +24,14 @@ _DESCRIPTORS = (property, types.GetSetDescriptorType, types.MemberDescriptorType
 """What computes an attribute."""
 
 
-def seen(name: str, value: Any, store: Store, origin: Origin = Origin.OWN) -> NameSeen:
+def seen(name: str, value: Any, store: Store, origin: Origin = Origin.OWN) -> VariableInfo:
     """Return how a variable looks; never raises, changes nothing, and copies no value."""
     try:
         if issubclass(type(value), np.ndarray):
             return _seen_array(name, value, store, origin)
-        return NameSeen(name, *_class_and_form(value), origin)
+        return VariableInfo(name, *_class_and_form(value), origin)
     except Exception:  # noqa: BLE001  an odd metaclass: there is nothing to be told but that it is there
-        return NameSeen(name, "object", "", origin)
+        return VariableInfo(name, "object", "", origin)
 
 
 def _class_and_form(value: Any) -> tuple[str, str]:
@@ -45,14 +45,14 @@ def _class_and_form(value: Any) -> tuple[str, str]:
     return str(_CLASS_NAME.__get__(cls)), _form(value)
 
 
-def _seen_array(name: str, value: Any, store: Store, origin: Origin) -> NameSeen:
+def _seen_array(name: str, value: Any, store: Store, origin: Origin) -> VariableInfo:
     plain: np.ndarray[Any, Any] = np.ndarray.view(value, np.ndarray)  # a subclass may lie about itself
     kind = str(_CLASS_NAME.__get__(type(value)))
     form = f"{plain.shape} {_dtype_text(plain.dtype)}"
     place = store.location(plain)
     if place is None:
-        return NameSeen(name, kind, form, origin, plain.flags.writeable)
-    return NameSeen(
+        return VariableInfo(name, kind, form, origin, plain.flags.writeable)
+    return VariableInfo(
         name, kind, form, origin, place.writable and place.for_all, place.segment, place.start, place.stop
     )
 

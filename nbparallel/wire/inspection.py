@@ -18,7 +18,7 @@ class Origin(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NameSeen:
+class VariableInfo:
     """One variable of one process."""
 
     name: str
@@ -45,12 +45,12 @@ class NameSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class NamespaceReport:
     """The answer to ``LOOK``."""
 
     number: int
     """The question's."""
-    names: tuple[NameSeen, ...]
+    names: tuple[VariableInfo, ...]
     """In alphabetical order; modules are left out."""
     left_out: int = 0
     """How many more there are."""
@@ -59,7 +59,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class CompletionRequest:
     """Code that is being typed: the question of ``COMPLETE``."""
 
     number: int

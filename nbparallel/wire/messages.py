@@ -35,7 +35,7 @@ _readers: dict[type[Message], Callable[[Any], tuple[Any, ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Place(Message):
+class WorkingContext(Message):
     """Where the notebook looks for files and modules."""
 
     cwd: str
@@ -56,7 +56,7 @@ class Configure(Message):
     """How many ranks there are."""
     client: int
     """The rank's number in the ledger of segments; never used twice in a session."""
-    place: Place
+    place: WorkingContext
     """Where the notebook is when the rank starts."""
     environment: tuple[tuple[str, str], ...]
     """The notebook's environment variables."""
@@ -73,7 +73,7 @@ class Configure(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Join(Message):
+class JoinWorld(Message):
     """A new epoch: its control segment is the frame's descriptor."""
 
     epoch: int

@@ -120,7 +120,7 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
         "FakeSession", (FakeSession,), {"made": [], "script": staticmethod(lambda sink, call: {})}
     )
     monkeypatch.setattr("nbparallel.session.Session", sessions, raising=False)
-    monkeypatch.setattr("nbparallel.session.processes.launch.Ignition", NoIgnition)
+    monkeypatch.setattr("nbparallel.session.processes.launch.SupervisorLaunch", NoIgnition)
     shell.reset(new_session=True)
     nbparallel_magics.load(shell)
     nbparallel_magics.live_in(shell).configuration.welcome = False  # type: ignore[union-attr]  # just loaded

@@ -473,7 +473,8 @@ def test_an_interrupt_while_ranks_are_brought_up(notebook: Any, monkeypatch: pyt
     """A press in the moment in which the supervisor starts: it is stopped, the next cell works (F23)."""
     with monkeypatch.context() as patched:
         patched.setattr(
-            "nbparallel.session.processes.launch.Ignition", lambda method: os.kill(os.getpid(), signal.SIGINT)
+            "nbparallel.session.processes.launch.SupervisorLaunch",
+            lambda method: os.kill(os.getpid(), signal.SIGINT),
         )
         assert isinstance(notebook.run("%%parallel -n 2\n1").error, KeyboardInterrupt)
     assert notebook.session.closed

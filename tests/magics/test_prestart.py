@@ -14,7 +14,7 @@ import nbparallel_magics
 from nbparallel.errors import StartError
 from nbparallel.testing.kernel import Kernel
 from nbparallel_magics.configuration import NbParallel
-from nbparallel_magics.prestart import RENEWALS, Warm
+from nbparallel_magics.prestart import RENEWALS, PrestartedSupervisor
 
 pytestmark = pytest.mark.time_limit(90)
 LOAD = "%load_ext nbparallel"
@@ -181,9 +181,9 @@ def test_what_changes_all_the_time_is_not_followed(
     monkeypatch: pytest.MonkeyPatch, configuration: NbParallel
 ) -> None:
     """After a few renewals nothing waits any more: the first cell starts what it needs."""
-    monkeypatch.setattr("nbparallel.session.processes.launch.Ignition", FakeIgnition)
+    monkeypatch.setattr("nbparallel.session.processes.launch.SupervisorLaunch", FakeIgnition)
     monkeypatch.setattr(FakeIgnition, "made", 0)
-    warm = Warm(configuration)
+    warm = PrestartedSupervisor(configuration)
     warm.start()
     for _ in range(RENEWALS + 3):
         warm.tend()
@@ -200,7 +200,7 @@ def test_what_cannot_be_started_is_no_error_yet(
     def refuse(start_method: str) -> Any:
         raise StartError("memfd_create does not work here")
 
-    monkeypatch.setattr("nbparallel.session.processes.launch.Ignition", refuse)
+    monkeypatch.setattr("nbparallel.session.processes.launch.SupervisorLaunch", refuse)
     nbparallel_magics.load(shell)
     try:
         assert capsys.readouterr() == ("", "")

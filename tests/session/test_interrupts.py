@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.session.interrupts import Presses
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.messages import Outcome
 
@@ -17,7 +17,7 @@ def test_no_press_is_lost(late: bool) -> None:
     """With nobody left to interrupt, the notebook's own code is interrupted."""
     handle: Any = SimpleNamespace(rank=0, death=None)
     ended = Outcome(1, 0, True, False, None, "", "", None, False, 1, 0, ())
-    presses = Presses()
+    presses = InterruptCounter()
 
     def next_event(seconds: float | None) -> tuple[Any, Any]:
         if late:

@@ -18,7 +18,7 @@ from nbparallel.channel import Channel, SegmentClient
 from nbparallel.channel.segment_client import _lost_error
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
-from nbparallel.supervisor.ledger.segment_server import SegmentDesk
+from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
     Fetch,
@@ -41,7 +41,7 @@ class Exchange:
     """A session's desk and brokers that speak to it at once, in this thread."""
 
     def __init__(self):
-        self.desk = SegmentDesk()
+        self.desk = SegmentServer()
         self.inboxes = defaultdict(deque)
         self.stores = {}
         self.said = []
@@ -163,7 +163,7 @@ class Supervisor:
     """A desk in a thread, as the supervisor's loop runs it, over real sockets."""
 
     def __init__(self):
-        self.desk = SegmentDesk()
+        self.desk = SegmentServer()
         self.channels = {}
         self.offences = []
         self.lock = threading.Lock()

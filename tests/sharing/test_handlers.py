@@ -28,7 +28,7 @@ class Visitor:
         sys.settrace(None)
 
     def trace(self, frame, event, _):
-        if os.path.dirname(frame.f_code.co_filename) != FOLDER:
+        if not frame.f_code.co_filename.startswith(FOLDER + os.sep):
             return None
         if event == "line":
             self.left -= 1

@@ -34,7 +34,7 @@ class Interrupter:
     def trace(self, frame, event, _):
         code = frame.f_code
         caller = frame.f_back.f_code.co_name if frame.f_back else ""
-        if os.path.dirname(code.co_filename) != FOLDER or {code.co_name, caller} & EXCEPT:
+        if not code.co_filename.startswith(FOLDER + os.sep) or {code.co_name, caller} & EXCEPT:
             return None
         # A `with` is traced again on its way out, where no real interrupt can fall: its lock would stay
         # locked.

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from nbparallel.supervisor.ledger.actions import Close, Drop, Ended, Grant, Idle, Keep, Offend, Refuse, Unmap
+from nbparallel.supervisor.ledger.actions import (
+    Close,
+    Disconnect,
+    Drop,
+    Ended,
+    Grant,
+    Idle,
+    Refuse,
+    StoreDescriptor,
+    Unmap,
+)
 from nbparallel.supervisor.ledger.events import (
     Asked,
+    ClientGone,
+    ClientJoined,
     Drained,
     Forgotten,
     Freed,
-    Gone,
     Held,
-    Joined,
     Registered,
     Released,
 )
@@ -54,7 +64,7 @@ class KeptMemory:
         """Let a client join."""
         client, self.next_client = self.next_client, self.next_client + 1
         self.sockets[client] = deque()
-        self.step(Joined(client))
+        self.step(ClientJoined(client))
 
     # the supervisor
 
@@ -84,9 +94,9 @@ class KeptMemory:
                 self.inboxes[client].append(action)
             case Grant(client=client, segment=segment):
                 self.granted.add((client, segment))
-            case Refuse() | Offend():
+            case Refuse() | Disconnect():
                 raise AssertionError(f"nobody did anything wrong: {action}")
-            case Keep():
+            case StoreDescriptor():
                 pass
 
     def read(self):
@@ -194,7 +204,7 @@ class KeptMemory:
             lookers.discard(client)
         for store in (self.inboxes, self.kept, self.pools):
             store.pop(client, None)
-        self.step(Gone(client))
+        self.step(ClientGone(client))
         self.inboxes.pop(client, None)
 
     def client_acts(self):

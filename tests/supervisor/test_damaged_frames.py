@@ -8,7 +8,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, ProtocolError
-from nbparallel.supervisor.ledger.segment_server import SegmentDesk
+from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Hold, Register, pack_path, pack_segment, pack_use, segment_id
 
@@ -53,7 +53,7 @@ def check_mutated_frames(tmp_path, count):
     random_ = random.Random(count)
     bystander = tmp_path / "keep"
     bystander.write_text("keep")
-    desk = SegmentDesk()
+    desk = SegmentServer()
     alive = set()
     before = len(os.listdir("/proc/self/fd"))
     refused = 0

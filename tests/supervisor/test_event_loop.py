@@ -3,7 +3,7 @@
 import socket
 from functools import partial
 
-from nbparallel.supervisor.event_loop import Watch, readable, take
+from nbparallel.supervisor.event_loop import SupervisorEventLoop, readable, take
 from nbparallel.wire.frames import Frame, Kind, encode
 
 
@@ -33,7 +33,7 @@ def drain(sock):
 
 def test_what_waits_goes_out_when_there_is_room():
     """Twice: whoever has emptied his outbox once is watched for room again the next time."""
-    watch, (mine, theirs) = Watch(), pair()
+    watch, (mine, theirs) = SupervisorEventLoop(), pair()
     with theirs:
         box = watch.add_socket(mine, lambda: None)
         for _ in range(2):
@@ -50,7 +50,7 @@ def test_what_waits_goes_out_when_there_is_room():
 
 def test_what_comes_within_a_moment_is_heard_together(monkeypatch):
     """Who has heard what others are about to say as well is woken once for all of them."""
-    watch, ends, heard, slept = Watch(), [pair() for _ in range(3)], [], []
+    watch, ends, heard, slept = SupervisorEventLoop(), [pair() for _ in range(3)], [], []
 
     def listen(sock):
         assert isinstance(take(sock), Frame)
@@ -80,7 +80,7 @@ def test_what_comes_within_a_moment_is_heard_together(monkeypatch):
 
 def test_what_has_come_already_is_heard_without_a_pause(monkeypatch):
     """A rank that lets go of memory and holds it again, all the time, is not kept waiting for each."""
-    watch, (mine, theirs), heard, slept = Watch(), pair(), [], []
+    watch, (mine, theirs), heard, slept = SupervisorEventLoop(), pair(), [], []
 
     def listen():
         heard.append(take(mine))
@@ -101,7 +101,7 @@ def test_what_has_come_already_is_heard_without_a_pause(monkeypatch):
 
 def test_a_descriptor_that_comes_again_is_watched_anew():
     """A socket that was forgotten while it was full leaves nothing to the next one with its number."""
-    watch = Watch()
+    watch = SupervisorEventLoop()
     for _ in range(2):
         mine, theirs = pair()
         with theirs:

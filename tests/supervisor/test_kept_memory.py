@@ -6,15 +6,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nbparallel.supervisor.ledger.actions import Close, Drop, Ended, Grant, Idle, Keep, Offend, Refuse, Unmap
+from nbparallel.supervisor.ledger.actions import (
+    Close,
+    Disconnect,
+    Drop,
+    Ended,
+    Grant,
+    Idle,
+    Refuse,
+    StoreDescriptor,
+    Unmap,
+)
 from nbparallel.supervisor.ledger.events import (
     Asked,
+    ClientGone,
+    ClientJoined,
     Drained,
     Forgotten,
     Freed,
-    Gone,
     Held,
-    Joined,
     Registered,
     Released,
     WriteAllowed,
@@ -62,8 +72,8 @@ def book():
     """Make a ledger: client 1 keeps the memory of client 0, whose first use has ended."""
     book = Ledger()
     for client in (0, 1, 2):
-        book.step(Joined(client))
-    assert book.step(Registered(0, FIRST, 4096, False, memory=FIRST)) == [Keep(FIRST)]
+        book.step(ClientJoined(client))
+    assert book.step(Registered(0, FIRST, 4096, False, memory=FIRST)) == [StoreDescriptor(FIRST)]
     book.step(Asked(1, FIRST, False, 1))
     book.step(Released(0, FIRST))
     assert book.step(Released(1, FIRST, FIRST)) == []
@@ -151,7 +161,7 @@ def test_who_says_what_it_may_not(book, event):
     """A hold of what was never mapped, or with a right that nobody has; others' memory; sizes that differ."""
     register(book)
     (action,) = book.step(event)
-    assert isinstance(action, Offend)
+    assert isinstance(action, Disconnect)
     assert action.client == event.client
     assert book.entries[SECOND].holders == {0}
 
@@ -199,12 +209,12 @@ def test_memory_that_its_owner_gives_back_is_unmapped(book):
 
 def test_a_dead_owners_memory_is_unmapped(book):
     """Nobody will use it again."""
-    assert book.step(Gone(0)) == [Unmap(1, FIRST)]
+    assert book.step(ClientGone(0)) == [Unmap(1, FIRST)]
 
 
 def test_a_dead_keeper_is_forgotten(book):
     """It is told nothing."""
-    book.step(Gone(1))
+    book.step(ClientGone(1))
     assert book.step(Freed(0, FIRST)) == []
 
 
@@ -212,6 +222,6 @@ def test_what_a_dead_client_held_is_not_used_again(book):
     """It may have given it to a keeper whose hold comes too late: other holders' release changes nothing."""
     register(book)
     book.step(Held(1, SECOND, FIRST, False))
-    book.step(Gone(1))
+    book.step(ClientGone(1))
     assert book.step(Released(0, SECOND)) == []
     assert drained(book) == [Drop(0, SECOND), Close(SECOND)]

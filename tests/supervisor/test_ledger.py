@@ -11,22 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from nbparallel.supervisor.ledger import ledger
 from nbparallel.supervisor.ledger.actions import (
     Close,
+    Disconnect,
     Drop,
     Grant,
     Idle,
-    Keep,
-    Offend,
     Refuse,
+    StoreDescriptor,
     Unlink,
     Unrecord,
 )
 from nbparallel.supervisor.ledger.events import (
     Asked,
+    ClientGone,
+    ClientJoined,
     Drained,
     Forgotten,
-    Gone,
     Intended,
-    Joined,
     Registered,
     Released,
     Removed,
@@ -75,7 +75,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def check(self, action):
         match action:
-            case Keep(segment):
+            case StoreDescriptor(segment):
                 assert segment not in self.open
                 self.open.add(segment)
             case Unlink(path):
@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def join(self, client):
         self.alive.add(client)
-        assert self.step(Joined(client)) == []
+        assert self.step(ClientJoined(client)) == []
 
     @rule(client=CLIENTS, back=st.sampled_from([True, True, True, False]))
     def go_and_come(self, client, back):
@@ -129,7 +129,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for holders in self.holds.values():
             holders.discard(client)
         self.questions = {s: c for s, c in self.questions.items() if c != client}
-        actions = self.step(Gone(client))
+        actions = self.step(ClientGone(client))
         assert {action.segment for action in actions if isinstance(action, Drop)} == given
         assert alone <= {action.segment for action in actions if isinstance(action, Close)}
         assert not any(isinstance(action, Idle) for action in actions), "a dead client's memory is not reused"
@@ -143,7 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if good:
             self.take(client, segment, nbytes, writable=writable)
         actions = self.step(Registered(client, segment, nbytes, writable))
-        assert good != any(isinstance(action, Offend) for action in actions)
+        assert good != any(isinstance(action, Disconnect) for action in actions)
 
     def take(self, client, segment, nbytes, *, writable):
         self.holds.setdefault(segment, set()).add(client)
@@ -161,7 +161,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if good:
             self.files[path] = client
             self.records.setdefault(record, client)
-        assert good != any(isinstance(action, Offend) for action in self.step(Intended(client, path)))
+        assert good != any(isinstance(action, Disconnect) for action in self.step(Intended(client, path)))
 
     @rule(client=CLIENTS, path=PATHS)
     def remove(self, client, path):
@@ -189,7 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
         may = segment in self.writable or creator == client
         actions = self.step(Asked(client, segment, writable, self.sequence))
         if client not in self.alive:
-            assert isinstance(actions[0], Offend)
+            assert isinstance(actions[0], Disconnect)
         elif not known and creator in self.alive and creator != client:
             assert actions == [], "its registration may be under way"
         elif not known:
@@ -213,7 +213,7 @@ class LedgerMachine(RuleBasedStateMachine):
         actions = self.step(Released(client, segment))
         idle, closed = (any(isinstance(action, kind) for action in actions) for kind in (Idle, Close))
         if client not in self.alive:
-            assert isinstance(actions[0], Offend)
+            assert isinstance(actions[0], Disconnect)
         elif held and not left:
             assert (idle, closed) == (wanted, not wanted)
         else:
@@ -227,7 +227,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.writable.add(segment)
         actions = self.step(WriteAllowed(client, segment))
         assert good == (actions == [])
-        assert good or isinstance(actions[0], Offend)
+        assert good or isinstance(actions[0], Disconnect)
 
     @rule(stranger=STRANGERS, segment=SEGMENTS)
     def forget(self, stranger, segment):
@@ -327,12 +327,12 @@ def test_a_register_that_is_under_way_answers_a_question():
     """A question that overtook the registration is answered by it."""
     book = Ledger()
     for client in (0, 1):
-        book.step(Joined(client))
+        book.step(ClientJoined(client))
     segment = segment_id(0, 1)
     assert book.step(Asked(1, segment, False, 7)) == []
     assert book.waiting
     assert book.step(Registered(0, segment, 4096, False)) == [
-        Keep(segment),
+        StoreDescriptor(segment),
         Grant(1, segment, 4096, False, 7, True),
     ]
     assert book.step(Drained(book.mark())) == []

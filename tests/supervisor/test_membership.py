@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.exit_status import exit_status
-from nbparallel.supervisor.external.membership import Roll
+from nbparallel.supervisor.external.membership import Membership
 from nbparallel.wire.identity import Process, process_of
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
 
@@ -25,7 +25,7 @@ def _join(rank: int, size: int = 3, versions: str = "1", cpus: tuple[int, ...] =
 @given(st.permutations(range(5)))
 def test_any_order_of_arrival_is_fine(order: list[int]) -> None:
     """The world is complete with the last rank, whoever that is; until then it says who is missing."""
-    roll = Roll()
+    roll = Membership()
     for count, rank in enumerate(order):
         assert not roll.complete
         assert roll.enter(_join(rank, 5, cpus=(rank // 2, 7)), Process(100 + rank, 1)) == ""
@@ -48,7 +48,7 @@ def test_any_order_of_arrival_is_fine(order: list[int]) -> None:
 )
 def test_those_who_do_not_fit_are_named(second: Join, said: str) -> None:
     """Both processes and what each says stand in the message, and nobody is counted twice."""
-    roll = Roll()
+    roll = Membership()
     assert roll.enter(_join(0), Process(10, 1)) == ""
     problem = roll.enter(second, Process(11, 1))
     with pytest.raises(AssertionError, match=said):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.ledger.segment_server import SegmentDesk
+from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Fetched, Lost, LostReason, Register, pack_segment, segment_id
 
@@ -26,7 +26,7 @@ def memory(nbytes=4096):
 @pytest.fixture
 def desk():
     """Make a desk with clients 0 and 1."""
-    desk = SegmentDesk()
+    desk = SegmentServer()
     desk.client_joined(0)
     desk.client_joined(1)
     yield desk

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from nbparallel.supervisor import sweep as sweeps
 from nbparallel.supervisor.orphans import end_orphans, orphans_text
-from nbparallel.supervisor.owner_liveness import Coroner, Fate
+from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
 from nbparallel.supervisor.sweep import StaleName, look, removal_text, sweep
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, this_process, this_world
@@ -94,7 +94,7 @@ def test_f72_a_dead_owner(tmp_path: Path) -> None:
     assert left_in(tmp_path) == set()
     assert len(report.removed) == 3
     assert report.left == ()
-    assert {(name.nbytes, name.fate) for name in report.removed} == {(8192, Fate.DEAD)}
+    assert {(name.nbytes, name.fate) for name in report.removed} == {(8192, Liveness.DEAD)}
     assert (
         report.sentence == "removed 3 stale segments (24.0 KiB) of a session that ended without cleaning up"
     )
@@ -134,7 +134,9 @@ def test_f72_a_living_owner(case: str, tmp_path: Path, stopped: Process) -> None
     (path,) = leave(tmp_path, LIVING[case](stopped))
     report = sweep([str(tmp_path)])
     assert len(left_in(tmp_path)) == 2
-    assert [(name.path, name.fate, name.removed) for name in report.left] == [(str(path), Fate.LIVING, False)]
+    assert [(name.path, name.fate, name.removed) for name in report.left] == [
+        (str(path), Liveness.LIVING, False)
+    ]
     assert report.unknown == report.removed == ()
     assert "lives" in report.left[0].reason
 
@@ -146,7 +148,7 @@ def test_f72_an_owner_of_whom_nobody_knows(case: str, tmp_path: Path) -> None:
     report = sweep([str(tmp_path)])
     assert len(left_in(tmp_path)) == 2
     (name,) = report.unknown
-    assert name.fate is Fate.UNKNOWN
+    assert name.fate is Liveness.UNKNOWN
     assert name.reason
     assert report.sentence == ""
 
@@ -199,29 +201,29 @@ def test_f72_a_thread_that_outlives_its_main_thread_is_no_zombie() -> None:
             state = process_state(child.pid)
         assert state is not None
         assert state.letter == "Z"
-        verdict = Coroner(WORLD, None).judge(
+        verdict = OwnerLiveness(WORLD, None).judge(
             owner(Process(child.pid, state.started)), time.time(), on_disk=False
         )
-        assert verdict.fate is Fate.LIVING
+        assert verdict.fate is Liveness.LIVING
         child.kill()
 
 
 @pytest.mark.parametrize(
     ("written", "machine", "on_disk", "fate"),
     [
-        (99.0, WORLD.machine, True, Fate.DEAD),
-        (101.0, WORLD.machine, True, Fate.UNKNOWN),
-        (99.0, "01234567", True, Fate.UNKNOWN),
-        (99.0, "", True, Fate.UNKNOWN),
-        (99.0, WORLD.machine, False, Fate.UNKNOWN),
+        (99.0, WORLD.machine, True, Liveness.DEAD),
+        (101.0, WORLD.machine, True, Liveness.UNKNOWN),
+        (99.0, "01234567", True, Liveness.UNKNOWN),
+        (99.0, "", True, Liveness.UNKNOWN),
+        (99.0, WORLD.machine, False, Liveness.UNKNOWN),
     ],
 )
-def test_f72_a_boot_in_between(written: float, machine: str, on_disk: bool, fate: Fate) -> None:
+def test_f72_a_boot_in_between(written: float, machine: str, on_disk: bool, fate: Liveness) -> None:
     """On a local disk of this machine, what was made before it booted has no living owner."""
     here = replace(WORLD, machine=WORLD.machine or "89abcdef")
     machine = here.machine if machine == WORLD.machine else machine
     old = owner(ME, boot="f" * 16, machine=machine)
-    assert Coroner(here, 100.0).judge(old, written, on_disk=on_disk).fate is fate
+    assert OwnerLiveness(here, 100.0).judge(old, written, on_disk=on_disk).fate is fate
 
 
 RECORDS: dict[str, Callable[[Path], object]] = {
@@ -262,7 +264,7 @@ def test_f72_of_another_user(whose: str, tmp_path: Path) -> None:
         os.chown(target, NOBODY, NOBODY, follow_symlinks=False)
     report = sweep([str(tmp_path)])
     assert len(left_in(tmp_path)) == 2
-    assert [name.fate for name in report.unknown] == [Fate.UNKNOWN]
+    assert [name.fate for name in report.unknown] == [Liveness.UNKNOWN]
     assert "another user (65534)" in report.unknown[0].reason
 
 

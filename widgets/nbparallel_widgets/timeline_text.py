@@ -9,9 +9,9 @@ from nbparallel.session.monitoring.timeline import (
     MOVING,
     UNKNOWN,
     WAITING,
+    OperationWait,
     RankRow,
     Timeline,
-    Wait,
 )
 from nbparallel.table import Table
 from nbparallel_widgets.times import seconds_text, ticks
@@ -80,11 +80,11 @@ def table(timeline: Timeline) -> Table:
     return Table("", head, rows, "\n".join(foot(timeline))).without_empty_columns()
 
 
-def _most(row: RankRow, waits: Sequence[Wait]) -> str:
+def _most(row: RankRow, waits: Sequence[OperationWait]) -> str:
     return next((_for_whom(wait) for wait in waits if wait.rank == row.rank), "")
 
 
-def _for_whom(wait: Wait) -> str:
+def _for_whom(wait: OperationWait) -> str:
     who = f"for rank {wait.waits_for}" if wait.waits_for >= 0 else "for others"
     where = f", line {wait.line}" if wait.line else ""
     return f"{who} in {wait.operation}{where}"

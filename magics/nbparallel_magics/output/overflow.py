@@ -86,10 +86,10 @@ def remove_abandoned() -> None:
 
 def sweep(folders: list[Path]) -> None:
     """Remove those folders of this user whose owner is dead for sure."""
-    from nbparallel.supervisor.owner_liveness import Coroner, Fate
+    from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
     from nbparallel.supervisor.sweep import lies_on_local_disk
 
-    coroner = Coroner(this_world(), boot_time())
+    coroner = OwnerLiveness(this_world(), boot_time())
     for folder in folders:
         try:
             status, record = os.lstat(folder), os.lstat(folder / _OWNER)
@@ -98,7 +98,7 @@ def sweep(folders: list[Path]) -> None:
         except (OSError, ValueError):
             continue  # just made, another user's, or not made by us
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == record.st_uid == os.geteuid()
-        if ours and coroner.judge(owner, record.st_ctime, on_disk=on_disk).fate is Fate.DEAD:
+        if ours and coroner.judge(owner, record.st_ctime, on_disk=on_disk).fate is Liveness.DEAD:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -9,13 +9,13 @@ from IPython.display import display
 
 from nbparallel_magics import flags
 from nbparallel_magics.output.publisher import is_ipykernel
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.activity import SessionActivity
 
 
-def show(live: Live, *, close: bool) -> None:
+def show(live: ExtensionState, *, close: bool) -> None:
     """Show the panel in this cell, or close it."""
     if close:
         if live.panel is None:
@@ -36,7 +36,7 @@ def show(live: Live, *, close: bool) -> None:
     live.panel.show()
 
 
-def now(live: Live) -> SessionActivity | None:
+def now(live: ExtensionState) -> SessionActivity | None:
     """Return what ranks do now; None if none are running, or they are just being stopped."""
     session = live.session
     if session is None or session.closed or not session.started:

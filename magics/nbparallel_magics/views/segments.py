@@ -22,7 +22,7 @@ _NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentTable:
+class SegmentsView:
     """The shared memory of a session as a notebook shows it."""
 
     statistics: SessionStatistics

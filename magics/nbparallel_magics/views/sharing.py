@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 
 _COSTS = {
     "file_descriptor": (
@@ -39,7 +39,7 @@ _COSTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyTable:
+class StrategyView:
     """The sharing strategies as a notebook shows them."""
 
     current: str
@@ -123,7 +123,7 @@ def switch(line: str) -> None:
         raise UsageError(str(error)) from None
 
 
-def share(live: Live, names: Sequence[str]) -> Sequence[str]:
+def share(live: ExtensionState, names: Sequence[str]) -> Sequence[str]:
     """Move arrays of the notebook into shared memory, writable by ranks; return notes for the user."""
     namespace = live.shell.user_ns
     if missing := [name for name in names if name not in namespace]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusTable:
+class StatusView:
     """A snapshot of a session as a notebook shows it."""
 
     statistics: SessionStatistics

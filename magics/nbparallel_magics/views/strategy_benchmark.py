@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from IPython.display import display
 
 from nbparallel_magics.error_display import brief_errors
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
     from nbparallel.session.diagnostics.strategy_report import StrategyFigures
@@ -19,7 +19,7 @@ DEFAULT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class FigureTables:
+class StrategyBenchmarkView:
     """The tables of a measurement."""
 
     figures: StrategyFigures
@@ -32,14 +32,14 @@ class FigureTables:
         return self.figures.tables_html()
 
 
-def bench(live: Live, seconds: float) -> None:
+def bench(live: ExtensionState, seconds: float) -> None:
     """Measure on the ranks that run, or on one that is started for this, and show what came of it."""
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
 
     print(f"measuring every strategy on a rank for about {seconds:g} s; interrupt to stop")  # noqa: T201
     with brief_errors():
         figures = strategy_bench(live.running_session(), seconds=seconds)
-    display(FigureTables(figures))
+    display(StrategyBenchmarkView(figures))
     chart = figures.chart()
     if chart:
         picture = draw(figures)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from nbparallel_magics import flags
-from nbparallel_magics.state import Live
+from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.timeline import Timeline
 
 
-def show(live: Live, save: str | None) -> None:
+def show(live: ExtensionState, save: str | None) -> None:
     """Show the timeline of the last cell, or write it to a file; UsageError if there is none."""
     if live.background is not None and not live.background.done():
         flags.TIMELINE.error(

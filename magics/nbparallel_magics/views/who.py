@@ -17,7 +17,7 @@ _ONLY_HERE = 30
 
 
 @dataclass(frozen=True, slots=True)
-class WhoTable:
+class WhoView:
     """The names of a session as a notebook shows them."""
 
     names: SessionNames

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nbparallel.distributed.collectives.collectives import Collectives
-from nbparallel.distributed.collectives.nonblocking import Pending
+from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.nonblocking import PendingOperation
 from nbparallel.distributed.deferring import Deferring, Plan
-from nbparallel.distributed.group import Group, Team, Teams
-from nbparallel.distributed.messages_at_once import MessagesAtOnce
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.group import Group, GroupState, GroupTable
+from nbparallel.distributed.messages_at_once import ShortMessages
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.work import Tickets, Work
 
 if TYPE_CHECKING:
-    from nbparallel.distributed.tracing import Recorder
+    from nbparallel.distributed.tracing import OperationTracer
 
 T = TypeVar("T")
 GroupLike = Group | None
 """What `group=` takes: None is the world."""
 
 
-class Caller:
+class OperationBase:
     """The base of a communicator: the families of operations stand on it, each in a file of its own."""
 
     rank: int
     world_size: int
-    _member: Member
-    _world: Collectives
-    _messages: MessagesAtOnce
-    _teams: Teams
+    _member: RankContext
+    _world: GroupCollectives
+    _messages: ShortMessages
+    _teams: GroupTable
     _tickets: Tickets
-    _recorder: Recorder | None
+    _recorder: OperationTracer | None
 
-    def _team(self, group: GroupLike) -> Team:
+    def _team(self, group: GroupLike) -> GroupState:
         """Return the team for a collective that begins now; raises why none can."""
         member = self._member
         if group is None:
@@ -44,7 +44,7 @@ class Caller:
             member.refuse(world=False)
         return self._teams.find(group)
 
-    def _run(self, team: Team, deadline_ns: int | None, call: Callable[[Collectives], T]) -> T:
+    def _run(self, team: GroupState, deadline_ns: int | None, call: Callable[[GroupCollectives], T]) -> T:
         """Run one collective of a team."""
         member = self._member
         member.ready = False
@@ -76,7 +76,7 @@ class Caller:
         return value
 
     def _begin(
-        self, team: Team, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
+        self, team: GroupState, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
     ) -> Work:
         """Begin one collective of a team, to be finished later; `filled` is what it returns then."""
         work = Work(f"{name}(async_op=True)", self._member.calling.line())
@@ -89,7 +89,7 @@ class Caller:
                 value = complete(found)
                 return value if filled is None else filled
 
-            pending = Pending(movement, finish, work)
+            pending = PendingOperation(movement, finish, work)
             self._tickets.add(work)
             collectives.begun.add(pending)
 
@@ -103,7 +103,7 @@ class Caller:
         self._talk(start)
         return work
 
-    def _of_two(self, group: GroupLike) -> Team:
+    def _of_two(self, group: GroupLike) -> GroupState:
         """Return the team for a message that is sent or received now."""
         if not self._member.ready:
             self._member.refuse(world=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.api._operation import Caller, GroupLike
+from nbparallel.distributed.api._operation import GroupLike, OperationBase
 from nbparallel.distributed.api.reductions import Timeout
 from nbparallel.distributed.arguments import deadline
 from nbparallel.distributed.equality.difference import find_difference
@@ -12,7 +12,7 @@ from nbparallel.distributed.equality.flatten import digest_of, take_apart
 from nbparallel.wire.control import Operation
 
 
-class Comparing(Caller):
+class AssertSame(OperationBase):
     """Looking whether all members of a group hold the same."""
 
     def assert_same(self, x: Any, group: GroupLike = None, *, timeout: Timeout = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import Caller, GroupLike
+from nbparallel.distributed.api._operation import GroupLike, OperationBase
 from nbparallel.distributed.api.reductions import Timeout
 from nbparallel.distributed.arguments import (
     MISSING,
@@ -21,7 +21,7 @@ from nbparallel.distributed.arguments import (
 )
 
 
-class Moving(Caller):
+class DataMovement(OperationBase):
     """Operations that move values between all members of a group; all of them must call the same.
 
     Values may be arrays of any dtype and layout, numbers, or any picklable object, and may differ from rank

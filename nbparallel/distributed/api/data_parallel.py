@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.api._operation import GroupLike
-from nbparallel.distributed.api.reductions import Combining, Timeout
+from nbparallel.distributed.api.reductions import Reductions, Timeout
 from nbparallel.distributed.arguments import deadline, part_of
-from nbparallel.distributed.data_parallel.batches import Batches, Plan, disagreement
+from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
 from nbparallel.distributed.data_parallel.buckets import BUCKET
 from nbparallel.distributed.data_parallel.gradients import checked_gradients
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -22,7 +22,7 @@ from nbparallel.errors import CollectiveMismatchError
 from nbparallel.wire.control import Operation
 
 
-class DataParallel(Combining):
+class DataParallel(Reductions):
     """Small helpers on top of the operations, for training loops."""
 
     def local_slice(self, n: Any, group: GroupLike = None) -> slice:
@@ -129,12 +129,14 @@ class DataParallel(Combining):
             On all: ranks passed different numbers, or arrays of different length; operations go on working.
         """
         n = _length(arrays)
-        plan = Plan(
+        plan = BatchSchedule(
             n, _whole(batch_size, "batch_size", 1), _whole(epoch, "epoch", 0), _whole(seed, "seed", 0),
             bool(shuffle), bool(drop_last),
         )  # fmt: skip
         team = self._team(group)
-        told: list[Plan] = self._run(team, None, lambda c: c.tell(Operation.batches, arrays[0], plan, None))
+        told: list[BatchSchedule] = self._run(
+            team, None, lambda c: c.tell(Operation.batches, arrays[0], plan, None)
+        )
         text = disagreement(dict(zip(team.ranks, told, strict=True)))
         if text:
             raise CollectiveMismatchError(

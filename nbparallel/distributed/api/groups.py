@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.api._operation import GroupLike
-from nbparallel.distributed.api.data_movement import Moving
+from nbparallel.distributed.api.data_movement import DataMovement
 from nbparallel.distributed.arguments import check_place
 from nbparallel.distributed.group import Group, checked_ranks
 
@@ -18,7 +18,7 @@ _OF_TORCH = {
 """Arguments of torch's `new_group` that scripts pass."""
 
 
-class Grouping(Moving):
+class GroupOperations(DataMovement):
     """Some of the ranks as a group of their own."""
 
     def new_group(self, ranks: Iterable[int] | None = None, tag: str = "", **torch_options: Any) -> Group:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nbparallel.distributed.api._operation import GroupLike
-from nbparallel.distributed.api.data_movement import Moving
+from nbparallel.distributed.api.data_movement import DataMovement
 
 
-class ObjectLists(Moving):
+class ObjectLists(DataMovement):
     """Operations that fill lists; all members of the group must call the same."""
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: GroupLike = None) -> None:

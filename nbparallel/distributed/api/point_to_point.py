@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import Caller, GroupLike
+from nbparallel.distributed.api._operation import GroupLike, OperationBase
 from nbparallel.distributed.arguments import check_buffer, check_tag, deadline
 from nbparallel.distributed.point_to_point.matching import Receive
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -45,7 +45,7 @@ class P2POp:
         self.group_peer = group_peer
 
 
-class Messaging(Caller):
+class PointToPoint(OperationBase):
     """Operations between two ranks."""
 
     def send(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import Caller, GroupLike
+from nbparallel.distributed.api._operation import GroupLike, OperationBase
 from nbparallel.distributed.arguments import (
     MISSING,
     check_output,
@@ -20,7 +20,7 @@ from nbparallel.distributed.arguments import (
 Timeout = float | datetime.timedelta | None
 
 
-class Combining(Caller):
+class Reductions(OperationBase):
     """Operations that combine the values of all members of a group; all of them must call the same."""
 
     def all_reduce(

@@ -31,7 +31,7 @@ EXAMPLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Appointment:
+class InitMethod:
     """Who comes where."""
 
     place: str
@@ -44,7 +44,7 @@ class Appointment:
 
 def appointment(
     init_method: str | None, rank: Any, world_size: Any, environment: Mapping[str, str]
-) -> Appointment:
+) -> InitMethod:
     """Return what the arguments and, for what they leave out, the environment say.
 
     Raises
@@ -64,7 +64,7 @@ def appointment(
         raise ValueError(
             f"rank (RANK) is {number}, and a world of world_size={size} has the ranks 0-{size - 1}"
         )
-    return Appointment(place, number, size)
+    return InitMethod(place, number, size)
 
 
 def check_backend(backend: object) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 
 from nbparallel import sharing
 from nbparallel.channel.segment_client import SegmentClient
-from nbparallel.distributed.bootstrap.init_method import Appointment
+from nbparallel.distributed.bootstrap.init_method import InitMethod
 from nbparallel.distributed.bootstrap.rendezvous import Admission, meet
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.distributed.runtime.supervisor_liveness import Oversight
+from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
 from nbparallel.errors import ChannelClosedError, ForkedRankError
 from nbparallel.sharing import Store
 from nbparallel.sharing.lifecycle.client_number import renumber
@@ -43,7 +43,7 @@ class ProcessGroup:
         world_size, client = len(joined.members), client_of(rank)
         self._broker = SegmentClient(admission.channel, client=client)
         self._channel = admission.channel
-        self._oversight = Oversight(admission.supervisor, joined.members)
+        self._oversight = SupervisorLiveness(admission.supervisor, joined.members)
         self._store = _store()
         renumber(self._store, client)
         self._store.connect(self._broker)
@@ -125,7 +125,7 @@ class ProcessGroup:
         self.leave(None)
 
 
-def join(who: Appointment, seconds: float, caller: FrameType | None) -> ProcessGroup:
+def join(who: InitMethod, seconds: float, caller: FrameType | None) -> ProcessGroup:
     """Meet the others, and return the membership; parameters and errors as `meet`."""
     if _store().connected():
         raise RuntimeError(

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.at_once import MeetingAtOnce
+from nbparallel.distributed.at_once import InlineSlotProtocol
 from nbparallel.distributed.collectives.direct import direct_all_reduce
 from nbparallel.distributed.collectives.scalars import exchange_numbers
-from nbparallel.distributed.collectives.staging import Pieces, Scratch
+from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import (
     Operator,
     check_dtype,
@@ -24,8 +24,8 @@ from nbparallel.distributed.operators import (
     is_number,
 )
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, Place
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.wire.control import GENERATIONS, Operation
 
@@ -37,7 +37,7 @@ MAX_PLANS = 1024
 _ALL_REDUCE = Operation.all_reduce  # what an enumeration is asked for it looks up slowly
 
 
-class Plan:
+class ReductionSignature:
     """What is the same in every all_reduce of one operator, dtype and shape."""
 
     __slots__ = (
@@ -67,13 +67,13 @@ class Plan:
 class AllReduce:
     """One rank's side of `all_reduce` in a group."""
 
-    def __init__(self, member: Member, meeting: MeetingAtOnce, scratch: Scratch) -> None:
+    def __init__(self, member: RankContext, meeting: InlineSlotProtocol, scratch: StagingBuffers) -> None:
         self._member, self._memory = member, member.memory
         self._meeting, self._scratch = meeting, scratch
         self._index, self._size = meeting.index, len(meeting.ranks)
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
         self.inline_nbytes = min(meeting.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
-        self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Plan] = {}
+        self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], ReductionSignature] = {}
         self._labels: dict[tuple[str, str], Fingerprint] = {}
 
     def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
@@ -113,7 +113,7 @@ class AllReduce:
         meeting.end()
         return x
 
-    def run_plan(self, x: AnyArray, plan: Plan, deadline_ns: int | None) -> bool:
+    def run_plan(self, x: AnyArray, plan: ReductionSignature, deadline_ns: int | None) -> bool:
         """Combine a writable `x` as a plan says, which is lenient; False, on all ranks: nothing was done."""
         member, meeting = self._member, self._meeting
         if self._size == 1:
@@ -134,15 +134,17 @@ class AllReduce:
         meeting.end()
         return agreed
 
-    def _plan(self, op: str, x: AnyArray) -> Plan:
+    def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
         operator = find_operator(op)
         check_dtype(operator, x.dtype)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        plan = self._plans[op, x.dtype, x.shape] = Plan(operator, x.dtype, x.shape, self.inline_nbytes)
+        plan = self._plans[op, x.dtype, x.shape] = ReductionSignature(
+            operator, x.dtype, x.shape, self.inline_nbytes
+        )
         return plan
 
-    def _views(self, plan: Plan, generation: int, x: AnyArray) -> list[AnyArray]:
+    def _views(self, plan: ReductionSignature, generation: int, x: AnyArray) -> list[AnyArray]:
         """Return every rank's slot as an array of the shape and dtype of `x`."""
         views: list[AnyArray] = [
             np.ndarray(x.shape, x.dtype, self._meeting.area.buffer, start)
@@ -151,7 +153,7 @@ class AllReduce:
         plan.views[generation] = views
         return views
 
-    def _combine_slots(self, plan: Plan, views: list[AnyArray], x: AnyArray) -> None:
+    def _combine_slots(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
         try:
             if self._size > 2 or plan.special:
                 self._combine_many(plan, views, x)
@@ -163,7 +165,7 @@ class AllReduce:
             with np.errstate(all="ignore"):
                 self._combine_many(plan, views, x)
 
-    def _combine_many(self, plan: Plan, views: list[AnyArray], x: AnyArray) -> None:
+    def _combine_many(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
         out = np.empty(x.shape, x.dtype) if plan.fused else x
         ufunc = plan.ufunc
         ufunc(views[0], views[1], out=out)
@@ -174,7 +176,7 @@ class AllReduce:
         if out is not x:
             x[...] = out
 
-    def _all_reduce_large(self, x: AnyArray, plan: Plan, place: Place | None) -> bool:
+    def _all_reduce_large(self, x: AnyArray, plan: ReductionSignature, place: SharedSpan | None) -> bool:
         meeting = self._meeting
         generation = meeting.begin(plan.operation, plan.fingerprint, self._member.calling.line())
         through_slots = plan.nbytes <= meeting.payload_nbytes
@@ -185,7 +187,7 @@ class AllReduce:
             views[self._index][...] = x
         direct = place is not None and place.direct
         source: AnyArray = x if x.flags.c_contiguous else np.ascontiguousarray(x)
-        pieces = Pieces(x.size, x.itemsize, self._size)
+        pieces = StagingLayout(x.size, x.itemsize, self._size)
         if place is not None and direct:
             meeting.put(self._memory.packed(x, place))
             self._member.exposed = True

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_broadcast
-from nbparallel.distributed.collectives.staging import Scratch
+from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.point_to_point import packing
 from nbparallel.distributed.point_to_point.streaming import flat_octets
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     as_plain_array,
@@ -23,7 +23,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     encode_handle,
 )
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
-from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 from nbparallel.wire.control import Operation
 from nbparallel.wire.handles import ArrayHandle
@@ -38,7 +38,7 @@ _READ_ONLY = "broadcast fills this array, and it is read-only: pass x.copy(), or
 class Broadcast:
     """One rank's side of `broadcast`."""
 
-    def __init__(self, member: Member, meeting: Meeting, scratch: Scratch) -> None:
+    def __init__(self, member: RankContext, meeting: SlotProtocol, scratch: StagingBuffers) -> None:
         self._member, self._meeting, self._scratch = member, meeting, scratch
         self._labels: dict[tuple[Any, ...], Fingerprint] = {}
 

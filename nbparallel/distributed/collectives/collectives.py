@@ -13,40 +13,40 @@ from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.broadcast import Broadcast
 from nbparallel.distributed.collectives.exchange import Exchange
 from nbparallel.distributed.collectives.movements import Gathering
-from nbparallel.distributed.collectives.nonblocking import Begun
-from nbparallel.distributed.collectives.reduce import Reducing
-from nbparallel.distributed.collectives.staging import Scratch
+from nbparallel.distributed.collectives.nonblocking import ProgressEngine
+from nbparallel.distributed.collectives.reduce import Reduce
+from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.deferring import Deferring
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.scattering import Scattering
 from nbparallel.distributed.slots.fingerprint import fingerprint
-from nbparallel.distributed.slots.pending_slots import MeetingLater
-from nbparallel.distributed.slots.slot_area import Area
+from nbparallel.distributed.slots.pending_slots import PendingSlots
+from nbparallel.distributed.slots.slot_area import SlotArea
 from nbparallel.wire.control import Operation
 
 _BARRIER = fingerprint("barrier")
 
 
-class Collectives:
+class GroupCollectives:
     """The collective operations of one rank in one group.
 
     Roots are places in the group, not ranks of the world.
     """
 
-    def __init__(self, member: Member, area: Area) -> None:
+    def __init__(self, member: RankContext, area: SlotArea) -> None:
         self._member, self._area = member, area
-        self.meeting = MeetingLater(member, area)
-        self._scratch = Scratch(member, self.meeting)
+        self.meeting = PendingSlots(member, area)
+        self._scratch = StagingBuffers(member, self.meeting)
         self.all_reduce = AllReduce(member, self.meeting, self._scratch)
         self._broadcast = Broadcast(member, self.meeting, self._scratch)
-        reducing = Reducing(member, self.meeting, self._scratch)
+        reducing = Reduce(member, self.meeting, self._scratch)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
         self._exchange = Exchange(member, self.meeting, self._scratch)
         gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
         self.averaging = Averaging(member, self.meeting, self.all_reduce, gathering)
         self.later = Deferring(area.ranks, area.index)
-        self.begun = Begun(self.meeting, self._exchange, self._changed)
+        self.begun = ProgressEngine(self.meeting, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)
         self.scatter, self.all_to_all = self._scattering.scatter, self._scattering.all_to_all
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from nbparallel.distributed.operators import Operator
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
-from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 
 BLOCK = 64 << 10
 """Elements combined at a time: 256 KiB of float32.  ``python -m benchmarks.operations.tuning``: the best,
@@ -33,7 +33,7 @@ def slice_bounds(count: int, part: int, parts: int) -> tuple[int, int]:
 
 
 def direct_all_reduce(
-    member: Member, meeting: Meeting, x: AnyArray, operator: Operator, *, averaged: bool
+    member: RankContext, meeting: SlotProtocol, x: AnyArray, operator: Operator, *, averaged: bool
 ) -> None:
     """Combine in place; everybody has left a handle of a C-contiguous array of this size and dtype."""
     index, size = meeting.index, len(meeting.ranks)
@@ -57,7 +57,9 @@ def direct_all_reduce(
     meeting.again()
 
 
-def direct_broadcast(member: Member, meeting: Meeting, source: AnyArray, targets: list[AnyArray]) -> None:
+def direct_broadcast(
+    member: RankContext, meeting: SlotProtocol, source: AnyArray, targets: list[AnyArray]
+) -> None:
     """Copy this member's slice of the bytes of `source` to all targets, as the others do with theirs."""
     start, stop = slice_bounds(source.size, meeting.index, len(meeting.ranks))
     if start < stop:
@@ -77,8 +79,8 @@ def direct_broadcast(member: Member, meeting: Meeting, source: AnyArray, targets
 
 
 def direct_reduce(
-    member: Member,
-    meeting: Meeting,
+    member: RankContext,
+    meeting: SlotProtocol,
     arrays: list[AnyArray],
     target: AnyArray,
     operator: Operator,
@@ -96,8 +98,8 @@ def direct_reduce(
 
 
 def direct_reduce_scatter(
-    member: Member,
-    meeting: Meeting,
+    member: RankContext,
+    meeting: SlotProtocol,
     arrays: list[AnyArray],
     target: AnyArray,
     start: int,
@@ -112,8 +114,8 @@ def direct_reduce_scatter(
 
 
 def _combine_into(
-    member: Member,
-    meeting: Meeting,
+    member: RankContext,
+    meeting: SlotProtocol,
     arrays: list[AnyArray],
     target: AnyArray,
     start: int,

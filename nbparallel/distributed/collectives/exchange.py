@@ -28,15 +28,15 @@ from nbparallel.distributed.collectives.exchange_record import (
     NOTHING,
     OBJECT_FORM,
     OVERHEAD,
-    Draft,
-    Letter,
+    ExchangeRecord,
+    ExchangeRecordBuilder,
     form_word,
     refer,
     reference,
 )
-from nbparallel.distributed.collectives.staging import Arrival, Relay, Scratch
+from nbparallel.distributed.collectives.staging import Arrival, StagedCopy, StagingBuffers
 from nbparallel.distributed.point_to_point.packing import OBJECT, RELAYED, VIEW, Packer
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     Span,
@@ -46,7 +46,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     encode_handle,
 )
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
-from nbparallel.distributed.slots.pending_slots import MeetingLater, Posting
+from nbparallel.distributed.slots.pending_slots import PendingSlots, Posting
 from nbparallel.errors import InternalError
 from nbparallel.wire.control import Operation
 
@@ -118,9 +118,9 @@ class Movement:
 class Exchange:
     """One rank's side of all movements in a group."""
 
-    def __init__(self, member: Member, meeting: MeetingLater, scratch: Scratch) -> None:
+    def __init__(self, member: RankContext, meeting: PendingSlots, scratch: StagingBuffers) -> None:
         self._member, self._meeting = member, meeting
-        self._relay = Relay(member, meeting, scratch)
+        self._relay = StagedCopy(member, meeting, scratch)
         self._filled: dict[int, bool] = {}
         """Whether all readers of the last movement had buffers, by its fingerprint: so it will be again."""
         self._packer = Packer(member.store, member.attach, member.memory.look, meeting.payload_nbytes)
@@ -153,7 +153,7 @@ class Exchange:
         meeting.end()
         return found
 
-    def _read(self, movement: Movement, values: Sequence[Any]) -> tuple[list[Letter], list[Any]]:
+    def _read(self, movement: Movement, values: Sequence[Any]) -> tuple[list[ExchangeRecord], list[Any]]:
         """Compare all letters, and take what is for this member."""
         letters = [self._open(i) for i in range(len(self._meeting.ranks))]
         self._check_forms(letters, movement)
@@ -166,7 +166,7 @@ class Exchange:
             came[i] if i in came else self._take(movement, values, letters[i], i) for i in movement.sources
         ]
 
-    def _relayed(self, movement: Movement, letters: Sequence[Letter], rounds: int) -> dict[int, AnyArray]:
+    def _relayed(self, movement: Movement, letters: list[ExchangeRecord], rounds: int) -> dict[int, AnyArray]:
         """Take part in all rounds; return what came in them, by its source."""
         index = self._meeting.index
         came: dict[int, AnyArray] = {}
@@ -191,7 +191,7 @@ class Exchange:
                 came[source] = output
         return came
 
-    def _remember_buffers(self, movement: Movement, letters: Sequence[Letter]) -> None:
+    def _remember_buffers(self, movement: Movement, letters: Sequence[ExchangeRecord]) -> None:
         if movement.values:
             index, root = self._meeting.index, movement.root
             readers = (root,) if movement.to_root else range(len(letters))
@@ -244,12 +244,12 @@ class Exchange:
 
     def _write(
         self, movement: Movement, values: Sequence[Any], *, relay: bool = False
-    ) -> tuple[Draft, list[object]]:
+    ) -> tuple[ExchangeRecordBuilder, list[object]]:
         """Return the letter, and what must live until it was read."""
         index, size = self._meeting.index, len(self._meeting.ranks)
         inline = (self._meeting.payload_nbytes - 8 * size) // max(1, len(values)) - 2 * OVERHEAD
         readers = 1 if len(values) > 1 or movement.to_root or size == 2 else size - 1
-        draft = Draft([], [])
+        draft = ExchangeRecordBuilder([], [])
         keep: list[object] = []
         for i, value in enumerate(values):
             array = as_plain_array(value)
@@ -278,13 +278,13 @@ class Exchange:
                 draft.parcels[i].body = body
         return draft, keep
 
-    def _name_source(self, draft: Draft, array: AnyArray) -> None:
+    def _name_source(self, draft: ExchangeRecordBuilder, array: AnyArray) -> None:
         location = self._member.store.location(array)
         if location is not None:
             draft.reads = [*draft.reads, (location.segment, location.start, location.stop)]
             draft.waits = True
 
-    def _name_outputs(self, draft: Draft, movement: Movement) -> None:
+    def _name_outputs(self, draft: ExchangeRecordBuilder, movement: Movement) -> None:
         outputs = movement.outputs
         if movement.root is not None and not movement.to_root:
             draft.expected = [self._form(outputs[movement.root])]
@@ -306,7 +306,7 @@ class Exchange:
             word = self._forms[key] = form_word(*key)
         return word
 
-    def _fold(self, draft: Draft) -> tuple[bytes, AnyArray | None]:
+    def _fold(self, draft: ExchangeRecordBuilder) -> tuple[bytes, AnyArray | None]:
         """Return the letter; if it is too long for a slot, where it lies, and that memory."""
         data = draft.pack()
         if len(data) <= self._meeting.payload_nbytes:
@@ -321,14 +321,14 @@ class Exchange:
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    def _open(self, index: int) -> Letter:
+    def _open(self, index: int) -> ExchangeRecord:
         data = self._meeting.get(index)
         packed = reference(data)
         if packed is not None:
             data = self._member.attach(decode_handle(packed), writable=False).data
-        return Letter(data)
+        return ExchangeRecord(data)
 
-    def _check_forms(self, letters: Sequence[Letter], movement: Movement) -> None:
+    def _check_forms(self, letters: Sequence[ExchangeRecord], movement: Movement) -> None:
         root = None if movement.to_root else movement.root
         for reader, letter in enumerate(letters):
             if not letter.expects:
@@ -342,7 +342,7 @@ class Exchange:
                         f"array that rank {ranks[reader]} gave to take it"
                     )
 
-    def _check_memory(self, letters: Sequence[Letter]) -> None:
+    def _check_memory(self, letters: Sequence[ExchangeRecord]) -> None:
         spans = [letter.spans() for letter in letters]
         if not any(writes for mine in spans for _, writes in mine):
             return
@@ -351,7 +351,7 @@ class Exchange:
             self._relay.forget()
             raise self._meeting.overlap(*found)
 
-    def _take(self, movement: Movement, values: Sequence[Any], letter: Letter, source: int) -> Any:
+    def _take(self, movement: Movement, values: Sequence[Any], letter: ExchangeRecord, source: int) -> Any:
         index = self._meeting.index
         output = movement.outputs.get(source)
         if source == index:

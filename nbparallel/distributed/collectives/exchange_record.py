@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.point_to_point.packing import Parcel
-from nbparallel.distributed.point_to_point.ring import Message
+from nbparallel.distributed.point_to_point.packing import Payload
+from nbparallel.distributed.point_to_point.ring import Envelope
 from nbparallel.distributed.runtime.shared_arrays import Span
 
 _HEAD = struct.Struct("<BBHHHQ")
@@ -36,7 +36,7 @@ OBJECT_FORM = 1
 _WRITES = 1 << 63
 OVERHEAD = 64
 """More than a parcel costs beside its own bytes."""
-NOTHING = Parcel(0, b"", b"")
+NOTHING = Payload(0, b"", b"")
 """Stands for what its writer takes itself."""
 
 
@@ -47,10 +47,10 @@ def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 
 @dataclass(slots=True)
-class Draft:
+class ExchangeRecordBuilder:
     """A letter that is being written."""
 
-    parcels: list[Parcel]
+    parcels: list[Payload]
     """None, one for everybody, or one for each member."""
     brought: list[int]
     """Their forms."""
@@ -92,7 +92,7 @@ def reference(data: memoryview) -> bytes | None:
     return None if kind == HERE else bytes(data[_HEAD.size : _HEAD.size + length])
 
 
-class Letter:
+class ExchangeRecord:
     """A letter as its readers see it."""
 
     __slots__ = ("_data", "_expected", "_parcels", "_spans", "rounds", "waits")
@@ -134,7 +134,7 @@ class Letter:
             found.append(((segment & ~_WRITES, first, last), bool(segment & _WRITES)))
         return found
 
-    def parcel(self, writer: int, reader: int) -> Message:
+    def parcel(self, writer: int, reader: int) -> Envelope:
         """Return what is meant for a member; its bytes are those of the slot."""
         at = reader if self._parcels > 1 else 0
         table = _HEAD.size + 8 * (self._parcels + self._expected) + _SPAN.size * self._spans
@@ -142,4 +142,4 @@ class Letter:
         kind, length = _PARCEL.unpack_from(self._data, start)
         middle = start + _PARCEL.size + length
         meta = bytes(self._data[start + _PARCEL.size : middle])
-        return Message(writer, 0, kind, 0, 0, meta, self._data[middle:stop])
+        return Envelope(writer, 0, kind, 0, 0, meta, self._data[middle:stop])

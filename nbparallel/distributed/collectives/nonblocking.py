@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.distributed.collectives.exchange import Exchange, Movement, Prepared
-from nbparallel.distributed.slots.pending_slots import MeetingLater, Posting
+from nbparallel.distributed.slots.pending_slots import PendingSlots, Posting
 from nbparallel.distributed.work import Work
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingOperation:
     """One collective under way."""
 
     movement: Movement
@@ -32,18 +32,18 @@ class Pending:
     """None until there is a slot for it."""
 
 
-class Begun:
+class ProgressEngine:
     """The collectives of one group that this rank has begun."""
 
-    def __init__(self, meeting: MeetingLater, exchange: Exchange, changed: Callable[[], None]) -> None:
+    def __init__(self, meeting: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
         self._meeting, self._exchange, self._changed = meeting, exchange, changed
-        self._queue: deque[Pending] = deque()
+        self._queue: deque[PendingOperation] = deque()
         self._busy = False
 
     def __bool__(self) -> bool:
         return bool(self._queue)
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingOperation) -> None:
         """Begin a collective: what it brings is copied now, whenever there is a slot."""
         pending.prepared = self._exchange.prepare(pending.movement)
         self._queue.append(pending)
@@ -71,7 +71,7 @@ class Begun:
         finally:
             self._busy = False
 
-    def _finish(self, pending: Pending, posting: Posting) -> None:
+    def _finish(self, pending: PendingOperation, posting: Posting) -> None:
         """Take and complete; what is wrong with this call alone is raised when it is waited for."""
         work = pending.work
         try:

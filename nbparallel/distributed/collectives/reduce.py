@@ -17,7 +17,7 @@ import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_reduce, direct_reduce_scatter
 from nbparallel.distributed.collectives.scalars import exchange_numbers
-from nbparallel.distributed.collectives.staging import Pieces, Scratch
+from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import (
     Operator,
     check_dtype,
@@ -27,10 +27,10 @@ from nbparallel.distributed.operators import (
     is_number,
 )
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, Place, decode_handle
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, decode_handle
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
-from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 
 MAX_LABELS = 1024
@@ -45,13 +45,13 @@ class Reduction:
     label: Fingerprint
     source: AnyArray
     """Flat and contiguous."""
-    place: Place | None
+    place: SharedSpan | None
     """Where the user's array lies, if it is shared."""
     direct: bool
     """Whether `source` is that very memory, so that others can read it there."""
     target: AnyArray | None
     """Flat and contiguous; takes the result, or this member's part of it."""
-    target_place: Place | None
+    target_place: SharedSpan | None
     """Where it lies, if others could pass the same memory."""
     start: int = 0
     """The first element of the result that `target` takes."""
@@ -65,10 +65,10 @@ class Reduction:
         return self.operator.name == "avg"
 
 
-class Reducing:
+class Reduce:
     """One rank's side of `reduce` and `reduce_scatter` in a group."""
 
-    def __init__(self, member: Member, meeting: Meeting, scratch: Scratch) -> None:
+    def __init__(self, member: RankContext, meeting: SlotProtocol, scratch: StagingBuffers) -> None:
         self._member, self._meeting, self._scratch = member, meeting, scratch
         self._index, self._size = meeting.index, len(meeting.ranks)
         self._labels: dict[Any, Fingerprint] = {}
@@ -104,7 +104,7 @@ class Reducing:
             array[...] = target.reshape(array.shape)
         return x if fills else target.reshape(array.shape)
 
-    def _result(self, array: AnyArray, place: Place | None) -> AnyArray:
+    def _result(self, array: AnyArray, place: SharedSpan | None) -> AnyArray:
         """Return memory for a result that does not go into the user's array."""
         if place is None or array.nbytes <= self._meeting.payload_nbytes:
             return np.empty(array.size, array.dtype)
@@ -200,7 +200,7 @@ class Reducing:
         member.nbytes += source.nbytes
         meeting.write(reduction.target_place)
         small = source.nbytes <= meeting.payload_nbytes
-        pieces = Pieces(source.size, source.itemsize, self._size, reduction.parts)
+        pieces = StagingLayout(source.size, source.itemsize, self._size, reduction.parts)
         if small:
             if fault_injection.ARMED:
                 fault_injection.hit("half_payload", member.rank)

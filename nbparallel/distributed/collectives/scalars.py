@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from nbparallel.distributed.operators import pack_number, unpack_number
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.fingerprint import Fingerprint
-from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 
 
 def exchange_numbers(
-    member: Member, meeting: Meeting, operation: Operation, label: Fingerprint, value: Any
+    member: RankContext, meeting: SlotProtocol, operation: Operation, label: Fingerprint, value: Any
 ) -> list[Any]:
     """Return every member's value; it is a number, or anything else that is short."""
     packed = pack_number(value)

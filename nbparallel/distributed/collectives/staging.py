@@ -21,9 +21,9 @@ from nbparallel.distributed.collectives.direct import slice_bounds
 from nbparallel.distributed.operators import Operator
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
-from nbparallel.distributed.slots.slot_protocol import Meeting
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 
 CHUNK = 1 << 20
@@ -32,7 +32,7 @@ benchmarks.operations.tuning``: 1 to 4 MiB are equal within 8 %, a quarter takes
 CHUNKS = 3
 
 
-class Pieces:
+class StagingLayout:
     """Which elements each member combines, chunk by chunk, and where in the chunk they lie.
 
     Parameters
@@ -82,10 +82,10 @@ def _combine(inputs: Sequence[AnyArray], out: AnyArray, operator: Operator, *, a
         np.true_divide(out, len(inputs), out)
 
 
-class Scratch:
+class StagingBuffers:
     """One rank's scratch memory and the others' as attached here; all are made on first use."""
 
-    def __init__(self, member: Member, meeting: Meeting) -> None:
+    def __init__(self, member: RankContext, meeting: SlotProtocol) -> None:
         self._member, self._meeting = member, meeting
         self._own: AnyArray | None = None
         self._packed = b""
@@ -131,7 +131,7 @@ class Scratch:
         """Count chunks that all members have used."""
         self._position += chunks
 
-    def offer(self, x: AnyArray, pieces: Pieces | None = None) -> bytes:
+    def offer(self, x: AnyArray, pieces: StagingLayout | None = None) -> bytes:
         """Copy the first chunk of a contiguous `x` in; returns the scratch's handle, for the slot.
 
         Parameters
@@ -153,7 +153,7 @@ class Scratch:
             fault_injection.hit("half_payload", self._member.rank)
 
     def _copy_pieces(
-        self, memory: AnyArray, flat: AnyArray, pieces: Pieces, index: int, position: int
+        self, memory: AnyArray, flat: AnyArray, pieces: StagingLayout, index: int, position: int
     ) -> None:
         chunk = self._chunk(memory, position, flat)
         for member in range(len(self._meeting.ranks)):
@@ -167,7 +167,7 @@ class Scratch:
         self,
         x: AnyArray,
         operator: Operator,
-        pieces: Pieces,
+        pieces: StagingLayout,
         target: AnyArray | None,
         start: int = 0,
         *,
@@ -249,10 +249,10 @@ class Arrival:
     """What its source says of it."""
 
 
-class Relay:
+class StagedCopy:
     """One rank's side of all relays in a group."""
 
-    def __init__(self, member: Member, meeting: Meeting, scratch: Scratch) -> None:
+    def __init__(self, member: RankContext, meeting: SlotProtocol, scratch: StagingBuffers) -> None:
         self._member, self._meeting, self._scratch = member, meeting, scratch
         self._leaving: list[AnyArray] = []
         self._share = CHUNK

@@ -14,7 +14,7 @@ from nbparallel.errors import rank_list
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchSchedule:
     """What decides which rank sees which sample when; it must be the same on all ranks."""
 
     n: int
@@ -88,11 +88,11 @@ class Batches:
         return f"<{len(self)} batches of {sum(len(i) for i in self.indices)} samples>"
 
 
-def disagreement(plans: Mapping[int, Plan]) -> str:
+def disagreement(plans: Mapping[int, BatchSchedule]) -> str:
     """Return what differs in the plans of ranks, for people; empty if nothing does."""
     texts = []
     fields: dict[int, dict[str, Any]] = {rank: asdict(plan) for rank, plan in plans.items()}
-    for name in Plan.__slots__:
+    for name in BatchSchedule.__slots__:
         passed: dict[Any, list[int]] = {}
         for rank, values in fields.items():
             passed.setdefault(values[name], []).append(rank)

@@ -25,7 +25,7 @@ Forms = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BucketPlan:
     """What all ranks do with arrays of the same names and forms."""
 
     digest: bytes
@@ -44,14 +44,14 @@ def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, members: int) -> Plan:
+def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, members: int) -> BucketPlan:
     """Return the plan."""
     said = repr((bucket_nbytes, names_of(names, len(forms)), [(dtype.str, shape) for dtype, shape in forms]))
     digest = hashlib.blake2b(said.encode("utf-8", "backslashreplace"), digest_size=16).digest()
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
     buckets = _buckets(forms, sizes, bucket_nbytes, members * ALONE)
     loads = [sum(sizes[i] for i in bucket) for bucket in buckets]
-    return Plan(digest, buckets, sum(sizes) <= RIDE, loads.index(max(loads)) if loads else 0)
+    return BucketPlan(digest, buckets, sum(sizes) <= RIDE, loads.index(max(loads)) if loads else 0)
 
 
 def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> tuple[tuple[int, ...], ...]:

@@ -21,8 +21,8 @@ import numpy as np
 
 from nbparallel.distributed.arguments import overlapping_pair
 from nbparallel.distributed.collectives.all_reduce import AllReduce
-from nbparallel.distributed.data_parallel.buckets import Plan, names_of, plan_of
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, Memory, Span, conflict
+from nbparallel.distributed.data_parallel.buckets import BucketPlan, names_of, plan_of
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup, Span, conflict
 from nbparallel.errors import CollectiveMismatchError, rank_list
 
 _HEAD = struct.Struct("<16s?dI")
@@ -40,7 +40,7 @@ class Gradients:
     weight: float | None
     bucket_nbytes: int
     members: int
-    plan: Plan = field(init=False)
+    plan: BucketPlan = field(init=False)
 
     def __post_init__(self) -> None:
         forms = tuple([(x.dtype, x.shape) for x in self.arrays])
@@ -51,7 +51,7 @@ class Gradients:
         names = names_of(self.names, len(self.arrays))
         return [(n, str(x.dtype), x.shape) for n, x in zip(names, self.arrays, strict=True)]
 
-    def announcement(self, memory: Memory) -> bytes:
+    def announcement(self, memory: SharedArrayLookup) -> bytes:
         """Return what the others must know before anything is written: form, weight, shared memory."""
         weight = self.weight
         weighted = weight is not None

@@ -23,7 +23,7 @@ MAX_GROUPS = 8
 
 
 @dataclass(slots=True)
-class Other:
+class DifferingRanks:
     """Members that hold the same as each other, and not what the reference does."""
 
     members: list[int]
@@ -52,7 +52,7 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
         return None
     same = max(groups.values(), key=len)
     others = [
-        Other(members, _first(told[same[0]], told[members[0]]))
+        DifferingRanks(members, _first(told[same[0]], told[members[0]]))
         for members in groups.values()
         if members is not same
     ]
@@ -87,7 +87,7 @@ def _described(leaf: Leaf) -> tuple[str, str, Any, bytes]:
 
 def _compare(
     mine: list[Leaf],
-    others: list[Other],
+    others: list[DifferingRanks],
     reference: int,
     index: int,
     leaves: list[dict[int, tuple[str, str, Any, bytes]]],
@@ -119,7 +119,7 @@ def _compare(
 
 
 def _text(
-    other: Other,
+    other: DifferingRanks,
     found: Differences | None,
     leaves: list[dict[int, tuple[str, str, Any, bytes]]],
     same: list[int],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbparallel.distributed.point_to_point.ring import Message
+from nbparallel.distributed.point_to_point.ring import Envelope
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.work import Work
 
@@ -26,13 +26,13 @@ class Receive:
     sources: tuple[int, ...]
     """Who may be meant by None."""
 
-    def matches(self, message: Message) -> bool:
+    def matches(self, message: Envelope) -> bool:
         """Whether a message is for it."""
         mine = message.source in self.sources if self.src is None else message.source == self.src
         return mine and message.tag == self.tag and message.group == self.group
 
 
-class Posted:
+class PostedReceives:
     """The receives of one rank that have not been served yet.
 
     A message goes to the first of them that it matches, and to a blocking `recv` only if it matches none.
@@ -46,7 +46,7 @@ class Posted:
     """
 
     def __init__(
-        self, pending: Callable[[], list[Message]], serve: Callable[[Receive, Message], None]
+        self, pending: Callable[[], list[Envelope]], serve: Callable[[Receive, Envelope], None]
     ) -> None:
         self._pending, self._serve = pending, serve
         self._receives: list[Receive] = []
@@ -75,10 +75,10 @@ class Posted:
         self._receives.clear()
 
 
-Form = Callable[[Message], tuple[Any, tuple[int, ...]] | None]
+Form = Callable[[Envelope], tuple[Any, tuple[int, ...]] | None]
 
 
-class Unreceived:
+class UnexpectedMessages:
     """Which of one rank's messages are left from earlier cells.
 
     A message may be received in a later cell than it was sent in, so it is told of at the end of the second
@@ -90,7 +90,9 @@ class Unreceived:
         """The last message of each source that had arrived when the last cell ended."""
         self._told = [0] * sources
 
-    def end_cell(self, pending: Sequence[Iterable[Message]], arrived: Sequence[int], form: Form) -> list[str]:
+    def end_cell(
+        self, pending: Sequence[Iterable[Envelope]], arrived: Sequence[int], form: Form
+    ) -> list[str]:
         """Return what to tell the user, in words.
 
         Parameters
@@ -102,7 +104,7 @@ class Unreceived:
         form : callable
             Returns dtype and shape of a message, None for what is no array.
         """
-        left: dict[tuple[int, int, int, str], list[Message]] = {}
+        left: dict[tuple[int, int, int, str], list[Envelope]] = {}
         for source, messages in enumerate(pending):
             for message in messages:
                 if self._told[source] < message.number <= self._earlier[source]:
@@ -116,7 +118,7 @@ def _described(form: tuple[Any, tuple[int, ...]] | None) -> str:
     return "no array" if form is None else f"{form[0]} {form[1]}"
 
 
-def _sentence(source: int, tag: int, group: int, described: str, messages: Sequence[Message]) -> str:
+def _sentence(source: int, tag: int, group: int, described: str, messages: Sequence[Envelope]) -> str:
     line = f"on line {messages[0].line} " if messages[0].line else ""
     many, were, them = ("a message", "was", "it")
     if len(messages) > 1:

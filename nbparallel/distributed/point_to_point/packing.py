@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.point_to_point.ring import RECORD, Message
+from nbparallel.distributed.point_to_point.ring import RECORD, Envelope
 from nbparallel.distributed.point_to_point.streaming import LEAST, StreamOut
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
@@ -49,7 +49,7 @@ _BUILTINS = (int, float, complex, bool, str, bytes, type(None))
 
 
 @dataclass(slots=True)
-class Parcel:
+class Payload:
     """A value, ready to travel."""
 
     kind: int
@@ -91,7 +91,7 @@ class Packer:
         self._shown: tuple[weakref.ref[AnyArray], tuple[Any, ...], bytes] | None = None
         """The array whose handle was sent last, its form, and the handle: others are often sent it too."""
 
-    def pack(self, x: Any, *, view: bool, stream: StreamOut | None = None) -> Parcel:
+    def pack(self, x: Any, *, view: bool, stream: StreamOut | None = None) -> Payload:
         """Return `x` as a parcel; changes of `x` after this do not reach the receiver (but for a view).
 
         What is `STREAMED` is only announced by it: the sender has to write it to `stream`.
@@ -106,12 +106,13 @@ class Packer:
             parcel = self._pack_stream(array, stream)
         return parcel or self._pack_copy(array, ADOPTED)
 
-    def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Parcel:
+    def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Payload:
         """Return `x` as a parcel that waits for its readers while the sender waits for them.
 
         A shared array stays where it is, and whoever reads it copies it from there (kind `VIEW`); a large
         private one is copied to shared memory, where a single reader keeps it and several copy it.  With
-        `relay` it is only announced: the sender has to bring it by the `Relay`, and says where as the body.
+        `relay` it is only announced: the sender has to bring it by the `StagedCopy`, and says where as the
+        body.
         """
         array = as_plain_array(x)
         if view:
@@ -123,30 +124,30 @@ class Packer:
             return parcel
         handle = self._store.handle(array, writable=False)
         if handle is not None:
-            return Parcel(VIEW, b"", encode_handle(handle), None, array.nbytes)
+            return Payload(VIEW, b"", encode_handle(handle), None, array.nbytes)
         if relay and array.flags.c_contiguous:
-            return Parcel(RELAYED, self.meta(array), b"", nbytes=array.nbytes)
+            return Payload(RELAYED, self.meta(array), b"", nbytes=array.nbytes)
         return self._pack_copy(array, ADOPTED if readers == 1 else VIEW)
 
-    def _pack_other(self, x: Any, inline: int) -> Parcel:
+    def _pack_other(self, x: Any, inline: int) -> Payload:
         if type(x) in _BUILTINS:
             data = marshal.dumps(x)
             if len(data) <= inline:
-                return Parcel(NUMBER, b"", data, nbytes=len(data))
+                return Payload(NUMBER, b"", data, nbytes=len(data))
         data, keep = dumps(x, self._store)
         if len(data) <= inline:
-            return Parcel(OBJECT, b"", data, keep, len(data))
+            return Payload(OBJECT, b"", data, keep, len(data))
         blob = self._store.empty((len(data),), np.uint8)
         blob[...] = np.frombuffer(data, np.uint8)
-        return Parcel(BLOB, b"", self._handle(blob), (blob, keep), len(data))
+        return Payload(BLOB, b"", self._handle(blob), (blob, keep), len(data))
 
-    def _pack_view(self, x: Any, array: AnyArray | None) -> Parcel:
+    def _pack_view(self, x: Any, array: AnyArray | None) -> Payload:
         if array is None:
             raise TypeError(f"view=True needs a numpy array in shared memory, not {type(x).__name__}")
         form = (array.shape, array.strides, array.dtype, self._store.rights_changes)
         shown = self._shown
         if shown is not None and shown[0]() is array and shown[1] == form:
-            return Parcel(VIEW, b"", shown[2], array, 0)
+            return Payload(VIEW, b"", shown[2], array, 0)
         handle = self._store.handle(array, writable=False)
         if handle is None:
             raise ValueError(
@@ -155,14 +156,14 @@ class Packer:
             )
         packed = encode_handle(handle)
         self._shown = weakref.ref(array), form, packed
-        return Parcel(VIEW, b"", packed, array, 0)
+        return Payload(VIEW, b"", packed, array, 0)
 
-    def _pack_inline(self, array: AnyArray, inline: int) -> Parcel | None:
+    def _pack_inline(self, array: AnyArray, inline: int) -> Payload | None:
         nbytes = array.nbytes
         if nbytes <= inline:
             meta = self.meta(array)
             if len(meta) <= min(self._inline, 0xFFFF):
-                return Parcel(ARRAY, meta, array.tobytes(), nbytes=nbytes)
+                return Payload(ARRAY, meta, array.tobytes(), nbytes=nbytes)
         return None
 
     def meta(self, array: AnyArray) -> bytes:
@@ -175,17 +176,17 @@ class Packer:
                 self._remember(self._metas, key, meta)
         return meta
 
-    def _pack_stream(self, array: AnyArray, stream: StreamOut) -> Parcel | None:
+    def _pack_stream(self, array: AnyArray, stream: StreamOut) -> Payload | None:
         if array.nbytes >= LEAST and array.flags.c_contiguous and len(meta := self.meta(array)) <= 1024:
             body = stream.offer(array.nbytes)
             if body is not None:
-                return Parcel(STREAMED, meta, body, nbytes=array.nbytes)
+                return Payload(STREAMED, meta, body, nbytes=array.nbytes)
         return None
 
-    def _pack_copy(self, array: AnyArray, kind: int) -> Parcel:
+    def _pack_copy(self, array: AnyArray, kind: int) -> Payload:
         copy = self._store.empty(array.shape, array.dtype)
         np.copyto(copy, array)
-        return Parcel(kind, b"", self._handle(copy, writable=kind == ADOPTED), copy, array.nbytes)
+        return Payload(kind, b"", self._handle(copy, writable=kind == ADOPTED), copy, array.nbytes)
 
     def _handle(self, array: AnyArray, *, writable: bool = False) -> bytes:
         handle = self._store.handle(array, writable=writable)
@@ -200,7 +201,7 @@ class Packer:
 
     # -- receiving -------------------------------------------------------------------------------------
 
-    def form(self, message: Message) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    def form(self, message: Envelope) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return dtype and shape of the array that a message brings, None if it brings none."""
         if message.kind in (ARRAY, STREAMED, RELAYED):
             form = self._forms.get(message.meta)
@@ -213,7 +214,7 @@ class Packer:
             return np.lib.format.descr_to_dtype(handle.dtype), handle.shape
         return None
 
-    def unpack(self, message: Message) -> Any:
+    def unpack(self, message: Envelope) -> Any:
         """Return the value; it is the receiver's own, but for a view, which is read-only."""
         if message.kind == ARRAY and (form := self.form(message)) is not None:
             dtype, shape = form
@@ -232,7 +233,7 @@ class Packer:
         blob = self._attach(decode_handle(message.body), writable=False)
         return loads(blob.tobytes(), self._store)
 
-    def fill(self, buffer: AnyArray, message: Message) -> None:
+    def fill(self, buffer: AnyArray, message: Envelope) -> None:
         """Copy the array of a message into `buffer`, which has its dtype and shape."""
         if message.kind == ARRAY:
             if buffer.size:

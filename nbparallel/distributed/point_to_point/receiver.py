@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nbparallel.distributed.point_to_point.matching import Posted, Receive, Unreceived
-from nbparallel.distributed.point_to_point.packing import ADOPTED, INTRODUCTION, STREAMED, Parcel
-from nbparallel.distributed.point_to_point.ring import Incoming, Message
-from nbparallel.distributed.point_to_point.sender import Sending
+from nbparallel.distributed.point_to_point.matching import PostedReceives, Receive, UnexpectedMessages
+from nbparallel.distributed.point_to_point.packing import ADOPTED, INTRODUCTION, STREAMED, Payload
+from nbparallel.distributed.point_to_point.ring import Envelope, RingReader
+from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.point_to_point.streaming import Call, StreamIn
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
-from nbparallel.distributed.runtime.waiting import Wait
+from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.fingerprint import table
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
@@ -31,23 +31,23 @@ from nbparallel.wire.control import Operation
 T = TypeVar("T")
 
 
-class PointToPoint(Sending):
+class Receiver(Sender):
     """The messages of one rank."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: RankContext) -> None:
         super().__init__(member)
         view, waiter, rank = member.view, member.waiter, member.rank
-        self._in = [Incoming(view, waiter, r, rank) for r in range(member.world_size)]
+        self._in = [RingReader(view, waiter, r, rank) for r in range(member.world_size)]
         self._streams_in = [StreamIn(member, r) for r in range(member.world_size)]
-        self._pending: list[deque[Message]] = [deque() for _ in range(member.world_size)]
+        self._pending: list[deque[Envelope]] = [deque() for _ in range(member.world_size)]
         self._introductions: dict[tuple[int, int], bytes] = {}
         self._newest = [0] * member.world_size
         self._last = -1
         self._spun = False
         """Whether the receive that begins has waited for a short while already."""
-        self._posted = Posted(lambda: [m for pending in self._pending for m in pending], self._serve)
+        self._posted = PostedReceives(lambda: [m for pending in self._pending for m in pending], self._serve)
         self._sources: tuple[int, ...] = ()
-        self._unreceived = Unreceived(member.world_size)
+        self._unreceived = UnexpectedMessages(member.world_size)
         member.progress = self.drain
 
     # -- receiving -------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class PointToPoint(Sending):
         member.nbytes += value.nbytes if message.kind in (ADOPTED, STREAMED) else len(message.body)
         return value, message.source
 
-    def _content(self, buffer: AnyArray | None, message: Message, line: int, deadline_ns: int | None) -> Any:
+    def _content(self, buffer: AnyArray | None, message: Envelope, line: int, deadline_ns: int | None) -> Any:
         """Return the value, or the buffer, filled."""
         kind = message.kind
         if kind in (ADOPTED, STREAMED):
@@ -105,7 +105,7 @@ class PointToPoint(Sending):
         return buffer
 
     def _read_stream(
-        self, buffer: AnyArray | None, message: Message, line: int, deadline_ns: int | None
+        self, buffer: AnyArray | None, message: Envelope, line: int, deadline_ns: int | None
     ) -> AnyArray:
         form = self._packer.form(message)
         assert form is not None, "only arrays are streamed"
@@ -120,7 +120,7 @@ class PointToPoint(Sending):
         np.copyto(buffer, target)
         return buffer
 
-    def _find(self, src: int | None, tag: int, group: int) -> Message | None:
+    def _find(self, src: int | None, tag: int, group: int) -> Envelope | None:
         """Return the first message that matches; it stays pending until it was taken."""
         for source in self._order() if src is None else (src,):
             pending = self._pending[source]
@@ -135,7 +135,7 @@ class PointToPoint(Sending):
                     return message
         return None
 
-    def _file(self, message: Message) -> None:
+    def _file(self, message: Envelope) -> None:
         """Put aside what has arrived."""
         if message.kind == INTRODUCTION:
             self._introductions[message.source, message.group] = bytes(message.body)
@@ -147,7 +147,7 @@ class PointToPoint(Sending):
         n, last = self._member.world_size, self._last
         return [(last + 1 + i) % n for i in range(n)]
 
-    def _took(self, message: Message) -> None:
+    def _took(self, message: Envelope) -> None:
         source = message.source
         self._last = source
         pending = self._pending[source]
@@ -193,7 +193,7 @@ class PointToPoint(Sending):
         has_message = only.has_message if only is not None else satisfied
 
         while True:
-            wait = Wait(
+            wait = WaitRecord(
                 Operation.recv, lambda: [] if satisfied() else peers, explain, line,
                 any_source=src is None, peer=-1 if src is None else src, tag=tag, deadline_ns=deadline_ns,
             )  # fmt: skip
@@ -238,7 +238,7 @@ class PointToPoint(Sending):
             self._drain_from(source)
         self._posted.match()
 
-    def _serve(self, receive: Receive, message: Message) -> None:
+    def _serve(self, receive: Receive, message: Envelope) -> None:
         work = receive.work
         try:
             if receive.buffer is not None:
@@ -271,7 +271,7 @@ class PointToPoint(Sending):
 
     def introduce(self, dst: int, group: int, packed: bytes, deadline_ns: int | None) -> None:
         """Tell a member of a group where it meets."""
-        record = Parcel(INTRODUCTION, b"", packed).record(-1, 0, group)
+        record = Payload(INTRODUCTION, b"", packed).record(-1, 0, group)
         if not self._out[dst].has_room(len(record)):
             self._wait_for_room(dst, len(record), 0, self._member.calling.line(), deadline_ns)
         self._out[dst].put(record)
@@ -292,7 +292,7 @@ class PointToPoint(Sending):
             packed = self._introductions.get((src, group))
             if packed is not None:
                 return packed
-            wait = Wait(
+            wait = WaitRecord(
                 Operation.new_group, lambda: [] if incoming.has_message() else [src], explain, line,
                 peer=src, deadline_ns=deadline_ns,
             )  # fmt: skip
@@ -332,7 +332,7 @@ class PointToPoint(Sending):
 
     # -- checking ----------------------------------------------------------------------------------------
 
-    def _check(self, buffer: AnyArray, message: Message, line: int) -> None:
+    def _check(self, buffer: AnyArray, message: Envelope, line: int) -> None:
         """Raise if the message does not fit the buffer; it can be received again then."""
         form = self._packer.form(message)
         if form is not None:

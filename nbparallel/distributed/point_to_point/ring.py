@@ -25,7 +25,7 @@ AnyArray = npt.NDArray[Any]
 
 
 @dataclass(slots=True)
-class Message:
+class Envelope:
     """One record, copied out of a ring."""
 
     source: int
@@ -40,7 +40,7 @@ class Message:
     """The word of its group; 0: the world."""
 
 
-class Outgoing:
+class RingWriter:
     """The writing end of a ring."""
 
     def __init__(self, view: ControlView, waiter: Waiter, source: int, destination: int) -> None:
@@ -94,7 +94,7 @@ class Outgoing:
         return True
 
 
-class Incoming:
+class RingReader:
     """The reading end of a ring."""
 
     def __init__(self, view: ControlView, waiter: Waiter, source: int, destination: int) -> None:
@@ -110,7 +110,7 @@ class Incoming:
         """Whether a record is there."""
         return self._words[self._tail] != self._position
 
-    def take(self) -> Message:
+    def take(self) -> Envelope:
         """Copy the next record out and free its room."""
         available = self._words[self._tail] - self._position
         if not self._waiter.strong_order:
@@ -131,7 +131,7 @@ class Incoming:
         self.number += 1
         self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
         self._waiter.announce_to(self._source, self._words, self._head, position)
-        return Message(
+        return Envelope(
             self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
         )
 

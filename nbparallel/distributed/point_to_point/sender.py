@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed.point_to_point.packing import STREAMED, Packer
-from nbparallel.distributed.point_to_point.ring import RECORD, Outgoing
+from nbparallel.distributed.point_to_point.ring import RECORD, RingWriter
 from nbparallel.distributed.point_to_point.streaming import Call, StreamOut
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import as_plain_array
-from nbparallel.distributed.runtime.waiting import Wait
+from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.work import Work
 from nbparallel.errors import DeadlockError, NbParallelError
 from nbparallel.wire.control import Operation
@@ -23,13 +23,13 @@ benchmarks.operations.tuning``: the best, and more would be half of a ring; half
 longer."""
 
 
-class Sending:
+class Sender:
     """The messages that one rank sends."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: RankContext) -> None:
         view, waiter, rank = member.view, member.waiter, member.rank
         self._member = member
-        self._out = [Outgoing(view, waiter, rank, r) for r in range(member.world_size)]
+        self._out = [RingWriter(view, waiter, rank, r) for r in range(member.world_size)]
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(member.world_size)]
         self._streams_out = [StreamOut(member, r) for r in range(member.world_size)]
         inline = min(INLINE, view.layout.ring_capacity // 2) - RECORD.size
@@ -114,7 +114,7 @@ class Sending:
             self._drain_from(dst)
             return
 
-        wait = Wait(
+        wait = WaitRecord(
             Operation.send, lambda: [] if ring.has_room(nbytes) else [dst], explain, line,
             peer=dst, tag=tag, deadline_ns=deadline_ns,
         )  # fmt: skip
@@ -134,7 +134,7 @@ class Sending:
             raise member.doom(
                 DeadlockError(f"deadlock: rank {dst} sends to itself on line {line} and waits for itself")
             )
-        wait = Wait(
+        wait = WaitRecord(
             Operation.send, lambda: [] if ring.newest_taken() >= number else [dst], explain, line,
             peer=dst, tag=tag, target=number, deadline_ns=deadline_ns,
         )  # fmt: skip

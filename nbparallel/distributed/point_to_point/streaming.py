@@ -25,9 +25,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
-from nbparallel.distributed.runtime.waiting import Wait
+from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.errors import (
     DeadlockError,
     FileDescriptorLimitError,
@@ -79,7 +79,7 @@ def flat_octets(x: AnyArray) -> AnyArray:
 class StreamOut:
     """The sending end of a pair's stream; its memory is made on first use in a cell."""
 
-    def __init__(self, member: Member, destination: int) -> None:
+    def __init__(self, member: RankContext, destination: int) -> None:
         layout, rank = member.view.layout, member.rank
         self._member, self._words, self._waiter = member, member.words, member.waiter
         self._destination = destination
@@ -179,7 +179,7 @@ class StreamOut:
                 "receiving it"
             )
 
-        wait = Wait(
+        wait = WaitRecord(
             Operation.send, lambda: [] if self._has_room() else [destination], explain, call.line,
             peer=destination, tag=call.tag, target=call.number, deadline_ns=call.deadline_ns,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class StreamOut:
 class StreamIn:
     """The receiving end of a pair's stream."""
 
-    def __init__(self, member: Member, source: int) -> None:
+    def __init__(self, member: RankContext, source: int) -> None:
         layout, rank = member.view.layout, member.rank
         self._member, self._words, self._waiter = member, member.words, member.waiter
         self._source = source
@@ -257,7 +257,7 @@ class StreamIn:
         def check() -> None:
             member.check_alone(wait)
 
-        wait = Wait(
+        wait = WaitRecord(
             Operation.recv, lambda: [] if arrived() else [source], explain, call.line,
             peer=source, tag=call.tag, deadline_ns=call.deadline_ns,
         )  # fmt: skip

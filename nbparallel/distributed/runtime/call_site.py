@@ -6,7 +6,7 @@ import sys
 from types import CodeType, FrameType
 
 
-class CallingLine:
+class CallSite:
     """Finds the line of one cell's code that is being executed.
 
     A frame knows its line only by counting through a table, which is linear in the length of the cell; so

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import Waiter
 from nbparallel.errors import ForkedRankError
 
@@ -29,7 +29,7 @@ class ForkedWaiter(Waiter):
         """Wake nobody."""
 
 
-class ForkedMember(Member):
+class ForkedRankContext(RankContext):
     """Is never ready, whatever an operation says when it ends."""
 
     inert = True
@@ -44,8 +44,8 @@ class ForkedMember(Member):
         pass  # the operation that the child was born into says that it has ended
 
 
-def make_inert(member: Member) -> None:
+def make_inert(member: RankContext) -> None:
     """Make what a forked child has of a rank inert."""
     member.forked()
-    member.__class__ = ForkedMember
+    member.__class__ = ForkedRankContext
     member.waiter.__class__ = ForkedWaiter

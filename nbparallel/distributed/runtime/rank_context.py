@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.call_site import CallingLine
+from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.failures import describe, first_failure, without_frames
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, Memory
-from nbparallel.distributed.runtime.supervisor_liveness import Overseer
-from nbparallel.distributed.runtime.waiting import Wait, Waiter
-from nbparallel.distributed.slots.slot_area import Area
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
+from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
+from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
+from nbparallel.distributed.slots.slot_area import SlotArea
 from nbparallel.errors import (
     CollectiveTimeoutError,
     ForkedRankError,
@@ -36,7 +36,7 @@ def _nothing(*_: object) -> None:
     """Stand in for what other modules plug in."""
 
 
-class Member:
+class RankContext:
     """One rank in one epoch.
 
     Attributes
@@ -77,7 +77,7 @@ class Member:
         self.view, self.rank, self.world_size, self.epoch = view, rank, world_size, epoch
         self.words, self.octets = view.words, view.octets
         self.waiter = Waiter(view, rank, spin=world_size <= usable_cpus)
-        self.memory = Memory(store, self.attach)
+        self.memory = SharedArrayLookup(store, self.attach)
         self.store = store
         self.others = tuple(r for r in range(world_size) if r != rank)
         self.writing = view.word_writing(rank)
@@ -88,12 +88,14 @@ class Member:
         self.open = 0
         self.cause: BaseException | None = None
         self.progress: Callable[[], None] = _nothing
-        self.diagnose: Callable[[Wait], None] = _nothing
-        self.waited: Callable[[Wait, int], None] = _nothing  # hears of every wait that has ended
-        self.areas: dict[bytes, Area] = {}  # of groups, by handle: this rank's own, and those it looked at
+        self.diagnose: Callable[[WaitRecord], None] = _nothing
+        self.waited: Callable[[WaitRecord, int], None] = _nothing  # hears of every wait that has ended
+        self.areas: dict[
+            bytes, SlotArea
+        ] = {}  # of groups, by handle: this rank's own, and those it looked at
         self.nbytes = self.operations = 0
-        self.overseer: Overseer | None = None
-        self.calling = CallingLine()
+        self.overseer: LivenessCheck | None = None
+        self.calling = CallSite()
         self._began_ns = self._past_ns = 0
         self._go_on = self._forked = False
 
@@ -109,7 +111,7 @@ class Member:
         self.peers = tuple(r for r in participants if r != self.rank)
         self.whole = self.plain = len(self.participants) == self.world_size
         self._go_on = go_on
-        self.calling = CallingLine(filename)
+        self.calling = CallSite(filename)
         self._began_ns = time.monotonic_ns()
         self._statement = 0
         self.view.write_slot(self.rank, cell, State.COMPUTING)
@@ -200,7 +202,7 @@ class Member:
 
     # -- waiting ---------------------------------------------------------------------------------------
 
-    def wait(self, satisfied: Callable[[], bool], peer: int, wait: Wait) -> None:
+    def wait(self, satisfied: Callable[[], bool], peer: int, wait: WaitRecord) -> None:
         """Wait until `satisfied`; raises if that cannot come any more."""
         view, rank, cell = self.view, self.rank, self.cell
         view.write_slot(
@@ -218,13 +220,13 @@ class Member:
                 self.write_timing()
                 self.waited(wait, peer)
 
-    def check(self, wait: Wait) -> None:
+    def check(self, wait: WaitRecord) -> None:
         """Raise if `wait` cannot end well; meanwhile, go on with what others need of this rank."""
         if self.check_alone(wait):
             self.progress()
             self.diagnose(wait)
 
-    def check_alone(self, wait: Wait) -> bool:
+    def check_alone(self, wait: WaitRecord) -> bool:
         """Raise if somebody's end or the time ends `wait`; whether it is worth more looks."""
         peers = self._concerning(wait)
         opened = self.open
@@ -258,7 +260,7 @@ class Member:
                 )
         return True
 
-    def _concerning(self, wait: Wait) -> Sequence[int]:
+    def _concerning(self, wait: WaitRecord) -> Sequence[int]:
         """Return whose failure ends a wait: anybody's or, in a cell that goes on, theirs who are awaited."""
         if not self._go_on:
             return self.peers

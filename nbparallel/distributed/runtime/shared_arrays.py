@@ -46,7 +46,7 @@ def decode_handle(data: bytes | memoryview) -> ArrayHandle:
     return ArrayHandle(*marshal.loads(data))
 
 
-class Place:
+class SharedSpan:
     """Where one array lies; `packed` is its handle once somebody needed it."""
 
     __slots__ = ("direct", "dtype", "packed", "reference", "segment", "start", "stop")
@@ -60,7 +60,7 @@ class Place:
         self.packed: bytes | None = None
 
 
-class Memory:
+class SharedArrayLookup:
     """Places of this rank's arrays, and other ranks' arrays as attached here.
 
     Parameters
@@ -76,13 +76,13 @@ class Memory:
 
     def __init__(self, store: Store, attach: Callable[..., AnyArray]) -> None:
         self.store, self._attach = store, attach
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, SharedSpan] = {}
         self._attached: OrderedDict[tuple[bytes, bool | None], AnyArray] = OrderedDict()
         """By handle and right; None instead of it: as they lie, not flat."""
         self._seen: set[bytes] = set()
         self._attached_nbytes = 0
 
-    def place(self, x: AnyArray) -> Place | None:
+    def place(self, x: AnyArray) -> SharedSpan | None:
         """Return where `x` lies, None if its memory is private."""
         if x.base is None:
             return None  # it owns its memory, so it is numpy's
@@ -94,10 +94,10 @@ class Memory:
             return None
         if len(self._places) >= MAX_KNOWN:
             self._places.clear()
-        place = self._places[id(x)] = Place(x, location)
+        place = self._places[id(x)] = SharedSpan(x, location)
         return place
 
-    def packed(self, x: AnyArray, place: Place) -> bytes:
+    def packed(self, x: AnyArray, place: SharedSpan) -> bytes:
         """Return the handle of `x` as bytes."""
         if place.packed is None:
             handle = self.store.handle(x, writable=True)

@@ -15,7 +15,7 @@ from nbparallel.wire.identity import Process, process_state
 from nbparallel.wire.system import ready
 
 
-class Overseer(Protocol):
+class LivenessCheck(Protocol):
     """Knows whether death words are still written."""
 
     def lost(self) -> NbParallelError | None:
@@ -25,7 +25,7 @@ class Overseer(Protocol):
         """Return whether a rank has ended of which nobody can say so any more."""
 
 
-class Oversight:
+class SupervisorLiveness:
     """Whether the world's supervisor lives; owns its pidfd."""
 
     def __init__(self, pidfd: int, members: tuple[Process, ...]) -> None:

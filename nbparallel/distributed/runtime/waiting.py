@@ -39,7 +39,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.slots.slot_area import Area
+from nbparallel.distributed.slots.slot_area import SlotArea
 from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView, Operation
 
@@ -321,7 +321,7 @@ class Waiter:
 
 
 @dataclass(slots=True)
-class Wait:
+class WaitRecord:
     """One wait that did not end at once."""
 
     operation: Operation
@@ -337,7 +337,7 @@ class Wait:
     sequence: int = 0
     target: int = 0
     deadline_ns: int | None = None
-    area: Area | None = None  # of the group that meets
+    area: SlotArea | None = None  # of the group that meets
     look: Callable[[], None] | None = None
     """Called in every slice: raises if what has arrived so far is wrong already."""
     began_ns: int = field(default_factory=time.monotonic_ns)

@@ -6,7 +6,7 @@ deadlock is reported when two looks at least 200 ms apart see the same set with 
 version changes with every change of state, so nobody in the set did anything in between.  Nothing depends on
 time otherwise: a slow or stopped rank counts as computing unless its own slot says that it waits and its
 words say that it waits in vain; and a rank clears its slot before it acts on what it waited for
-(`Member.wait`).
+(`RankContext.wait`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from nbparallel.distributed.runtime.rank_context import Member
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
-from nbparallel.distributed.runtime.waiting import Wait
-from nbparallel.distributed.slots.slot_area import Area, group_area
+from nbparallel.distributed.runtime.waiting import WaitRecord
+from nbparallel.distributed.slots.slot_area import SlotArea, group_area
 from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State
 
@@ -27,7 +27,7 @@ APART_NS = 200_000_000
 """Between the two looks."""
 
 
-def awaited_of(member: Member, record: SlotRecord) -> list[int] | None:
+def awaited_of(member: RankContext, record: SlotRecord) -> list[int] | None:
     """Return for whom the rank of `record` waits in vain; None if what it waits for is there."""
     view, layout, me = member.view, member.view.layout, record.rank
     words = view.words
@@ -50,7 +50,7 @@ def awaited_of(member: Member, record: SlotRecord) -> list[int] | None:
     return missing or None
 
 
-def area_of(member: Member, record: SlotRecord) -> Area | None:
+def area_of(member: RankContext, record: SlotRecord) -> SlotArea | None:
     """Return where the group meets in which a rank waits, which need not be a group of this rank."""
     area = member.areas.get(record.area)
     if area is None and record.area:
@@ -64,7 +64,7 @@ def area_of(member: Member, record: SlotRecord) -> Area | None:
     return area
 
 
-def stuck_ranks(member: Member) -> Mapping[int, tuple[SlotRecord, list[int]]]:
+def stuck_ranks(member: RankContext) -> Mapping[int, tuple[SlotRecord, list[int]]]:
     """Return every rank that can never go on by itself, with its slot and whom it waits for."""
     waiting: dict[int, tuple[SlotRecord, list[int]]] = {}
     for rank in member.participants:
@@ -94,7 +94,7 @@ def _stuck(record: SlotRecord, awaited: list[int], hopeless: set[int]) -> bool:
     return not hopeless.isdisjoint(awaited)
 
 
-def look_for_deadlock(member: Member, wait: Wait) -> None:
+def look_for_deadlock(member: RankContext, wait: WaitRecord) -> None:
     """Raise `DeadlockError` if this rank is part of one; called in every slice of a wait."""
     now = time.monotonic_ns()
     if (
@@ -115,7 +115,7 @@ def look_for_deadlock(member: Member, wait: Wait) -> None:
     raise member.doom(DeadlockError(describe(member, stuck)))
 
 
-def describe(member: Member, stuck: Mapping[int, tuple[SlotRecord, list[int]]]) -> str:
+def describe(member: RankContext, stuck: Mapping[int, tuple[SlotRecord, list[int]]]) -> str:
     """Return who waits for whom, on which line."""
     parts = []
     for rank, (record, awaited) in sorted(stuck.items()):

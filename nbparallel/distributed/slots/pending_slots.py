@@ -1,11 +1,11 @@
-"""A meeting whose collectives may end later: what `Meeting` does in one go, in parts that do not wait."""
+"""Collectives whose end may come later: the slot protocol in parts that do not wait."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from nbparallel.distributed.at_once import MeetingAtOnce
+from nbparallel.distributed.at_once import InlineSlotProtocol
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.slots.fingerprint import Fingerprint
 from nbparallel.distributed.slots.slot_protocol import LINE
@@ -15,7 +15,7 @@ Posting = tuple[int, int, int, Operation, Fingerprint, int, int, "int | None"]
 """A collective to come back to: number, generation, arrivals, what was called, line; `open`, deadline."""
 
 
-class MeetingLater(MeetingAtOnce):
+class PendingSlots(InlineSlotProtocol):
     """One rank's side of all collectives of a group, some of which were begun and not ended."""
 
     def has_slot(self) -> bool:

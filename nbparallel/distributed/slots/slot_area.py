@@ -26,7 +26,7 @@ _HEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Area:
+class SlotArea:
     """Where one group meets, as one of its members sees it."""
 
     ranks: tuple[int, ...]
@@ -70,10 +70,10 @@ class Area:
             self.octets.release()
 
 
-def world_area(view: ControlView, rank: int) -> Area:
+def world_area(view: ControlView, rank: int) -> SlotArea:
     """Return the area of all ranks."""
     layout, ranks = view.layout, range(view.world_size)
-    return Area(
+    return SlotArea(
         tuple(ranks),
         rank,
         view.words,
@@ -114,7 +114,7 @@ def prepare(memory: AnyArray, ranks: Sequence[int]) -> None:
             words[_HEAD + i] = rank
 
 
-def group_area(memory: AnyArray, packed: bytes, rank: int) -> Area | None:
+def group_area(memory: AnyArray, packed: bytes, rank: int) -> SlotArea | None:
     """Return the area that lies in `memory`, as `rank` sees it; None if none does."""
     octets = memory.data
     if len(octets) % 8 or len(octets) < _LINE:
@@ -125,7 +125,7 @@ def group_area(memory: AnyArray, packed: bytes, rank: int) -> Area | None:
         return None
     ranks = tuple(words[_HEAD : _HEAD + count].tolist())
     lines, slots, size = _lines_start(count), _slots_start(count), SLOT_HEADER + _payload(count)
-    return Area(
+    return SlotArea(
         ranks,
         ranks.index(rank) if rank in ranks else -1,
         words,

@@ -20,12 +20,12 @@ from __future__ import annotations
 import time
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.rank_context import Member
-from nbparallel.distributed.runtime.shared_arrays import Place, Span, conflict, overlapping
-from nbparallel.distributed.runtime.waiting import Wait
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import SharedSpan, Span, conflict, overlapping
+from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.deadlock import wait_text
 from nbparallel.distributed.slots.fingerprint import BITS, Fingerprint, parse, table
-from nbparallel.distributed.slots.slot_area import Area
+from nbparallel.distributed.slots.slot_area import SlotArea
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
 
@@ -40,7 +40,7 @@ EARLY_NS = 100_000_000
 _NO_FINGERPRINT = Fingerprint(0, 0, 0, b"")
 
 
-class Meeting:
+class SlotProtocol:
     """One rank's side of all collectives of a group in an epoch.
 
     Members are counted by their place in the group, but for words and errors, which name ranks of the world.
@@ -57,7 +57,7 @@ class Meeting:
         Index of its slot.
     """
 
-    def __init__(self, member: Member, area: Area) -> None:
+    def __init__(self, member: RankContext, area: SlotArea) -> None:
         self.area, self.ranks, self.index = area, area.ranks, area.index
         self._member, self._words, self._octets = member, area.words, area.octets
         self._waiter = member.waiter
@@ -93,7 +93,7 @@ class Meeting:
             fault_injection.hit("enter", self._member.rank)
         return generation
 
-    def meet(self, bits: int = 0, place: Place | None = None) -> bool:
+    def meet(self, bits: int = 0, place: SharedSpan | None = None) -> bool:
         """Leave the fingerprint, arrive, wait for everybody; whether all words equal mine, bits included."""
         words, slot, fingerprint = self._words, self._mine[self.generation], self._fingerprint
         generation = self.generation
@@ -211,7 +211,7 @@ class Meeting:
         words, (first, second) = self._words, (self._slot_words[i][self.generation] for i in (one, other))
         return words[first + SEGMENT : first + STOP + 1] == words[second + SEGMENT : second + STOP + 1]
 
-    def write(self, place: Place | None) -> None:
+    def write(self, place: SharedSpan | None) -> None:
         """Say which shared memory this rank will write, before it arrives."""
         first = self._mine[self.generation] + WRITTEN
         self._words[first] = 0 if place is None else place.segment
@@ -306,7 +306,7 @@ class Meeting:
             return words[word] >= value
 
         # Its owner is inside this collective and needs nobody to end it: no edge of the deadlock graph.
-        wait = Wait(
+        wait = WaitRecord(
             self._operation,
             lambda: [] if satisfied() else [rank],
             self._explain_vanished,
@@ -323,7 +323,7 @@ class Meeting:
         def satisfied() -> bool:
             return words[arrive] >= arrivals
 
-        wait = Wait(
+        wait = WaitRecord(
             self._operation,
             lambda: [r for r, a, _ in self._peers if words[a] < arrivals],
             self._explain_finished,

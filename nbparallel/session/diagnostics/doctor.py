@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nbparallel.session.diagnostics.machine import Limit, Machine, look
-from nbparallel.supervisor.owner_liveness import Fate
+from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, look
+from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.table import Table
 from nbparallel.wire.units import size_text
@@ -30,7 +30,7 @@ WIDTH = 76
 OLDEST_IPYKERNEL = (6, 29)
 
 
-class State(enum.IntEnum):
+class Severity(enum.IntEnum):
     """How bad it is."""
 
     OK = 0
@@ -46,7 +46,7 @@ class Finding:
 
     subject: str
     """What."""
-    state: State
+    state: Severity
     """How bad it is."""
     seen: str
     """What was seen."""
@@ -61,10 +61,10 @@ class Examination(tuple[Finding, ...]):
 
     def table(self) -> Table:
         """Return a row for each finding."""
-        counts = {state: sum(finding.state is state for finding in self) for state in State}
+        counts = {state: sum(finding.state is state for finding in self) for state in Severity}
         wrong = [
             f"{counts[state]} {state.name.lower()}{'s' * (counts[state] != 1)}"
-            for state in (State.PROBLEM, State.WARNING)
+            for state in (Severity.PROBLEM, Severity.WARNING)
             if counts[state]
         ]
         rows = [(f.subject, f.state.name.lower(), _paragraphs(f)) for f in self]
@@ -100,7 +100,7 @@ def findings(machine: Machine, start_method: str = "forkserver") -> Iterator[Fin
     yield _starting(machine, start_method)
     if not machine.proc:
         seen = "there is none: ranks cannot be given arrays for reading only, and limits are not known"
-        yield Finding("/proc", State.PROBLEM, seen, "in a container or chroot: mount -t proc proc /proc")
+        yield Finding("/proc", Severity.PROBLEM, seen, "in a container or chroot: mount -t proc proc /proc")
     yield from _strategies(machine)
     yield from _memory(machine)
     yield _shm(machine)
@@ -110,7 +110,7 @@ def findings(machine: Machine, start_method: str = "forkserver") -> Iterator[Fin
     if machine.address_space.soft is not None:
         seen = f"a process may use {size_text(machine.address_space.soft)} of addresses (ulimit -v)"
         advice = "shared arrays count once in every process that maps them: `ulimit -v unlimited`"
-        yield Finding("address space", State.WARNING, seen, advice)
+        yield Finding("address space", Severity.WARNING, seen, advice)
     yield _cpus(machine)
     yield _blas(machine)
     yield from _stale(machine)
@@ -122,11 +122,11 @@ def findings(machine: Machine, start_method: str = "forkserver") -> Iterator[Fin
 
 def _starting(machine: Machine, start_method: str) -> Finding:
     if not machine.refused:
-        return Finding("starting ranks", State.OK, f"start method {start_method}; nothing is refused")
+        return Finding("starting ranks", Severity.OK, f"start method {start_method}; nothing is refused")
     seen = "; ".join(f"{call} is refused: {reason}" for call, reason in machine.refused.items())
     return Finding(
         "starting ranks",
-        State.PROBLEM,
+        Severity.PROBLEM,
         seen,
         "ranks need Linux 5.3 or newer and a sandbox that lets these calls through (Docker: a newer version, "
         "or --security-opt seccomp=unconfined)",
@@ -138,17 +138,19 @@ def _strategies(machine: Machine) -> Iterator[Finding]:
     usable = [name for name in machine.strategies if name not in missing]
     if usable:
         yield Finding(
-            "sharing strategies", State.OK, f"{', '.join(usable)} work here; {machine.strategy} is in force"
+            "sharing strategies",
+            Severity.OK,
+            f"{', '.join(usable)} work here; {machine.strategy} is in force",
         )
     for name, reason in missing.items():
-        state = State.PROBLEM if name == machine.strategy else State.WARNING
+        state = Severity.PROBLEM if name == machine.strategy else Severity.WARNING
         other = next((n for n in usable if n != "copy"), "copy")
         yield Finding(f"strategy {name}", state, reason, f"use another one: %sharing_strategy {other}")
 
 
 def _memory(machine: Machine) -> Iterator[Finding]:
     for limit in machine.free:
-        state = State.OK if limit.free >= MEMORY_FREE else State.WARNING
+        state = Severity.OK if limit.free >= MEMORY_FREE else Severity.WARNING
         advice = "delete large variables, close other programs, or raise the limit (Docker: --memory)"
         yield Finding(
             "memory", state, f"{size_text(limit.free)} free on {limit.where}", advice if state else ""
@@ -157,14 +159,14 @@ def _memory(machine: Machine) -> Iterator[Finding]:
 
 def _shm(machine: Machine) -> Finding:
     if machine.shm is None:
-        return Finding("/dev/shm", State.OK, "there is none; only the strategy file_system would use it")
+        return Finding("/dev/shm", Severity.OK, "there is none; only the strategy file_system would use it")
     free, size = machine.shm
     seen = f"{size_text(free)} of {size_text(size)} free; only the strategy file_system lies there"
     if min(free, size) >= SMALL_SHM:
-        return Finding("/dev/shm", State.OK, seen)
+        return Finding("/dev/shm", Severity.OK, seen)
     return Finding(
         "/dev/shm",
-        State.WARNING,
+        Severity.WARNING,
         seen,
         "in a container start it with more (docker run --shm-size=4g), elsewhere `mount -o remount,size=4g "
         "/dev/shm`; or stay with file_descriptor, which does not need it",
@@ -175,27 +177,29 @@ def _files(machine: Machine) -> Finding:
     limit, used = machine.files, machine.used_files
     seen = f"{used} in use of at most {_text(limit.soft)} a process"
     if limit.soft is None or limit.soft - used >= FILES_FREE:
-        return Finding("open files", State.OK, seen)
-    return Finding("open files", State.WARNING, seen, _raise("-n", limit, "or %sharing_strategy file_region"))
+        return Finding("open files", Severity.OK, seen)
+    return Finding(
+        "open files", Severity.WARNING, seen, _raise("-n", limit, "or %sharing_strategy file_region")
+    )
 
 
 def _processes(machine: Machine) -> Finding:
     limit = machine.processes
     seen = f"this user may have {_text(limit.soft)} processes and threads"
     if machine.root or limit.soft is None or limit.soft >= PROCESSES:
-        return Finding("processes", State.OK, seen)
-    return Finding("processes", State.WARNING, seen, _raise("-u", limit, "or run few ranks: -n 2"))
+        return Finding("processes", Severity.OK, seen)
+    return Finding("processes", Severity.WARNING, seen, _raise("-u", limit, "or run few ranks: -n 2"))
 
 
 def _maps(machine: Machine) -> Finding:
     if machine.max_maps is None:
-        return Finding("mappings", State.OK, "the system sets no limit")
+        return Finding("mappings", Severity.OK, "the system sets no limit")
     seen = f"{machine.used_maps:,} in use of at most {machine.max_maps:,} a process (vm.max_map_count)"
     if machine.max_maps - machine.used_maps >= MAPS_FREE:
-        return Finding("mappings", State.OK, seen)
+        return Finding("mappings", Severity.OK, seen)
     return Finding(
         "mappings",
-        State.WARNING,
+        Severity.WARNING,
         seen,
         "as root `sysctl vm.max_map_count=262144`, or %sharing_strategy file_region for many arrays",
     )
@@ -209,10 +213,10 @@ def _cpus(machine: Machine) -> Finding:
     if machine.quota is not None:
         seen += f"; the container may use the time of {machine.quota:g} (cgroup quota)"
     if usable > 1:
-        return Finding("CPUs", State.OK, seen)
+        return Finding("CPUs", Severity.OK, seen)
     return Finding(
         "CPUs",
-        State.WARNING,
+        Severity.WARNING,
         seen,
         "ranks take turns here: everything works, nothing gets faster; give the container or job more",
     )
@@ -228,10 +232,10 @@ def _blas(machine: Machine) -> Finding:
     libraries = ", ".join(f"{name} {threads}" for name, threads in machine.blas) or "none loaded"
     seen = f"threads of libraries in the notebook: {libraries}; each rank gets its share of {usable}"
     if all(threads <= usable for _, threads in machine.blas):
-        return Finding("BLAS threads", State.OK, seen)
+        return Finding("BLAS threads", Severity.OK, seen)
     return Finding(
         "BLAS threads",
-        State.WARNING,
+        Severity.WARNING,
         seen,
         f"more threads than CPUs slow each other down: start the notebook with OMP_NUM_THREADS={usable}",
     )
@@ -239,12 +243,12 @@ def _blas(machine: Machine) -> Finding:
 
 def _stale(machine: Machine) -> Iterator[Finding]:
     """Yield what is to be said about names that no living session of this user needs."""
-    dead = [name for name in machine.names if name.fate is Fate.DEAD]
-    unknown = [name for name in machine.names if name.fate is Fate.UNKNOWN]
+    dead = [name for name in machine.names if name.fate is Liveness.DEAD]
+    unknown = [name for name in machine.names if name.fate is Liveness.UNKNOWN]
     if dead:
         yield Finding(
             "stale names",
-            State.WARNING,
+            Severity.WARNING,
             f"{_names_text(dead)} of sessions that ended without cleaning up",
             "any %%parallel cell that starts ranks removes them",
         )
@@ -253,12 +257,12 @@ def _stale(machine: Machine) -> Iterator[Finding]:
         others = reason.startswith("of another user")
         yield Finding(
             "stale names",
-            State.OK if others else State.WARNING,
+            Severity.OK if others else Severity.WARNING,
             f"{_names_text(names)} that nobody is known to need: {reason}",
             "" if others else f"if `fuser {names[0].path}` shows no process, remove it: rm {names[0].path}",
         )
     if not dead and not unknown:
-        yield Finding("stale names", State.OK, "none: no ended session has left shared memory behind")
+        yield Finding("stale names", Severity.OK, "none: no ended session has left shared memory behind")
 
 
 def _names_text(names: Sequence[StaleName]) -> str:
@@ -268,15 +272,19 @@ def _names_text(names: Sequence[StaleName]) -> str:
 
 def _remove_ipc(machine: Machine) -> Finding:
     if machine.remove_ipc is None:
-        return Finding("RemoveIPC", State.OK, "no systemd here: names of shared memory stay when you log out")
+        return Finding(
+            "RemoveIPC", Severity.OK, "no systemd here: names of shared memory stay when you log out"
+        )
     if not machine.remove_ipc or machine.uid < 1000:
-        return Finding("RemoveIPC", State.OK, "systemd leaves names of shared memory when this user logs out")
+        return Finding(
+            "RemoveIPC", Severity.OK, "systemd leaves names of shared memory when this user logs out"
+        )
     seen = "systemd removes this user's names in /dev/shm with the last login"
     if machine.strategy != "file_system":
-        return Finding("RemoveIPC", State.OK, f"{seen}; {machine.strategy} has none there")
+        return Finding("RemoveIPC", Severity.OK, f"{seen}; {machine.strategy} has none there")
     return Finding(
         "RemoveIPC",
-        State.WARNING,
+        Severity.WARNING,
         seen,
         "arrays stay, but cannot be opened by name any more: RemoveIPC=no in /etc/systemd/logind.conf, "
         "`loginctl enable-linger`, or %sharing_strategy file_descriptor",
@@ -286,16 +294,16 @@ def _remove_ipc(machine: Machine) -> Finding:
 def _locked(machine: Machine) -> Finding:
     soft = machine.locked.soft
     size = "any amount" if soft is None else size_text(soft)
-    return Finding("locked memory", State.OK, f"{size} may be locked (ulimit -l); nbparallel locks none")
+    return Finding("locked memory", Severity.OK, f"{size} may be locked (ulimit -l); nbparallel locks none")
 
 
 def _huge_pages(machine: Machine) -> Finding:
     if not machine.huge_pages:
-        return Finding("huge pages", State.OK, "the system has none for shared memory; not needed")
+        return Finding("huge pages", Severity.OK, "the system has none for shared memory; not needed")
     seen = f"for shared memory: {machine.huge_pages} (shmem_enabled); not needed"
     if machine.huge_pages in ("never", "deny"):
         seen += ", large arrays are touched faster for the first time with `advise`"
-    return Finding("huge pages", State.OK, seen)
+    return Finding("huge pages", Severity.OK, seen)
 
 
 def _versions(machine: Machine) -> Finding:
@@ -303,8 +311,8 @@ def _versions(machine: Machine) -> Finding:
     seen = f"{known}; {machine.system}"
     ipykernel = machine.versions.get("ipykernel", "")
     if not ipykernel or _numbers(ipykernel) >= OLDEST_IPYKERNEL:
-        return Finding("versions", State.OK, seen)
-    return Finding("versions", State.WARNING, seen, 'pip install --upgrade "ipykernel>=6.29"')
+        return Finding("versions", Severity.OK, seen)
+    return Finding("versions", Severity.WARNING, seen, 'pip install --upgrade "ipykernel>=6.29"')
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -316,7 +324,7 @@ def _text(number: int | None) -> str:
     return "any number" if number is None else f"{number:,}"
 
 
-def _raise(flag: str, limit: Limit, otherwise: str) -> str:
+def _raise(flag: str, limit: ResourceLimit, otherwise: str) -> str:
     """Return how a limit is raised, as far as this user may."""
     if limit.hard is None or limit.soft is None or limit.hard > limit.soft:
         most = "unlimited" if limit.hard is None else str(limit.hard)

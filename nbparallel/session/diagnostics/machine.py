@@ -22,7 +22,7 @@ PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ResourceLimit:
     """One of the process's limits (getrlimit(2)); None: unlimited."""
 
     soft: int | None
@@ -41,21 +41,21 @@ class Machine:
     """Whether this user may exceed limits of processes."""
     uid: int
     """The user."""
-    files: Limit
+    files: ResourceLimit
     """Open files a process."""
     used_files: int
     """Open files of this process."""
-    processes: Limit
+    processes: ResourceLimit
     """Processes and threads of this user."""
-    locked: Limit
+    locked: ResourceLimit
     """Memory that may be kept from being swapped."""
-    address_space: Limit
+    address_space: ResourceLimit
     """Virtual memory a process."""
     max_maps: int | None
     """Mappings a process (vm.max_map_count)."""
     used_maps: int
     """Mappings of this process."""
-    free: tuple[memory_limits.Limit, ...]
+    free: tuple[memory_limits.MemoryLimit, ...]
     """Memory that may still be taken: the machine's, and that of each container around us."""
     shm: tuple[int, int] | None
     """Free and whole size of /dev/shm."""
@@ -117,9 +117,9 @@ def look() -> Machine:
     )
 
 
-def _limit(number: int) -> Limit:
+def _limit(number: int) -> ResourceLimit:
     soft, hard = (None if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(number))
-    return Limit(soft, hard)
+    return ResourceLimit(soft, hard)
 
 
 def _read(path: str) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from nbparallel import sharing
 from nbparallel.session.processes.rank_handle import RankHandle
-from nbparallel.session.processes.rank_pool import Crew
-from nbparallel.session.tasks.dispatch import Tasks
+from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.outcomes import describe_death
 from nbparallel.wire.control import ControlView, SlotRecord, State
 
@@ -65,7 +65,7 @@ class SessionActivity:
     """Memory that is kept for the next arrays, in bytes."""
 
 
-def take(crew: Crew, tasks: Tasks) -> SessionActivity:
+def take(crew: RankPool, tasks: TaskDispatcher) -> SessionActivity:
     """Return what happens now; waits for nobody, from any thread."""
     here = sharing.current_store().segments(crew.supervisor.broker)
     made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
@@ -86,7 +86,7 @@ def take(crew: Crew, tasks: Tasks) -> SessionActivity:
     )
 
 
-def _rank(handle: RankHandle, control: ControlView | None, tasks: Tasks, now: int) -> RankActivity:
+def _rank(handle: RankHandle, control: ControlView | None, tasks: TaskDispatcher, now: int) -> RankActivity:
     rank, death = handle.rank, handle.death
     state, operation, line = "computing" if handle.busy else "idle", "", 0
     waits_for: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ def _rank(handle: RankHandle, control: ControlView | None, tasks: Tasks, now: in
     )  # fmt: skip
 
 
-def _spent_ns(rank: int, tasks: Tasks, now: int) -> int:
+def _spent_ns(rank: int, tasks: TaskDispatcher, now: int) -> int:
     """Return how long the last cell took on a rank, or has taken so far; 0 if it took no part."""
     clock, record = tasks.clock, tasks.record
     if rank not in clock.former:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
     from nbparallel.session.monitoring.who import SessionNames
-    from nbparallel.session.names.delivery import Names
-    from nbparallel.session.processes.rank_pool import Crew
-    from nbparallel.session.tasks.dispatch import Tasks
+    from nbparallel.session.names.delivery import NameDelivery
+    from nbparallel.session.processes.rank_pool import RankPool
+    from nbparallel.session.tasks.dispatch import TaskDispatcher
     from nbparallel.wire.inspection import Completion
 
 
@@ -32,9 +32,9 @@ class SessionViews:
 
     _id: str
     _start_method: str
-    _crew: Crew | None
-    _names: Names
-    _tasks: Tasks
+    _crew: RankPool | None
+    _names: NameDelivery
+    _tasks: TaskDispatcher
 
     def statistics(self, namespace: Mapping[str, Any] | None = None) -> SessionStatistics:
         """Return a frozen picture of the session; waits for no rank, works while a cell runs.
@@ -119,7 +119,7 @@ class SessionViews:
         """Who hands out this session's segments; RuntimeError as `statistics`."""
         return self._running_crew().supervisor.broker
 
-    def _running_crew(self) -> Crew:
+    def _running_crew(self) -> RankPool:
         crew = self._crew
         if crew is None:
             raise RuntimeError("no ranks are running; the first cell starts them")

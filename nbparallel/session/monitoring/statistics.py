@@ -10,7 +10,7 @@ from typing import Any
 from nbparallel import sharing
 from nbparallel.session.monitoring.segments import SharedSegment, gather, given_back, names_by_segment
 from nbparallel.session.processes.rank_handle import RankHandle
-from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.sharing.memory.memory_limits import limits
 
 
@@ -77,7 +77,7 @@ class SessionStatistics:
 
 
 def take(
-    session: str, start_method: str, crew: Crew, namespace: Mapping[str, Any] | None
+    session: str, start_method: str, crew: RankPool, namespace: Mapping[str, Any] | None
 ) -> SessionStatistics:
     """Return a picture of the session now; waits for no rank, and a second at most for the supervisor."""
     import resource
@@ -110,7 +110,7 @@ def take(
     )
 
 
-def _rank(handle: RankHandle, crew: Crew) -> RankStatistics:
+def _rank(handle: RankHandle, crew: RankPool) -> RankStatistics:
     import psutil
 
     state, operation, line = ("idle" if not handle.busy else "computing"), "", 0

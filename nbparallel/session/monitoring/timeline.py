@@ -78,7 +78,7 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class OperationWait:
     """All time that one rank waited for another one in one line."""
 
     rank: int
@@ -112,7 +112,7 @@ class Timeline:
         """Return a line of the cell, or an empty string."""
         return self.source[line - 1].strip() if 0 < line <= len(self.source) else ""
 
-    def waits(self) -> tuple[Wait, ...]:
+    def waits(self) -> tuple[OperationWait, ...]:
         """Return who waited for whom, in which line; the longest first."""
         found: dict[tuple[int, int, str, int], tuple[float, int]] = {}
         for row in self.rows:
@@ -121,7 +121,7 @@ class Timeline:
                     key = (row.rank, span.waits_for, span.operation, span.line)
                     seconds, count = found.get(key, (0.0, 0))
                     found[key] = (seconds + span.seconds, count + 1)
-        waits = [Wait(*key, seconds, count) for key, (seconds, count) in found.items()]
+        waits = [OperationWait(*key, seconds, count) for key, (seconds, count) in found.items()]
         return tuple(sorted(waits, key=lambda wait: -wait.seconds))
 
 

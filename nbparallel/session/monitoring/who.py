@@ -11,7 +11,7 @@ from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import Store
 from nbparallel.transfer.variable_info import seen
-from nbparallel.wire.inspection import NameSeen, Origin, Sighting
+from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class NameStatistics:
     """As it is called."""
     how: str
     """``shared``, ``copied``, ``own`` (assigned by the ranks), ``differs``, or ``notebook only``."""
-    notebook: NameSeen | None
+    notebook: VariableInfo | None
     """In the notebook; None: it has no such name."""
-    ranks: Mapping[int, NameSeen]
+    ranks: Mapping[int, VariableInfo]
     """On the ranks that answered and have it."""
     view_of: str
     """The notebook's name for shared memory that the ranks' own arrays are parts of; or empty."""
@@ -55,7 +55,7 @@ def compare(
     hidden: Mapping[str, Any],
     store: Store,
     handles: Sequence[RankHandle],
-    said: Mapping[int, Sighting],
+    said: Mapping[int, NamespaceReport],
 ) -> SessionNames:
     """Put the notebook's names beside what the ranks said.
 
@@ -104,7 +104,9 @@ def _is_users(name: str, value: Any, hidden: Mapping[str, Any]) -> bool:
     )
 
 
-def _compared(name: str, here: Mapping[str, NameSeen], ranks: Mapping[int, NameSeen]) -> NameStatistics:
+def _compared(
+    name: str, here: Mapping[str, VariableInfo], ranks: Mapping[int, VariableInfo]
+) -> NameStatistics:
     mine, theirs = here.get(name), list(ranks.values())
     outdated = any(s.origin is Origin.SHARED and not _same_memory(s, mine) for s in theirs)
     if not theirs:
@@ -118,7 +120,7 @@ def _compared(name: str, here: Mapping[str, NameSeen], ranks: Mapping[int, NameS
     return NameStatistics(name, how, mine, dict(sorted(ranks.items())), view_of, outdated)
 
 
-def _same_memory(one: NameSeen, other: NameSeen | None) -> bool:
+def _same_memory(one: VariableInfo, other: VariableInfo | None) -> bool:
     return other is not None and (one.segment, one.start, one.stop, one.form) == (
         other.segment,
         other.start,
@@ -127,7 +129,7 @@ def _same_memory(one: NameSeen, other: NameSeen | None) -> bool:
     )
 
 
-def _owner_of(part: NameSeen, here: Mapping[str, NameSeen]) -> str:
+def _owner_of(part: VariableInfo, here: Mapping[str, VariableInfo]) -> str:
     """Return the notebook's largest array that holds all bytes of a rank's own one, or an empty string."""
     owners = [
         (whole.stop - whole.start, whole.name)

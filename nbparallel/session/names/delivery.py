@@ -19,7 +19,7 @@ from typing import Any
 
 from nbparallel.session.names.encoding import SharedArrays, Value
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
-from nbparallel.session.names.inventory import Inventory
+from nbparallel.session.names.inventory import CellInputs
 from nbparallel.session.names.share_arrays import check_shareable, is_array, move_arrays
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
@@ -118,7 +118,7 @@ class _Rank:
     baselines: dict[str, _Baseline] = field(default_factory=dict)
     """Of names that a cell assigned since they were delivered."""
     pending: _Pending | None = None
-    """Changes to all this that wait for `Names.delivered`."""
+    """Changes to all this that wait for `NameDelivery.delivered`."""
 
     def moved(self, name: str, before: Hashable, after: Hashable) -> None:
         """Note that the notebook's array lies elsewhere: to be delivered anew, but no other value."""
@@ -129,7 +129,7 @@ class _Rank:
             self.baselines[name] = _Baseline(None, after)
 
 
-class Names:
+class NameDelivery:
     """How the notebook's names reach the ranks of one session.
 
     Parameters
@@ -186,7 +186,7 @@ class Names:
         free = find_free_names(source, self._transform)
         with self._lock:
             notes = list(self.share(share, namespace)) if share else []
-            inventory = Inventory(self._store, self._broker, self._arrays, namespace)
+            inventory = CellInputs(self._store, self._broker, self._arrays, namespace)
             inventory.gather(free)
             notes += inventory.notes
             private = inventory.look_at_arrays()
@@ -316,7 +316,7 @@ class Names:
         return keys
 
     def _updates(
-        self, rank: int, inventory: Inventory, free: FreeNames, namespace: MutableMapping[str, Any]
+        self, rank: int, inventory: CellInputs, free: FreeNames, namespace: MutableMapping[str, Any]
     ) -> tuple[NameUpdate, ...]:
         state = self._ranks.setdefault(rank, _Rank())
         pending = state.pending = _Pending()
@@ -349,7 +349,7 @@ class Names:
         return tuple(updates)
 
     def _baseline(
-        self, name: str, state: _Rank, inventory: Inventory, namespace: Mapping[str, Any]
+        self, name: str, state: _Rank, inventory: CellInputs, namespace: Mapping[str, Any]
     ) -> _Baseline:
         if name not in namespace:
             return _Baseline(_ABSENT)

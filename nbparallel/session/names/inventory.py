@@ -17,7 +17,7 @@ from nbparallel.transfer import definitions
 from nbparallel.transfer.pickling import Serialised
 
 
-class Inventory:
+class CellInputs:
     """The values that a cell uses, and those that the notebook's functions and classes among them use.
 
     Attributes

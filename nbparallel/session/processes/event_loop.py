@@ -12,7 +12,7 @@ from collections.abc import Callable
 from nbparallel.wire.system import ready
 
 
-class Pump:
+class EventLoop:
     """A poll loop in a daemon thread.
 
     Notes

@@ -25,10 +25,10 @@ GO_SECONDS = 2.0
 """How long a supervisor that nobody took may take to end."""
 
 
-class Ignition:
+class SupervisorLaunch:
     """A supervisor's process on its way, with the kernel's ends of its sockets.
 
-    Owns all of it until a `SupervisorProcess` takes it over; otherwise call `put_out`.
+    Owns all of it until a `SupervisorClient` takes it over; otherwise call `put_out`.
 
     Attributes
     ----------

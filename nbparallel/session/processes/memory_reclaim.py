@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from nbparallel.session.processes.event_loop import Pump
+from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.sharing import Store
 from nbparallel.sharing.broker import SegmentBroker
 
@@ -12,7 +12,7 @@ PAUSE_SECONDS = 0.05
 """Between two looks at what the supervisor says; nobody waits for this."""
 
 
-class Tending:
+class MemoryReclaimer:
     """Has the session's thread act on what was let go, and empty the pool in time.
 
     Parameters
@@ -25,7 +25,7 @@ class Tending:
     It never waits for a thread that uses the store, and sleeps while nothing is due.
     """
 
-    def __init__(self, pump: Pump, store: Store, broker: SegmentBroker, fd: int) -> None:
+    def __init__(self, pump: EventLoop, store: Store, broker: SegmentBroker, fd: int) -> None:
         self._pump, self._store, self._broker, self._fd = pump, store, broker, fd
         pump.watch(fd, self._on_notice)
         store.pool.on_first.append(self._on_pooled)

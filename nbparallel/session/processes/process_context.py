@@ -79,7 +79,7 @@ _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.starts
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class ProcessAttributes:
     """As they are in this process at one moment; equal ones start equal processes."""
 
     commands: tuple[tuple[str, ...], ...]
@@ -92,9 +92,9 @@ class Circumstances:
     """Which files are installed as this package, if any are: another version may have come."""
 
 
-def circumstances() -> Circumstances:
+def circumstances() -> ProcessAttributes:
     """Return those of this process now (0.05 ms)."""
-    return Circumstances(
+    return ProcessAttributes(
         (tuple(template_argv()), tuple(engine_argv())),
         dict(os.environ),
         (

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import Completions, Sighting, Unfinished
+from nbparallel.wire.inspection import CompletionRequest, Completions, NamespaceReport
 from nbparallel.wire.segments import LedgerRow, read_page
 
 PATIENCE_SECONDS = 1.0
@@ -18,7 +18,7 @@ SLICE_SECONDS = 0.05
 """Between two looks whether those who have not answered still live."""
 
 
-class Looking:
+class RankQueries:
     """One question at a time, from any thread but the one that takes the answers."""
 
     def __init__(self) -> None:
@@ -27,14 +27,16 @@ class Looking:
         self._number = 0
         self._answers: dict[int, Any] = {}
 
-    def ask(self, handles: Sequence[RankHandle], patience: float = PATIENCE_SECONDS) -> dict[int, Sighting]:
+    def ask(
+        self, handles: Sequence[RankHandle], patience: float = PATIENCE_SECONDS
+    ) -> dict[int, NamespaceReport]:
         """Return what the idle ones among the ranks say within `patience` seconds, by rank."""
         return self._ask(handles, patience, Kind.LOOK, lambda number: number)
 
     def complete(self, handle: RankHandle, text: str, cursor: int, patience: float) -> Completions:
         """Return how an idle rank's shell would complete `text`; nothing if it does not answer in time."""
         answers: dict[int, Completions] = self._ask(
-            [handle], patience, Kind.COMPLETE, lambda number: Unfinished(number, text, cursor)
+            [handle], patience, Kind.COMPLETE, lambda number: CompletionRequest(number, text, cursor)
         )
         return answers.get(handle.rank, Completions(0, ()))
 
@@ -60,7 +62,7 @@ class Looking:
         finally:
             self._one_at_a_time.release()
 
-    def take(self, rank: int, answer: Sighting | Completions) -> None:
+    def take(self, rank: int, answer: NamespaceReport | Completions) -> None:
         """Take an answer; one to a question that nobody waits for any more is dropped."""
         with self._changed:
             if answer.number == self._number:
@@ -68,7 +70,7 @@ class Looking:
                 self._changed.notify_all()
 
 
-class LedgerQuestion:
+class LedgerQuery:
     """One question at a time, from any thread but the one that takes the answers.
 
     Parameters

@@ -15,11 +15,11 @@ from typing import Any
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.output import Decoder, TaskOutput
-from nbparallel.session.processes.event_loop import Pump
+from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import Completions, Sighting
-from nbparallel.wire.messages import Display, InputRequest, Outcome, Place, RankMemory, Stream
+from nbparallel.wire.inspection import Completions, NamespaceReport
+from nbparallel.wire.messages import Display, InputRequest, Outcome, RankMemory, Stream, WorkingContext
 
 COALESCE_SECONDS = 0.05
 """Text is passed on at most this often, so that a print loop does not flood the front end."""
@@ -28,7 +28,7 @@ READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class RankExit:
     """How a rank's process ended."""
 
     pid: int
@@ -65,11 +65,11 @@ class RankHandle:
         self,
         rank: int,
         client: int,
-        pump: Pump,
+        pump: EventLoop,
         *,
         post: Callable[[RankHandle, Any], None],
         output_of: Callable[[int], TaskOutput | None],
-        on_sighting: Callable[[int, Sighting | Completions], None],
+        on_sighting: Callable[[int, NamespaceReport | Completions], None],
         end: Callable[[RankHandle], None],
     ) -> None:
         self.rank = rank
@@ -77,7 +77,7 @@ class RankHandle:
         self.pid = 0
         self.pidfd = -1
         self.ready = False
-        self.death: Death | None = None
+        self.death: RankExit | None = None
         self.ended_because = ""
         """Why the session ended it; the end of a sentence that begins ``was``."""
         self.refusal = ""
@@ -91,7 +91,7 @@ class RankHandle:
         """Shared memory that the rank had made when it ended its last task."""
         self.told_strategy = 0
         """Which decision about sharing strategies it has heard of; see `registry.generation`."""
-        self.told_place: Place | None = None
+        self.told_place: WorkingContext | None = None
         """Where it was told that this process is."""
         self._pump = pump
         self._post = post
@@ -202,7 +202,7 @@ class RankHandle:
         elif isinstance(message, InputRequest):
             self._drain_pipes()
             self._post(self, message)
-        elif isinstance(message, Sighting | Completions):
+        elif isinstance(message, NamespaceReport | Completions):
             self._on_sighting(self.rank, message)
         elif isinstance(message, Display):
             output = self._output_of(message.number)
@@ -241,7 +241,7 @@ class RankHandle:
         """Wake who waits for this rank."""
         self._post(self, "changed")
 
-    def died(self, death: Death) -> None:
+    def died(self, death: RankExit) -> None:
         """Take note of the end of the process; only in the pump's thread."""
         self._on_socket()  # what it sent before it died counts
         self._drain_pipes()
@@ -324,9 +324,9 @@ def _unpickled(frame: Frame) -> object:
     return message
 
 
-def place_here() -> Place:
+def place_here() -> WorkingContext:
     """Return this process's working directory, or the root if that was removed, and search path."""
-    return Place(_directory() or "/", _path())
+    return WorkingContext(_directory() or "/", _path())
 
 
 def tell_place(handles: Iterable[RankHandle]) -> None:
@@ -335,7 +335,7 @@ def tell_place(handles: Iterable[RankHandle]) -> None:
     for handle in handles:
         told = handle.told_place
         # A directory that was removed is nowhere to go: who was there as well stays there as well.
-        here = Place(directory or (told.cwd if told is not None else "/"), path)
+        here = WorkingContext(directory or (told.cwd if told is not None else "/"), path)
         if told != here:
             handle.told_place = here
             handle.send(Kind.PLACE, here)

@@ -30,21 +30,21 @@ from nbparallel.errors import (
     SupervisorDiedError,
     rank_list,
 )
-from nbparallel.session.interrupts import Presses
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.event_loop import Pump
-from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.event_loop import EventLoop
+from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import usable_cpus
-from nbparallel.session.processes.memory_reclaim import Tending
-from nbparallel.session.processes.queries import Looking
-from nbparallel.session.processes.rank_handle import Death, RankHandle, place_here
-from nbparallel.session.processes.supervisor_client import SupervisorProcess
+from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
+from nbparallel.session.processes.queries import RankQueries
+from nbparallel.session.processes.rank_handle import RankExit, RankHandle, place_here
+from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.sharing.strategies import owned_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import this_process
-from nbparallel.wire.messages import Configure, Join, Outcome
+from nbparallel.wire.messages import Configure, JoinWorld, Outcome
 from nbparallel.wire.system import ready
 
 START_SECONDS = 60.0
@@ -55,12 +55,12 @@ SLICE_SECONDS = 1.0
 """No wait is longer without a look whether the supervisor lives."""
 
 
-class Crew:
+class RankPool:
     """Owns the pump, the supervisor, the handles of all ranks and the control segment of the epoch."""
 
     def __init__(
         self,
-        ignition: Ignition,
+        ignition: SupervisorLaunch,
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
         self.session, self._seed = ignition.session, ignition.seed
@@ -71,14 +71,14 @@ class Crew:
         self._next_client = 1
         self._error: NbParallelError | None = None
         self.handles: list[RankHandle] = []
-        self.looking = Looking()
+        self.looking = RankQueries()
         self.epoch = 0
         self.control: ControlView | None = None
         self._void = True
-        self._pump = Pump(f"nbparallel-{ignition.session}", lambda error: self._fail(_internal(error)))
+        self._pump = EventLoop(f"nbparallel-{ignition.session}", lambda error: self._fail(_internal(error)))
         self._pump.start()
         try:
-            self.supervisor = SupervisorProcess(
+            self.supervisor = SupervisorClient(
                 ignition,
                 self._pump,
                 on_start_failed=lambda text: self._fail(StartError(text)),
@@ -91,7 +91,7 @@ class Crew:
             raise
         store, broker = sharing.current_store(), self.supervisor.broker
         store.connect(broker)
-        self._tending = Tending(self._pump, store, broker, broker.fileno())
+        self._tending = MemoryReclaimer(self._pump, store, broker, broker.fileno())
 
     # events -------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Crew:
 
     # ranks --------------------------------------------------------------------------------------------
 
-    def start(self, ranks: list[int], world_size: int, presses: Presses) -> None:
+    def start(self, ranks: list[int], world_size: int, presses: InterruptCounter) -> None:
         """Start processes for `ranks` and wait until they are ready.
 
         Raises
@@ -240,7 +240,7 @@ class Crew:
                 "restart the kernel (or the script), so that all run the same"
             )
 
-    def _why(self, handle: RankHandle, death: Death) -> str:
+    def _why(self, handle: RankHandle, death: RankExit) -> str:
         how = f"exit code {death.exit_code}" if death.signal_name is None else death.signal_name
         said = handle.stderr_tail.strip() or self.supervisor.log()
         return f"rank {handle.rank} ended while it started ({how})" + (f":\n{said}" if said else "")
@@ -297,7 +297,7 @@ class Crew:
                 self.control = ControlView(fd)
                 self.supervisor.epoch(fd, self.epoch)
                 for handle in self.handles:
-                    handle.send(Kind.COMMUNICATOR, Join(self.epoch, len(self.handles)), (fd,))
+                    handle.send(Kind.COMMUNICATOR, JoinWorld(self.epoch, len(self.handles)), (fd,))
             finally:
                 os.close(fd)
             self._void = False

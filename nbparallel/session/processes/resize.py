@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nbparallel.errors import StartError, rank_list
-from nbparallel.session.interrupts import Presses
-from nbparallel.session.names.delivery import Names
+from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.launch import Ignition
-from nbparallel.session.processes.rank_pool import Crew
-from nbparallel.session.tasks.dispatch import Tasks
+from nbparallel.session.processes.launch import SupervisorLaunch
+from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.outcomes import describe_death
 from nbparallel.wire.messages import NamesTask
 
@@ -37,7 +37,7 @@ def chosen(ranks: Iterable[int] | None, world_size: int) -> tuple[int, ...]:
     return tuple(who)
 
 
-def revive(crew: Crew, names: Names, presses: Presses) -> list[str]:
+def revive(crew: RankPool, names: NameDelivery, presses: InterruptCounter) -> list[str]:
     """Give every dead rank a fresh process under its number; return a line for each."""
     dead = [(handle.rank, handle.death) for handle in crew.dead()]
     if not dead:
@@ -52,7 +52,7 @@ def revive(crew: Crew, names: Names, presses: Presses) -> list[str]:
     ]
 
 
-def grow(crew: Crew, world_size: int, presses: Presses) -> None:
+def grow(crew: RankPool, world_size: int, presses: InterruptCounter) -> None:
     """Add ranks up to `world_size`; if one cannot start, none of the new ones stays."""
     before = len(crew.handles)
     try:
@@ -62,7 +62,9 @@ def grow(crew: Crew, world_size: int, presses: Presses) -> None:
         raise
 
 
-def shrink(crew: Crew, tasks: Tasks, names: Names, world_size: int, presses: Presses) -> None:
+def shrink(
+    crew: RankPool, tasks: TaskDispatcher, names: NameDelivery, world_size: int, presses: InterruptCounter
+) -> None:
     """End the ranks from `world_size` on.
 
     Raises
@@ -88,18 +90,18 @@ def shrink(crew: Crew, tasks: Tasks, names: Names, world_size: int, presses: Pre
 
 
 def start_crew(
-    early: Ignition | None,
+    early: SupervisorLaunch | None,
     start_method: str,
     world_size: int,
     output_of: Callable[[int], TaskOutput | None],
-    presses: Presses,
-) -> Crew:
+    presses: InterruptCounter,
+) -> RankPool:
     """Return a crew whose ranks are all ready; it owns what was started early, or that has been put out.
 
     Raises
     ------
     StartError, KeyboardInterrupt
-        As `Crew.start`; nothing is left running.
+        As `RankPool.start`; nothing is left running.
     """
     if early is not None and not early.fits(start_method):
         early.put_out()
@@ -109,13 +111,16 @@ def start_crew(
             return _crew_of(early, world_size, output_of, presses)
         except StartError:
             early = None  # it was killed meanwhile, or has imported what was replaced since
-    return _crew_of(early or Ignition(start_method), world_size, output_of, presses)
+    return _crew_of(early or SupervisorLaunch(start_method), world_size, output_of, presses)
 
 
 def _crew_of(
-    ignition: Ignition, world_size: int, output_of: Callable[[int], TaskOutput | None], presses: Presses
-) -> Crew:
-    crew = Crew(ignition, output_of)
+    ignition: SupervisorLaunch,
+    world_size: int,
+    output_of: Callable[[int], TaskOutput | None],
+    presses: InterruptCounter,
+) -> RankPool:
+    crew = RankPool(ignition, output_of)
     try:
         crew.start(list(range(world_size)), world_size, presses)
     except BaseException:

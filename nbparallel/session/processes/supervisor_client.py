@@ -14,12 +14,12 @@ from typing import Any
 
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import ChannelClosedError
-from nbparallel.session.processes.event_loop import Pump
-from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.event_loop import EventLoop
+from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.oom_kills import MemoryKills
 from nbparallel.session.processes.orphans import end_marked
-from nbparallel.session.processes.queries import LedgerQuestion
-from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.processes.queries import LedgerQuery
+from nbparallel.session.processes.rank_handle import RankExit, RankHandle
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.system import ready
 
@@ -27,7 +27,7 @@ STOP_SECONDS = 2.0
 """How long an orderly stop may take before the supervisor itself is killed (its ranks die with it)."""
 
 
-class SupervisorProcess:
+class SupervisorClient:
     """Owns the process, the control channel and the kernel's segment channel.
 
     Parameters
@@ -42,8 +42,8 @@ class SupervisorProcess:
 
     def __init__(
         self,
-        ignition: Ignition,
-        pump: Pump,
+        ignition: SupervisorLaunch,
+        pump: EventLoop,
         *,
         on_start_failed: Callable[[str], None],
         on_death: Callable[[], None],
@@ -63,7 +63,7 @@ class SupervisorProcess:
         self.broker = SegmentClient(ignition.segments, client=0)
         self.pid = self._popen.pid
         self._pidfd = os.pidfd_open(self.pid)
-        self.ledger = LedgerQuestion(
+        self.ledger = LedgerQuery(
             lambda number: self._send(Kind.LEDGER, {}, sequence=number), lambda: self.dead
         )
         pump.watch(self._pidfd, self._on_pidfd)
@@ -142,7 +142,7 @@ class SupervisorProcess:
                 pid, code, number = said["pid"], said["exit_code"], said["signal"]
                 handle.nonsense = handle.nonsense or said["nonsense"]
                 reason = self._reason(handle, number)
-                handle.died(Death(pid, code, number, said["announced"], time.monotonic(), reason))
+                handle.died(RankExit(pid, code, number, said["announced"], time.monotonic(), reason))
         elif frame.kind is Kind.SWEPT:
             self.notes.extend(said["sentences"])
         elif frame.kind is Kind.START_FAILED:
@@ -165,7 +165,7 @@ class SupervisorProcess:
             self._on_death()
         for handle in list(self._ranks.values()):
             # they have died with it (parent-death signal), but nobody saw how
-            handle.died(Death(handle.pid, None, 9, handle.ready, time.monotonic()))
+            handle.died(RankExit(handle.pid, None, 9, handle.ready, time.monotonic()))
         self._ranks.clear()
 
     # the end ------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError, UnknownNameError
-from nbparallel.session.interrupts import Presses
-from nbparallel.session.names.delivery import Names, Preparation
+from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.names.delivery import NameDelivery, Preparation
 from nbparallel.session.output import OutputSink
-from nbparallel.session.processes.rank_pool import Crew
-from nbparallel.session.tasks.dispatch import Launched, Tasks
+from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.tasks.dispatch import RunningTask, TaskDispatcher
 from nbparallel.wire.messages import CellTask, Task
 from nbparallel.wire.names import NameUpdate
 from nbparallel.wire.units import size_text
@@ -134,14 +134,14 @@ def _check_numbers(timeout: Any, seed: Any) -> None:
 def launch(
     cell: str,
     options: CellOptions,
-    crew: Crew,
-    names: Names,
-    tasks: Tasks,
+    crew: RankPool,
+    names: NameDelivery,
+    tasks: TaskDispatcher,
     who: tuple[int, ...],
-    presses: Presses,
+    presses: InterruptCounter,
     notes: list[str],
     started: float,
-) -> Launched:
+) -> RunningTask:
     """Bring the names that the cell uses on their way, then the cell."""
     prepared = None
     updates: Mapping[int, tuple[NameUpdate, ...]] = {}

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from nbparallel import sharing
 from nbparallel.errors import NbParallelError
-from nbparallel.session.interrupts import Presses
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.monitoring.timeline import CellRecord
-from nbparallel.session.names.delivery import Names
+from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.rank_handle import RankHandle, tell_place
-from nbparallel.session.processes.rank_pool import Crew
+from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult
 from nbparallel.session.tasks import outcomes
 from nbparallel.session.tasks.task_run import TaskRun
@@ -30,10 +30,10 @@ KEPT_OUTPUTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class RunningTask:
     """A task that is on its ranks."""
 
-    crew: Crew
+    crew: RankPool
     run: TaskRun
     output: TaskOutput
     control: ControlView
@@ -67,10 +67,10 @@ class CellClock:
         return self.began_ns > self.ended_ns
 
 
-class Tasks:
+class TaskDispatcher:
     """The tasks of one session, one at a time."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: NameDelivery) -> None:
         self._names = names
         self._outputs: dict[int, TaskOutput] = {}
         self._number = 0
@@ -91,11 +91,11 @@ class Tasks:
 
     def launch(
         self,
-        crew: Crew,
+        crew: RankPool,
         number: int,
         who: tuple[int, ...],
         make: Callable[[int], Task],
-        presses: Presses,
+        presses: InterruptCounter,
         *,
         kept: object = None,
         notes: list[str],
@@ -105,7 +105,7 @@ class Tasks:
         started: float | None = None,
         copied: Mapping[str, int] | None = None,
         shared: Mapping[str, int] | None = None,
-    ) -> Launched:
+    ) -> RunningTask:
         """Send ``make(rank)`` to every rank in `who`; `kept` lives until they have ended the task."""
         begin = time.monotonic() if started is None else started
         output = self._new_output(number, sink, notes)
@@ -137,11 +137,11 @@ class Tasks:
             handle.send_pickled(Kind.CELL, pickled, epoch=crew.epoch)
         if runs_user_code(task):
             self.clock = CellClock(getattr(task, "execution_count", 0), began, 0, former)
-        return Launched(
+        return RunningTask(
             crew, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept, task
         )
 
-    def finish(self, launched: Launched, presses: Presses) -> CellResult:
+    def finish(self, launched: RunningTask, presses: InterruptCounter) -> CellResult:
         """Wait for all ranks, and raise what there is to raise."""
         crew, run, output, notes = launched.crew, launched.run, launched.output, launched.notes
         try:
@@ -177,7 +177,7 @@ class Tasks:
         outcomes.raise_if_failed(run, result, launched.handles, launched.control)
         return result
 
-    def _tell_strategy(self, crew: Crew, handles: Iterable[RankHandle]) -> None:
+    def _tell_strategy(self, crew: RankPool, handles: Iterable[RankHandle]) -> None:
         """Let ranks decide as the user has before their next task; a dead one hears of it when back."""
         generation = registry.generation()
         late = [handle for handle in handles if handle.told_strategy != generation]

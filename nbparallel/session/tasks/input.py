@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbparallel.errors import rank_list
-from nbparallel.session.interrupts import Presses
-from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.processes.rank_handle import RankExit, RankHandle
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import InputReply, InputRequest, Outcome
 
@@ -29,7 +29,7 @@ def refuse(questions: Sequence[Question]) -> None:
     )
 
 
-def ask(question: Question, presses: Presses) -> None:
+def ask(question: Question, presses: InterruptCounter) -> None:
     """Ask the user one question; an interrupt, or `failed`, ends it without an answer."""
     handle, request = question
     if threading.current_thread() is not threading.main_thread():
@@ -50,7 +50,7 @@ def ask(question: Question, presses: Presses) -> None:
 
 def failed(message: Any) -> bool:
     """Whether an event means that the task has failed: then nobody is asked any more."""
-    return isinstance(message, Death) or (isinstance(message, Outcome) and not message.ok)
+    return isinstance(message, RankExit) or (isinstance(message, Outcome) and not message.ok)
 
 
 def _answer(questions: Sequence[Question], text: str = "", *, refusal: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError
 from nbparallel.session.monitoring.timeline import CellRecord
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.processes.rank_handle import RankExit, RankHandle
 from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue
 from nbparallel.session.tasks import parallel_error
 from nbparallel.session.tasks.task_run import TaskRun
@@ -118,7 +118,7 @@ def raise_if_failed(
         raise parallel_error.build(failed, freed, result)
 
 
-def death_failure(handle: RankHandle, death: Death, control: ControlView) -> RankFailure:
+def death_failure(handle: RankHandle, death: RankExit, control: ControlView) -> RankFailure:
     """Return the failure of a rank whose process ended."""
     line = None
     phase = ""
@@ -195,7 +195,7 @@ _LIKELY = {
 }
 
 
-def describe_death(death: Death) -> str:
+def describe_death(death: RankExit) -> str:
     """Return a sentence's end: ``was killed by SIGKILL …``."""
     name = death.signal_name
     if death.reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from nbparallel.session.interrupts import Presses
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.results import CellResult
 
@@ -19,7 +19,7 @@ class PendingCell:
     def __init__(
         self,
         finish: Callable[[], CellResult],
-        presses: Presses,
+        presses: InterruptCounter,
         give_back: Callable[[], None],
         output: TaskOutput,
     ) -> None:

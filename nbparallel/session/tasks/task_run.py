@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbparallel.errors import rank_list
-from nbparallel.session.interrupts import KILL_SECONDS, Ladder, Presses
+from nbparallel.session.interrupts import KILL_SECONDS, InterruptCounter, InterruptEscalation
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.rank_handle import Death, RankHandle
+from nbparallel.session.processes.rank_handle import RankExit, RankHandle
 from nbparallel.session.tasks import input
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.messages import InputRequest, Outcome
@@ -56,12 +56,12 @@ class TaskRun:
         self._output = output
         self._next_event = next_event
         self._kill = kill
-        self._ladder = Ladder(control, number)
+        self._ladder = InterruptEscalation(control, number)
         self.timeout = timeout
         """Seconds, or None."""
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self.outcomes: dict[int, Outcome] = {}
-        self.deaths: dict[int, Death] = {}
+        self.deaths: dict[int, RankExit] = {}
         self.freed: set[int] = set()
         """Ranks that were interrupted because another one had failed."""
         self.interrupted = False
@@ -81,7 +81,7 @@ class TaskRun:
             if rank not in self.outcomes and rank not in self.deaths
         ]
 
-    def wait(self, presses: Presses) -> None:
+    def wait(self, presses: InterruptCounter) -> None:
         """Wait until every rank has ended the task, died, or been ended."""
         for rank, handle in self._handles.items():
             if handle.death is not None:  # it died before the task reached it
@@ -113,11 +113,11 @@ class TaskRun:
                 self._note_failure()
         elif isinstance(message, InputRequest) and message.task == self.number:
             self._questions.append((handle, message))
-        elif isinstance(message, Death):
+        elif isinstance(message, RankExit):
             self.deaths.setdefault(handle.rank, message)
             self._note_failure()
 
-    def _ask(self, presses: Presses) -> None:
+    def _ask(self, presses: InterruptCounter) -> None:
         """Have the user answer one rank's question; questions of several ranks at once are refused."""
         deadline = time.monotonic() + input.GATHER_SECONDS
         while time.monotonic() < deadline and len(self._questions) < len(self.running):

@@ -17,7 +17,7 @@ _interface_of: Any = np.ndarray.__array_interface__.__get__
 """numpy's own, whatever a subclass makes of it."""
 
 
-class Place(NamedTuple):
+class ArrayLocation(NamedTuple):
     """Where an array lies, in this process's terms."""
 
     mapping: Mapping
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     """Offset one past the last byte."""
 
 
-class Atlas:
+class AddressMap:
     """Living mappings in order of address; not thread-safe, its store locks.
 
     An array is found by where its bytes lie, not by its chain of bases: so one that came through a
@@ -69,7 +69,7 @@ class Atlas:
                 self._entries = changed
                 return
 
-    def find(self, x: object) -> Place | None:
+    def find(self, x: object) -> ArrayLocation | None:
         """Return where `x` lies, or None if it is no array or lies elsewhere."""
         entries = self._entries
         if not entries or not isinstance(x, np.ndarray):
@@ -88,9 +88,9 @@ class Atlas:
         low, high = (0, x.nbytes) if x.flags.c_contiguous else extent(x.shape, x.strides, x.itemsize)
         if offset + low < 0 or offset + high > mapping.nbytes:
             return None
-        return Place(mapping, segment, offset, offset + low, offset + high)
+        return ArrayLocation(mapping, segment, offset, offset + low, offset + high)
 
-    def _find_empty(self, x: AnyArray) -> Place | None:
+    def _find_empty(self, x: AnyArray) -> ArrayLocation | None:
         """Find an array without elements: its address may end one mapping and begin the next."""
         root: Any = x
         while isinstance(root.base, np.ndarray):
@@ -104,5 +104,5 @@ class Atlas:
                 continue
             region = segment.region
             if mapping.living_root() is root or (region is not None and region.holds(root, offset)):
-                return Place(mapping, segment, offset, offset, offset)
+                return ArrayLocation(mapping, segment, offset, offset, offset)
         return None

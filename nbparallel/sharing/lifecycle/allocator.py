@@ -7,7 +7,7 @@ import time
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
 from nbparallel.sharing.lifecycle.region_set import MOST_ALONE
 from nbparallel.sharing.lifecycle.segment import Block
-from nbparallel.sharing.lifecycle.segment_table import Holdings
+from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.memory.mapping import Access, Root
 from nbparallel.sharing.memory.process_limits import check_descriptor, check_mappings, descriptor_limit
 from nbparallel.sharing.strategies.strategy import Strategy
@@ -22,7 +22,7 @@ WORTH_NBYTES = 16 << 20
 """Smaller memory is not waited for."""
 
 
-def await_return(holdings: Holdings, nbytes: int, strategy: str) -> Block | None:
+def await_return(holdings: SegmentTable, nbytes: int, strategy: str) -> Block | None:
     """Return pooled memory, also if it comes back in this moment; None if there is none.
 
     Whoever deletes a large array and makes the next is often quicker than the ranks' word that they do not
@@ -41,7 +41,7 @@ def await_return(holdings: Holdings, nbytes: int, strategy: str) -> Block | None
         time.sleep(PAUSE_SECONDS)
 
 
-def make_room(holdings: Holdings) -> bool:
+def make_room(holdings: SegmentTable) -> bool:
     """Give back what is pooled or comes back in this moment; return whether there was anything."""
     given = holdings.kept.trim(0.0) + holdings.pool.trim(0.0) > 0
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -57,10 +57,10 @@ def make_room(holdings: Holdings) -> bool:
     return given
 
 
-class Allocation:
+class Allocator:
     """Makes segments of one strategy and right; not thread-safe, the store locks."""
 
-    def __init__(self, holdings: Holdings, strategy: Strategy, *, writable: bool) -> None:
+    def __init__(self, holdings: SegmentTable, strategy: Strategy, *, writable: bool) -> None:
         self._holdings, self._strategy, self._writable = holdings, strategy, writable
 
     def alone(self, nbytes: int, content: Root | None = None) -> tuple[Root, bool]:

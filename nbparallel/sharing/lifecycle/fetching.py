@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.mapping_cache import Kept
+from nbparallel.sharing.lifecycle.mapping_cache import MappingCache
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.process_limits import check_descriptor, check_mappings
 from nbparallel.sharing.strategies import registry
@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
     """Which memory it should be a use of; 0: it does not matter."""
 
 
-class Fetching:
+class SegmentFetcher:
     """Maps segments, or finds that their memory is still mapped; not thread-safe, its store locks.
 
     Parameters
@@ -38,7 +38,7 @@ class Fetching:
         Acts on what the sessions said.
     """
 
-    def __init__(self, kept: Kept, mapped: Callable[[], int], listen: Callable[[], None]) -> None:
+    def __init__(self, kept: MappingCache, mapped: Callable[[], int], listen: Callable[[], None]) -> None:
         self._kept, self._mapped, self._listen = kept, mapped, listen
 
     def still_mapped(self, handle: ArrayHandle, access: Access, broker: SegmentBroker) -> Mapping | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle import memory_pool
-from nbparallel.sharing.lifecycle.memory_pool import Allowance
+from nbparallel.sharing.lifecycle.memory_pool import PoolBudget
 from nbparallel.sharing.lifecycle.segment import Segment
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.process_limits import spare
@@ -43,7 +43,7 @@ class _Kept:
     """When its last array died (monotonic clock, seconds)."""
 
 
-class Kept:
+class MappingCache:
     """Mappings by session, memory and right, the oldest first; not thread-safe, its store locks.
 
     It is looked at in copies: a user's ``__del__``, run by the collector, may take a mapping anywhere.
@@ -56,7 +56,7 @@ class Kept:
         Called when something is about to be kept again: somebody has to `trim` it in time.
     """
 
-    def __init__(self, allowance: Allowance, on_first: list[Callable[[], None]]) -> None:
+    def __init__(self, allowance: PoolBudget, on_first: list[Callable[[], None]]) -> None:
         self._allowance = allowance
         self._on_first = on_first
         self._kept: dict[tuple[SegmentBroker, int, Access], _Kept] = {}

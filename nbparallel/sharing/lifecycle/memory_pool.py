@@ -2,7 +2,7 @@
 
 The first touch of fresh shared pages costs about ten times the copy into them (64 MB: 40 ms, then 4 ms).
 What nobody needs goes back after a while, also when nothing happens: a rank's loop and the session's thread
-see to it.  A process without a session has neither, so it keeps nothing (`Holdings`).
+see to it.  A process without a session has neither, so it keeps nothing (`SegmentTable`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FRESH_SECONDS = 1.0
 """How long a look is relied on."""
 
 
-class Allowance:
+class PoolBudget:
     """What may be kept.
 
     Parameters
@@ -72,7 +72,7 @@ KEEP_SECONDS = 30.0
 """Kept at most, if nobody needs it."""
 
 
-class Pool:
+class MemoryPool:
     """Freed blocks by size; not thread-safe, its store locks.
 
     A signal handler, or a user's ``__del__``, may take and put blocks anywhere: so what is taken out is a
@@ -80,7 +80,7 @@ class Pool:
     """
 
     def __init__(self, max_nbytes: int | None = None) -> None:
-        self.allowance = Allowance(max_nbytes)
+        self.allowance = PoolBudget(max_nbytes)
         self.lasting = max_nbytes is not None
         """Whether memory is kept without a session as well."""
         self._blocks: list[tuple[int, int, Block]] = []

@@ -35,7 +35,7 @@ JOIN_SHARE = 8
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class Extent:
     """One array's place in a region."""
 
     start: int
@@ -67,8 +67,8 @@ class Region:
     def __init__(self, mapping: Mapping, dead: deque[Lease]) -> None:
         self.mapping = mapping
         self._dead = dead
-        self._rooms: dict[int, Room] = {}
-        self._living: set[Room] = set()
+        self._rooms: dict[int, Extent] = {}
+        self._living: set[Extent] = set()
         self._starts: list[int] = []
         """Where rooms begin, ascending; some may have ended."""
         self._holes: list[tuple[int, int]] = [(mapping.nbytes // ALIGNMENT * ALIGNMENT, 0)]
@@ -107,18 +107,18 @@ class Region:
             free, start = holes.pop(bisect_left(holes, (length,)))
         if free > length:
             insort(holes, (free - length, start + length))
-        room = self._rooms[start] = Room(start, start + length)
+        room = self._rooms[start] = Extent(start, start + length)
         at = bisect_left(self._starts, start)
         if at == len(self._starts) or self._starts[at] != start:
             self._starts.insert(at, start)
         return self._enter(room, nbytes)
 
-    def _enter(self, room: Room, nbytes: int) -> Root:
+    def _enter(self, room: Extent, nbytes: int) -> Root:
         self._living.add(room)
         root, room.lease = self.mapping.part(room.start, nbytes, self._dead)
         return root
 
-    def room(self, offset: int) -> Room | None:
+    def room(self, offset: int) -> Extent | None:
         """Return the room that the byte at `offset` belongs to."""
         for at in range(bisect_right(self._starts, offset) - 1, -1, -1):
             room = self._rooms.get(self._starts[at])
@@ -137,7 +137,7 @@ class Region:
         if room is not None:
             room.shown = True
 
-    def root(self, room: Room) -> Root:
+    def root(self, room: Extent) -> Root:
         """Return the root of a room, which may come back after it had ended."""
         root = None if room.lease is None else room.lease()
         if root is not None:
@@ -152,7 +152,7 @@ class Region:
         if room is not None and room.lease is lease:
             self._vacate(room)
 
-    def _vacate(self, room: Room) -> None:
+    def _vacate(self, room: Extent) -> None:
         length = room.stop - room.start
         if not room.shown:
             if self._rooms.pop(room.start, None) is not None:

@@ -15,7 +15,7 @@ MOST_ALONE = 8
 """They may take 1/8 of what a process may have of descriptors; if there are more, they are packed again."""
 
 
-class Regions:
+class RegionSet:
     """The segments of one process that take arrays, by strategy and right; its store locks."""
 
     def __init__(self) -> None:

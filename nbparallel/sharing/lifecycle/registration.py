@@ -70,7 +70,7 @@ class Sessions:
             self._on_gone(broker)
 
 
-class Announcing:
+class SegmentRegistrar:
     """Ids, and which session knows which segment and memory; not thread-safe, its store locks.
 
     Parameters

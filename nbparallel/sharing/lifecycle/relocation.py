@@ -23,7 +23,7 @@ import sys
 from nbparallel.errors import FileDescriptorLimitError, SegmentInUseError, SharedMemoryFullError
 from nbparallel.sharing.lifecycle.allocator import make_room
 from nbparallel.sharing.lifecycle.segment import Block, Segment
-from nbparallel.sharing.lifecycle.segment_table import Holdings
+from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.memory.process_limits import check_descriptor
 from nbparallel.sharing.strategies.page_allocation import explained
@@ -34,7 +34,7 @@ _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def movable(holdings: Holdings, x: object) -> Segment:
+def movable(holdings: SegmentTable, x: object) -> Segment:
     """Return the segment of `x` if it can be rehomed.
 
     Raises
@@ -58,7 +58,7 @@ def movable(holdings: Holdings, x: object) -> Segment:
     return segment
 
 
-def rehome(holdings: Holdings, x: object, strategy: Strategy) -> None:
+def rehome(holdings: SegmentTable, x: object, strategy: Strategy) -> None:
     """Give the segment of `x` memory of another strategy.
 
     It has a new id, which no session knows yet; the old one means nothing any more, anywhere.
@@ -112,7 +112,7 @@ def rehome(holdings: Holdings, x: object, strategy: Strategy) -> None:
         raise
 
 
-def _replace(holdings: Holdings, segment: Segment, block: Block, *, poolable: bool) -> None:
+def _replace(holdings: SegmentTable, segment: Segment, block: Block, *, poolable: bool) -> None:
     _map_over(block)
     holdings.renew(segment, block, poolable=poolable)
 
@@ -131,7 +131,7 @@ def _map_over(block: Block) -> None:
     mapping.advise(block.source.fd)
 
 
-def _give_up(holdings: Holdings, old: Block, new: Block) -> None:
+def _give_up(holdings: SegmentTable, old: Block, new: Block) -> None:
     """Give the old memory back to the system, and remove its name; a user's file stays."""
     source = old.source
     if source.fd >= 0 and (source.path or os.fstat(source.fd).st_nlink == 0):

@@ -26,42 +26,42 @@ import os
 
 from nbparallel.errors import ChannelClosedError, InvalidHandleError
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.address_map import Atlas, Place
-from nbparallel.sharing.lifecycle.fetching import Fetching, Wanted
-from nbparallel.sharing.lifecycle.mapping_cache import Kept
-from nbparallel.sharing.lifecycle.memory_pool import Pool
+from nbparallel.sharing.lifecycle.address_map import AddressMap, ArrayLocation
+from nbparallel.sharing.lifecycle.fetching import SegmentFetcher, Wanted
+from nbparallel.sharing.lifecycle.mapping_cache import MappingCache
+from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
 from nbparallel.sharing.lifecycle.region import Region
-from nbparallel.sharing.lifecycle.region_set import Regions
-from nbparallel.sharing.lifecycle.registration import Announcing, Sessions
+from nbparallel.sharing.lifecycle.region_set import RegionSet
+from nbparallel.sharing.lifecycle.registration import SegmentRegistrar, Sessions
 from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
-from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, Root, Unfinished
+from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, RetryQueue, Root
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of
 
 
-class Holdings:
+class SegmentTable:
     """Segments by id and by address, their births and deaths; not thread-safe, its store locks."""
 
-    def __init__(self, client: int, pool: Pool) -> None:
+    def __init__(self, client: int, pool: MemoryPool) -> None:
         self.client = client
         self.pool = pool
         self.sessions = Sessions(self.disconnect)
         self.brokers = self.sessions.brokers
         pool.close_block = self.give_back
-        self.kept = Kept(pool.allowance, pool.on_first)
+        self.kept = MappingCache(pool.allowance, pool.on_first)
         self._own: dict[int, Segment] = {}
         """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
-        self.announcing = Announcing(client, self.sessions, self._own)
+        self.announcing = SegmentRegistrar(client, self.sessions, self._own)
         self._fetched: dict[tuple[SegmentBroker, int], Segment] = {}
         self._orphans: set[Segment] = set()
         """Fetched ones whose session is over, while arrays look at them."""
         self._by_mapping: dict[Mapping, Segment] = {}
-        self._atlas = Atlas()
-        self.regions = Regions()
-        self._dead = Unfinished[Lease]()
-        self._notices = Unfinished[tuple[SegmentBroker, Notice]]()
-        self._fetching = Fetching(self.kept, lambda: self.mapped, self.collect)
+        self._atlas = AddressMap()
+        self.regions = RegionSet()
+        self._dead = RetryQueue[Lease]()
+        self._notices = RetryQueue[tuple[SegmentBroker, Notice]]()
+        self._fetching = SegmentFetcher(self.kept, lambda: self.mapped, self.collect)
         self._asked: set[tuple[SegmentBroker, int]] = set()
         """Segments that are being fetched; left over after an interrupt."""
         self.doubtful = False
@@ -101,14 +101,14 @@ class Holdings:
         self._own[identifier] = segment
         return segment
 
-    def find(self, x: object) -> Place | None:
+    def find(self, x: object) -> ArrayLocation | None:
         """Return where `x` lies, or None if nobody else could reach it there."""
         place = self._atlas.find(x)
         if place is not None and not place.segment.reachable:
             return None
         return place
 
-    def show(self, place: Place, broker: SegmentBroker | None) -> int:
+    def show(self, place: ArrayLocation, broker: SegmentBroker | None) -> int:
         """Return the id under which a session knows the segment of an array whose handle goes out."""
         place.segment.show(place.offset)
         return self.announcing.register(place.segment, broker)

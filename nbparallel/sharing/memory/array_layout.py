@@ -304,7 +304,7 @@ AnyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CopyLayout:
     """How a copy of an array lies in its segment."""
 
     nbytes: int
@@ -317,7 +317,7 @@ class Plan:
     """The bytes to copy as they are, or None if the elements have to be copied one by one."""
 
 
-def plan(array: AnyArray) -> Plan:
+def plan(array: AnyArray) -> CopyLayout:
     """Decide how to lay out a copy of `array`.
 
     If the bytes from its first to its last are no more than its elements need (it is dense in any order,
@@ -326,8 +326,8 @@ def plan(array: AnyArray) -> Plan:
     """
     low, high = extent(array.shape, array.strides, array.itemsize)
     if high - low <= array.nbytes:
-        return Plan(high - low, -low, array.strides, np.asarray(_Bytes(array, low, high)))
-    return Plan(array.nbytes, 0, _compact_strides(array), None)
+        return CopyLayout(high - low, -low, array.strides, np.asarray(_Bytes(array, low, high)))
+    return CopyLayout(array.nbytes, 0, _compact_strides(array), None)
 
 
 class _Bytes:

@@ -119,7 +119,7 @@ class Mapping:
 T = TypeVar("T")
 
 
-class Unfinished(deque[T]):
+class RetryQueue(deque[T]):
     """A queue for work that an interrupt, a signal handler or a user's ``__del__`` may break into anywhere.
 
     ``append`` is the deque's own: see `mapping`, note [leases].

@@ -35,7 +35,7 @@ ReadText = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class MemoryLimit:
     """One limit of memory."""
 
     free: int
@@ -52,7 +52,7 @@ def read_text(path: str) -> str:
         return file.read()
 
 
-def limits(read: ReadText = read_text) -> Iterator[Limit]:
+def limits(read: ReadText = read_text) -> Iterator[MemoryLimit]:
     """Yield every limit that can be read here; none on systems without /proc."""
     machine = _machine(read)
     if machine is not None:
@@ -63,7 +63,7 @@ def limits(read: ReadText = read_text) -> Iterator[Limit]:
             yield limit
 
 
-def _machine(read: ReadText) -> Limit | None:
+def _machine(read: ReadText) -> MemoryLimit | None:
     try:
         fields = _key_values(read("/proc/meminfo").replace(":", ""))
     except OSError:
@@ -72,7 +72,7 @@ def _machine(read: ReadText) -> Limit | None:
         return None
     total = fields.get("MemTotal", 0)
     free = fields["MemAvailable"] + fields.get("SwapFree", 0)
-    return Limit(free * 1024, f"this machine ({size_text(total * 1024)} of memory)")
+    return MemoryLimit(free * 1024, f"this machine ({size_text(total * 1024)} of memory)")
 
 
 def memory_cgroups(read: ReadText) -> Iterator[tuple[str, int]]:
@@ -108,7 +108,7 @@ def _mount(line: str) -> tuple[str, str, str, list[str]]:
     return fields[3], fields[4], rest[0], rest[-1].split(",")
 
 
-def _cgroup(read: ReadText, directory: str, version: int) -> Limit | None:
+def _cgroup(read: ReadText, directory: str, version: int) -> MemoryLimit | None:
     names = (
         ("memory.max", "memory.current", "")
         if version == 2
@@ -124,7 +124,7 @@ def _cgroup(read: ReadText, directory: str, version: int) -> Limit | None:
     except (OSError, ValueError):
         return None
     cache = fields.get(prefix + "inactive_file", 0) + fields.get(prefix + "active_file", 0) // 2
-    return Limit(
+    return MemoryLimit(
         int(allowed) - used + cache, f"this container (memory cgroup limit {size_text(int(allowed))})"
     )
 
@@ -134,7 +134,7 @@ def _key_values(text: str) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}
 
 
-class Headroom:
+class MemoryGuard:
     """Refuses what does not fit.
 
     Notes

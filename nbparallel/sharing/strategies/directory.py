@@ -12,7 +12,7 @@ from nbparallel.wire.units import size_text
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SegmentDirectory:
     """A directory, as errors speak of it."""
 
     directory: str

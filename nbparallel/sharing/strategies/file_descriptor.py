@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nbparallel.sharing.strategies.memfd import AnonymousStrategy
+from nbparallel.sharing.strategies.memfd import MemfdStrategy
 
 
-class FileDescriptorStrategy(AnonymousStrategy):
+class FileDescriptorStrategy(MemfdStrategy):
     """Sealed memfds; the default on Linux."""
 
     # docstrings inherited

@@ -8,15 +8,15 @@ its region has gone, not array by array.
 
 from __future__ import annotations
 
-from nbparallel.sharing.memory.memory_limits import Headroom
-from nbparallel.sharing.strategies.memfd import AnonymousStrategy
+from nbparallel.sharing.memory.memory_limits import MemoryGuard
+from nbparallel.sharing.strategies.memfd import MemfdStrategy
 from nbparallel.sharing.strategies.strategy import REGION_NBYTES
 
 
-class FileRegionStrategy(AnonymousStrategy):
+class FileRegionStrategy(MemfdStrategy):
     """Large sealed memfds that hold arrays of up to half their size."""
 
-    def __init__(self, region_nbytes: int = REGION_NBYTES, headroom: Headroom | None = None) -> None:
+    def __init__(self, region_nbytes: int = REGION_NBYTES, headroom: MemoryGuard | None = None) -> None:
         super().__init__(headroom)
         self._region_nbytes = region_nbytes
 

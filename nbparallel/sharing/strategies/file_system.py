@@ -10,8 +10,8 @@ import os
 import sys
 
 from nbparallel.sharing.memory.mapping import Access, Mapping
-from nbparallel.sharing.memory.memory_limits import Headroom
-from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.memory.memory_limits import MemoryGuard
+from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
 from nbparallel.sharing.strategies.page_allocation import map_whole
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
@@ -23,9 +23,9 @@ DIRECTORY = "/dev/shm"
 class FileSystemStrategy(Strategy):
     """Named shared memory under `directory`."""
 
-    def __init__(self, directory: str = DIRECTORY, headroom: Headroom | None = None) -> None:
+    def __init__(self, directory: str = DIRECTORY, headroom: MemoryGuard | None = None) -> None:
         self._directory = directory
-        self._headroom = headroom or Headroom()
+        self._headroom = headroom or MemoryGuard()
 
     # docstrings inherited
 
@@ -56,7 +56,7 @@ class FileSystemStrategy(Strategy):
     def create(  # noqa: D102
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
-        place = Place(
+        place = SegmentDirectory(
             self._directory, "use `%sharing_strategy file_descriptor`, or make it larger (Docker: --shm-size)"
         )
         return create_named(place, nbytes, content, intend, strategy=self.name, headroom=self._headroom)

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing.memory.mapping import Access, Mapping
-from nbparallel.sharing.memory.memory_limits import Headroom
+from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.page_allocation import explained, fill, map_whole, whole_pages
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
 
@@ -32,11 +32,11 @@ MFD_NOEXEC_SEAL = 0x8
 """Not in `os` before Python 3.14."""
 
 
-class AnonymousStrategy(Strategy):
+class MemfdStrategy(Strategy):
     """What all strategies have in common whose segments are sealed memfds."""
 
-    def __init__(self, headroom: Headroom | None = None) -> None:
-        self._headroom = headroom or Headroom()
+    def __init__(self, headroom: MemoryGuard | None = None) -> None:
+        self._headroom = headroom or MemoryGuard()
 
     # docstrings inherited
 

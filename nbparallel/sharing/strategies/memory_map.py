@@ -20,7 +20,7 @@ from typing import Any
 
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing.memory.mapping import Access, Mapping
-from nbparallel.sharing.strategies.directory import Place, file_system_of
+from nbparallel.sharing.strategies.directory import SegmentDirectory, file_system_of
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
 from nbparallel.sharing.strategies.page_allocation import map_whole
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
@@ -105,9 +105,9 @@ class MemoryMapStrategy(Strategy):
         return map_whole(source.fd, source.nbytes, access)
 
 
-def place(directory: str) -> Place:
+def place(directory: str) -> SegmentDirectory:
     """Return what to say when a directory on a disk is full."""
-    return Place(directory, 'choose another disk: nbp.set_sharing_strategy("mmap", directory=…)')
+    return SegmentDirectory(directory, 'choose another disk: nbp.set_sharing_strategy("mmap", directory=…)')
 
 
 def _why_not(directory: str, *, allow_network: bool) -> str | None:

@@ -17,9 +17,9 @@ import os
 import stat
 
 from nbparallel.errors import ForkedRankError, InvalidHandleError, NbParallelError
-from nbparallel.sharing.memory.memory_limits import Headroom
+from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies import owned_names
-from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.page_allocation import explained, fill, whole_pages
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
 
@@ -29,13 +29,13 @@ _TRIES = 3
 
 
 def create_named(
-    place: Place,
+    place: SegmentDirectory,
     nbytes: int,
     content: memoryview | None,
     intend: Intend,
     *,
     strategy: str,
-    headroom: Headroom | None,
+    headroom: MemoryGuard | None,
 ) -> SegmentSource:
     """Make a file of its own in `place`, reserved; errors as `Strategy.create`.
 

@@ -22,7 +22,7 @@ from nbparallel.sharing.memory import pages
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.memory_limits import full_error
 from nbparallel.sharing.memory.process_limits import descriptor_error
-from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.wire.units import size_text
 
 RESERVE_STEP = 64 << 20
@@ -82,7 +82,7 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
 
 
 def explained(
-    error: OSError, nbytes: int, place: Place | None = None
+    error: OSError, nbytes: int, place: SegmentDirectory | None = None
 ) -> FileDescriptorLimitError | SharedMemoryFullError | StrategyUnavailableError:
     """Return the error that says what did not work, and what to do; `place`: of a file."""
     if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -33,7 +33,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
-class Door:
+class Listener:
     """The socket, its directory, and the lock of that; owns all three.
 
     Parameters

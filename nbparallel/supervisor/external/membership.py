@@ -11,7 +11,7 @@ from nbparallel.wire.identity import Process
 from nbparallel.wire.rendezvous import Join
 
 
-class Roll:
+class Membership:
     """The processes that have come, by rank.
 
     Attributes

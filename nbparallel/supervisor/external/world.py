@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.children import raise_file_limit, reset_signals
-from nbparallel.supervisor.event_loop import Outbox, Watch, readable, take
+from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, readable, take
 from nbparallel.supervisor.exit_status import exit_status
-from nbparallel.supervisor.external.listener import Door, peer_of
-from nbparallel.supervisor.external.membership import Roll
-from nbparallel.supervisor.ledger.segment_server import Outgoing, SegmentDesk
+from nbparallel.supervisor.external.listener import Listener, peer_of
+from nbparallel.supervisor.external.membership import Membership
+from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
@@ -43,7 +43,7 @@ MOST_FRAMES = 1000
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class WorldMember:
     """A process that is connected."""
 
     socket: socket.socket
@@ -55,7 +55,7 @@ class Member:
     """Owned."""
 
 
-class World:
+class ExternalWorld:
     """Owns the door, the connections, the ledger and the control segment.
 
     Parameters
@@ -66,13 +66,13 @@ class World:
         Connection of the process that started this one.
     """
 
-    def __init__(self, door: Door, first: socket.socket) -> None:
-        self._watch = Watch()
+    def __init__(self, door: Listener, first: socket.socket) -> None:
+        self._watch = SupervisorEventLoop()
         self._door = door
-        self._roll = Roll()
-        self._members: list[Member] = []
-        self._by_client: dict[int, Member] = {}
-        self._desk = SegmentDesk()
+        self._roll = Membership()
+        self._members: list[WorldMember] = []
+        self._by_client: dict[int, WorldMember] = {}
+        self._desk = SegmentServer()
         self._view: ControlView | None = None
         self._refused = False
         self._watch.add(door.fileno(), self._on_knock)
@@ -98,10 +98,10 @@ class World:
             self._refuse(Reason.WRONG, f"the supervisor of the world cannot take in anybody: {error}")
 
     def _welcome(self, sock: socket.socket) -> None:
-        member = Member(sock, self._watch.add_socket(sock, lambda: self._on_frame(member)))
+        member = WorldMember(sock, self._watch.add_socket(sock, lambda: self._on_frame(member)))
         self._members.append(member)
 
-    def _join(self, member: Member, frame: Frame) -> None:
+    def _join(self, member: WorldMember, frame: Frame) -> None:
         join = Join.unpack(frame.payload)
         if member.rank >= 0 or len(frame.fds) != 1:
             raise ProtocolError("a JOIN frame that nobody of ours sends")
@@ -163,7 +163,7 @@ class World:
 
     # while they are here ------------------------------------------------------------------------------
 
-    def _on_frame(self, member: Member) -> None:
+    def _on_frame(self, member: WorldMember) -> None:
         if member.socket.fileno() < 0:
             return
         try:
@@ -178,7 +178,7 @@ class World:
         except ProtocolError as error:
             self._mistrust(member, error)
 
-    def _heed(self, member: Member, frame: Frame) -> None:
+    def _heed(self, member: WorldMember, frame: Frame) -> None:
         try:
             self._handle(member, frame)
         except (ProtocolError, ValueError, KeyError, TypeError) as error:
@@ -186,12 +186,12 @@ class World:
         finally:
             frame.close()
 
-    def _mistrust(self, member: Member, error: Exception) -> None:
+    def _mistrust(self, member: WorldMember, error: Exception) -> None:
         # It may be anybody's program, and is not ours to end; but nobody hears it any more.
         sys.stderr.write(f"rank {member.rank} broke the protocol: {error}\n")
         self._lose(member, None, None)
 
-    def _handle(self, member: Member, frame: Frame) -> None:
+    def _handle(self, member: WorldMember, frame: Frame) -> None:
         if self._refused:
             return
         if frame.kind is Kind.DEPART and self._view is not None:
@@ -207,7 +207,7 @@ class World:
         else:
             raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
 
-    def _deliver(self, outgoing: list[Outgoing]) -> None:
+    def _deliver(self, outgoing: list[Reply]) -> None:
         for item in outgoing:
             member = self._by_client.get(item.client)
             try:
@@ -225,7 +225,7 @@ class World:
             self._hear(member)
         self._deliver(self._desk.settle(turn))
 
-    def _hear(self, member: Member) -> None:
+    def _hear(self, member: WorldMember) -> None:
         for _ in range(MOST_FRAMES):
             if member.socket.fileno() < 0 or not readable(member.socket):
                 return
@@ -233,13 +233,13 @@ class World:
 
     # going ------------------------------------------------------------------------------------------
 
-    def _on_end(self, member: Member) -> None:
+    def _on_end(self, member: WorldMember) -> None:
         if self._view is None:
             self._lose(member, None, None)
         else:
             self._watch.forget(member.socket)  # its pidfd says the rest, as a rule in a moment
 
-    def _on_death(self, member: Member) -> None:
+    def _on_death(self, member: WorldMember) -> None:
         if not _ended(member.pidfd):
             return  # another one's pidfd had this number a moment ago
         code, number = exit_status(member.pidfd, member.process)
@@ -250,7 +250,7 @@ class World:
             pass  # it is dead whatever it said
         self._lose(member, code, number)
 
-    def _lose(self, member: Member, code: int | None, number: int | None) -> None:
+    def _lose(self, member: WorldMember, code: int | None, number: int | None) -> None:
         if member not in self._members:
             return
         self._forget(member)
@@ -261,7 +261,7 @@ class World:
             who = f"rank {member.rank} (process {member.process.pid})"
             self._refuse(Reason.WRONG, f"{who} left or ended before {self._roll.missing} had come")
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: WorldMember) -> None:
         self._members.remove(member)
         self._by_client.pop(client_of(member.rank), None)
         self._watch.forget(member.socket)
@@ -287,4 +287,4 @@ def main(place: int, first: int, path: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     for fd in (place, first):
         os.set_inheritable(fd, False)
-    World(Door(place, path), socket.socket(fileno=first)).run()
+    ExternalWorld(Listener(place, path), socket.socket(fileno=first)).run()

@@ -1,4 +1,4 @@
-"""What the ledger wants to be done; `SegmentDesk` does it."""
+"""What the ledger wants to be done; `SegmentServer` does it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbparallel.wire.segments import LostReason
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class StoreDescriptor:
     """Keep the descriptor that came with the event."""
 
     segment: int
@@ -94,11 +94,13 @@ class Unmap:
 
 
 @dataclass(frozen=True, slots=True)
-class Offend:
+class Disconnect:
     """The client did what no client of ours does: end the connection."""
 
     client: int
     text: str
 
 
-Action: TypeAlias = Keep | Close | Unlink | Unrecord | Grant | Refuse | Idle | Drop | Ended | Unmap | Offend
+Action: TypeAlias = (
+    StoreDescriptor | Close | Unlink | Unrecord | Grant | Refuse | Idle | Drop | Ended | Unmap | Disconnect
+)

@@ -7,14 +7,14 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class ClientJoined:
     """A client is there."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ClientGone:
     """A client's process has ended, or its socket sent damage."""
 
     client: int
@@ -118,8 +118,8 @@ class Drained:
 
 
 Event: TypeAlias = (
-    Joined
-    | Gone
+    ClientJoined
+    | ClientGone
     | Registered
     | Intended
     | Removed

@@ -1,7 +1,7 @@
 """Ledger: who holds which segment; decides, but touches nothing.
 
 A pure state machine: no descriptor, no socket, no clock, so that tests can run a hundred thousand histories
-a minute.  `SegmentDesk` turns frames into events and actions into frames.
+a minute.  `SegmentServer` turns frames into events and actions into frames.
 
 Note [holds]
 ------------
@@ -13,7 +13,7 @@ back to the system, even if the creator lives (`Drop`): it is not reused.
 Note [kept mappings]
 --------------------
 A block of memory has an id over all its uses, and who has released a use may keep the block mapped
-(`Memories`).  Such a client holds the next use by `Held`, which waits for no answer: it then tells whoever
+(`MemoryTable`).  Such a client holds the next use by `Held`, which waits for no answer: it then tells whoever
 gave it the array, and that one releases.  So the two messages lie in two sockets, in causal order, and are
 read in any.  Hence the end of a segment that may be held so is acted on only after everything has been read
 that was sent before it was noticed: `mark`, read all sockets, `Drained`.  For the same reason a hold or a
@@ -38,32 +38,32 @@ from dataclasses import dataclass, field
 from nbparallel.supervisor.ledger.actions import (
     Action,
     Close,
+    Disconnect,
     Drop,
     Grant,
     Idle,
-    Keep,
-    Offend,
     Refuse,
+    StoreDescriptor,
     Unlink,
     Unrecord,
 )
 from nbparallel.supervisor.ledger.events import (
     Asked,
+    ClientGone,
+    ClientJoined,
     Drained,
     Event,
     Forgotten,
     Freed,
-    Gone,
     Held,
     Intended,
-    Joined,
     Registered,
     Released,
     Removed,
     WriteAllowed,
 )
-from nbparallel.supervisor.ledger.memories import Memories
-from nbparallel.supervisor.ledger.names import Names
+from nbparallel.supervisor.ledger.memories import MemoryTable
+from nbparallel.supervisor.ledger.names import LedgerNames
 from nbparallel.wire.segments import LostReason, creator_of
 
 
@@ -100,8 +100,8 @@ class Ledger:
     _ending: dict[int, int] = field(default_factory=dict)
     """Segments that nobody holds, as far as has been read, and the turn when that was noticed."""
     _turn: int = field(default=0, compare=False)
-    _memories: Memories = field(default_factory=Memories)
-    _names: Names = field(default_factory=Names)
+    _memories: MemoryTable = field(default_factory=MemoryTable)
+    _names: LedgerNames = field(default_factory=LedgerNames)
     _held: dict[int, set[int]] = field(default_factory=dict)
     """Client -> ids of the segments that it holds."""
     _made: dict[int, set[int]] = field(default_factory=dict)
@@ -130,15 +130,15 @@ class Ledger:
     def step(self, event: Event) -> Sequence[Action]:
         """Take note of an event and return what has to be done, in this order."""
         match event:
-            case Joined(client):
+            case ClientJoined(client):
                 self.clients.add(client)
                 return []
-            case Gone(client):
+            case ClientGone(client):
                 return self._gone(client)
             case Drained(turn):
                 return self._drained(turn)
         if event.client not in self.clients:
-            return [Offend(event.client, f"client {event.client} is not in this session")]
+            return [Disconnect(event.client, f"client {event.client} is not in this session")]
         match event:
             case Asked():
                 return self._asked(event)
@@ -146,7 +146,7 @@ class Ledger:
                 return self._registered(event)
             case Intended(client, path):
                 if not self._names.add(path, client):
-                    return [Offend(client, f"client {client} wants to make {path}, which is another's")]
+                    return [Disconnect(client, f"client {client} wants to make {path}, which is another's")]
                 return []
             case Removed(client, path):
                 if self.names.get(path) == client:
@@ -160,31 +160,33 @@ class Ledger:
                 return self._decided(event)
             case Freed(client, memory):
                 if creator_of(memory) != client:
-                    return [Offend(client, f"client {client} gives back memory {memory:#x}, another's")]
+                    return [Disconnect(client, f"client {client} gives back memory {memory:#x}, another's")]
                 return [*self._memories.freed(memory)]
 
     def _registered(self, event: Registered) -> list[Action]:
         client, segment = event.client, event.segment
         if creator_of(segment) != client:
-            return [Offend(client, f"client {client} registered segment {segment:#x}, which is another's")]
+            return [
+                Disconnect(client, f"client {client} registered segment {segment:#x}, which is another's")
+            ]
         entry = self.entries.get(segment)
         if entry is not None:
             # Said twice (an interrupt): the first descriptor stays.
             if entry.nbytes != event.nbytes:
-                return [Offend(client, f"segment {segment:#x} was registered again with another size")]
+                return [Disconnect(client, f"segment {segment:#x} was registered again with another size")]
             entry.writable |= event.writable
             entry.unwanted = False
             self._hold(client, segment, entry)
             return []
         if event.path and not self._names.add(event.path, client):
-            return [Offend(client, f"client {client} registered {event.path}, which is another's")]
+            return [Disconnect(client, f"client {client} registered {event.path}, which is another's")]
         if event.memory and not self._is_of(client, event):
-            return [Offend(client, f"segment {segment:#x} can be no use of memory {event.memory:#x}")]
+            return [Disconnect(client, f"segment {segment:#x} can be no use of memory {event.memory:#x}")]
         entry = Entry(event.nbytes, event.writable, set(), path=event.path, memory=event.memory)
         self.entries[segment] = entry
         self._made.setdefault(client, set()).add(segment)
         self._hold(client, segment, entry)
-        actions: list[Action] = [Keep(segment)]
+        actions: list[Action] = [StoreDescriptor(segment)]
         asked = [question for _, question in self.waiting if question.segment == segment]
         self.waiting = [(turn, q) for turn, q in self.waiting if q.segment != segment]
         for question in asked:
@@ -229,11 +231,11 @@ class Ledger:
         if entry.memory != event.memory:
             return []  # a damaged handle, which led to the array that lies in that memory
         if not self._memories.hear(event.memory, client):
-            return [Offend(client, f"client {client} holds segment {segment:#x}, which it never mapped")]
+            return [Disconnect(client, f"client {client} holds segment {segment:#x}, which it never mapped")]
         if self._is_over(segment, entry):
             return []  # whoever told of it did not keep it
         if event.writable and not entry.writable:
-            return [Offend(client, f"client {client} may not write to segment {segment:#x}")]
+            return [Disconnect(client, f"client {client} may not write to segment {segment:#x}")]
         self._hold(client, segment, entry)
         return []
 
@@ -247,7 +249,9 @@ class Ledger:
         if memory:
             entry = self.entries.get(segment)
             if client == creator_of(segment):
-                return [Offend(client, f"client {client} keeps mapped what it owns, segment {segment:#x}")]
+                return [
+                    Disconnect(client, f"client {client} keeps mapped what it owns, segment {segment:#x}")
+                ]
             if entry is None or entry.memory == memory:
                 proven = entry is not None and client in entry.holders
                 actions += self._memories.keep(memory, client, proven=proven)
@@ -303,7 +307,9 @@ class Ledger:
     def _decided(self, event: WriteAllowed | Forgotten) -> list[Action]:
         client, segment = event.client, event.segment
         if creator_of(segment) != client:
-            return [Offend(client, f"client {client} decides about segment {segment:#x}, which is another's")]
+            return [
+                Disconnect(client, f"client {client} decides about segment {segment:#x}, which is another's")
+            ]
         entry = self.entries.get(segment)
         if entry is None:
             return []

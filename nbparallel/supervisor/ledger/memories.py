@@ -30,7 +30,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Memories:
+class MemoryTable:
     """The memories of a session, by id."""
 
     known: dict[int, Memory] = field(default_factory=dict)

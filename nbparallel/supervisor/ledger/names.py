@@ -9,7 +9,7 @@ from nbparallel.wire.owners import record_path
 
 
 @dataclass(slots=True)
-class Names:
+class LedgerNames:
     """The names of all clients of a session."""
 
     makers: dict[str, int] = field(default_factory=dict)

@@ -46,7 +46,7 @@ MOST_SPARE = 64
 
 
 @dataclass(slots=True)
-class Outgoing:
+class Reply:
     """A frame to be sent; whoever takes it closes its descriptors after sending, or instead."""
 
     client: int
@@ -66,7 +66,7 @@ class Outgoing:
             os.close(self.fds.pop())
 
 
-class SegmentDesk:
+class SegmentServer:
     """Receives the clients' frames and says what to send.
 
     Parameters
@@ -122,17 +122,17 @@ class SegmentDesk:
 
     def client_joined(self, client: int) -> None:
         """Let a client take part."""
-        self._ledger.step(events.Joined(client))
+        self._ledger.step(events.ClientJoined(client))
 
-    def client_gone(self, client: int) -> list[Outgoing]:
+    def client_gone(self, client: int) -> list[Reply]:
         """End all holds of a client; what only it held is closed."""
-        return self._perform(self._ledger.step(events.Gone(client)))
+        return self._perform(self._ledger.step(events.ClientGone(client)))
 
-    def settle(self, turn: int) -> list[Outgoing]:
+    def settle(self, turn: int) -> list[Reply]:
         """Refuse what is still unknown, end what nobody holds: all sent before `mark` has been read."""
         return self._perform(self._ledger.step(events.Drained(turn)))
 
-    def receive(self, client: int, frame: Frame) -> list[Outgoing]:
+    def receive(self, client: int, frame: Frame) -> list[Reply]:
         """Act on a client's frame, and close its descriptors.
 
         Raises
@@ -166,11 +166,11 @@ class SegmentDesk:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def _perform(self, actions: Sequence[act.Action], frame: Frame | None = None) -> list[Outgoing]:
-        outgoing: list[Outgoing] = []
+    def _perform(self, actions: Sequence[act.Action], frame: Frame | None = None) -> list[Reply]:
+        outgoing: list[Reply] = []
         for action in actions:
             match action:
-                case act.Keep(segment):
+                case act.StoreDescriptor(segment):
                     self._keep(segment, frame)
                 case act.Close(segment):
                     self._inodes.pop(segment, None)
@@ -186,14 +186,14 @@ class SegmentDesk:
                 case act.Refuse(client, segment, reason, sequence):
                     outgoing.append(_lost(client, segment, reason, sequence))
                 case act.Idle(client, segment):
-                    outgoing.append(Outgoing(client, Kind.IDLE, pack_segment(segment)))
+                    outgoing.append(Reply(client, Kind.IDLE, pack_segment(segment)))
                 case act.Drop(client, segment):
-                    outgoing.append(Outgoing(client, Kind.DROP, pack_segment(segment)))
+                    outgoing.append(Reply(client, Kind.DROP, pack_segment(segment)))
                 case act.Ended(client, segment, memory):
-                    outgoing.append(Outgoing(client, Kind.ENDED, pack_use(segment, memory)))
+                    outgoing.append(Reply(client, Kind.ENDED, pack_use(segment, memory)))
                 case act.Unmap(client, memory):
-                    outgoing.append(Outgoing(client, Kind.UNMAP, pack_segment(memory)))
-                case act.Offend(_, text):
+                    outgoing.append(Reply(client, Kind.UNMAP, pack_segment(memory)))
+                case act.Disconnect(_, text):
                     raise ProtocolError(text)
         return outgoing
 
@@ -207,11 +207,11 @@ class SegmentDesk:
         status = os.fstat(frame.fds[-1])
         self._inodes[segment] = status.st_dev, status.st_ino
 
-    def _grant(self, grant: act.Grant) -> list[Outgoing]:
+    def _grant(self, grant: act.Grant) -> list[Reply]:
         fd = self._descriptor(grant)
         if not isinstance(fd, LostReason):
             answer = Fetched(grant.segment, grant.nbytes, grant.writable)
-            return [Outgoing(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
+            return [Reply(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
         outgoing = [_lost(grant.client, grant.segment, fd, grant.sequence)]
         if grant.fresh:
             outgoing += self._perform(self._ledger.step(events.Released(grant.client, grant.segment)))
@@ -299,5 +299,5 @@ def _check_memory(fd: int, nbytes: int) -> None:
         raise ProtocolError(f"a segment of {nbytes} bytes was announced, something else came")
 
 
-def _lost(client: int, segment: int, reason: LostReason, sequence: int) -> Outgoing:
-    return Outgoing(client, Kind.LOST, Lost(segment, reason).pack(), sequence=sequence)
+def _lost(client: int, segment: int, reason: LostReason, sequence: int) -> Reply:
+    return Reply(client, Kind.LOST, Lost(segment, reason).pack(), sequence=sequence)

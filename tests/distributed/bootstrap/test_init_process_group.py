@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.distributed.bootstrap import init_method
-from nbparallel.distributed.bootstrap.init_method import Appointment
+from nbparallel.distributed.bootstrap.init_method import InitMethod
 from tests.distributed.bootstrap.started import Launcher, until
 
 pytestmark = pytest.mark.time_limit(400)
@@ -261,7 +261,7 @@ def test_arguments_win_and_types_are_checked(tmp_path: Path) -> None:
     """What is passed wins over the environment; what is no number of ranks or seconds is refused."""
     (tmp_path / "link").symlink_to(tmp_path)
     found = init_method.appointment(f"file://{tmp_path}/link/a%20b", 2, 3, ENVIRONMENT)
-    assert found == Appointment(f"{tmp_path}/a b", 2, 3)
+    assert found == InitMethod(f"{tmp_path}/a b", 2, 3)
     with pytest.raises(TypeError, match="rank must be an int, not str 'x'"):
         init_method.appointment("file:///x", "x", 2, {})
     with pytest.raises(TypeError, match="init_method must be a string, not int"):

@@ -30,13 +30,13 @@ def small_chunks(monkeypatch: Any) -> None:
 def count_rounds(monkeypatch: Any) -> list[int]:
     """Return a list to which every relay adds its rounds."""
     seen: list[int] = []
-    run = relaying.Relay.run
+    run = relaying.StagedCopy.run
 
     def count(self: Any, rounds: int, arrivals: Any) -> None:
         seen.append(rounds)
         run(self, rounds, arrivals)
 
-    monkeypatch.setattr(relaying.Relay, "run", count)
+    monkeypatch.setattr(relaying.StagedCopy, "run", count)
     return seen
 
 

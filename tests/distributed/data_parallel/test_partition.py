@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed.arguments import part_of
-from nbparallel.distributed.data_parallel.batches import Batches, Plan, disagreement
+from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
 
 plans = st.builds(
-    Plan,
+    BatchSchedule,
     n=st.integers(0, 200),
     batch_size=st.integers(1, 40),
     epoch=st.integers(0, 2**40),
@@ -32,7 +32,7 @@ def test_parts_are_those_of_array_split(n: int, parts: int) -> None:
 
 @given(plans, st.integers(1, 9))
 @settings(max_examples=300, deadline=None)
-def test_each_sample_exactly_once(plan: Plan, parts: int) -> None:
+def test_each_sample_exactly_once(plan: BatchSchedule, parts: int) -> None:
     """Together the ranks see every sample once (with drop_last: none twice), in equally many batches."""
     all_parts = [plan.of_part(part, parts) for part in range(parts)]
     steps = plan.steps(parts)
@@ -55,7 +55,7 @@ def test_each_sample_exactly_once(plan: Plan, parts: int) -> None:
 
 @given(plans)
 @settings(deadline=None)
-def test_the_order_follows_from_seed_and_epoch(plan: Plan) -> None:
+def test_the_order_follows_from_seed_and_epoch(plan: BatchSchedule) -> None:
     """The same plan gives the same order, another epoch or seed another one."""
     plan = replace(plan, n=200, shuffle=True)
     assert (plan.order() == replace(plan).order()).all()
@@ -84,7 +84,7 @@ def test_what_one_iterates_over() -> None:
 
 def test_disagreement_names_everything() -> None:
     """Every number that ranks passed differently is named, with who passed what."""
-    plan = Plan(10, 2, 0, 0, shuffle=True, drop_last=False)
+    plan = BatchSchedule(10, 2, 0, 0, shuffle=True, drop_last=False)
     assert disagreement({0: plan, 1: plan}) == ""
     others: dict[int, Any] = {0: plan, 1: replace(plan, n=11, epoch=3), 2: plan}
     assert disagreement(others) == (

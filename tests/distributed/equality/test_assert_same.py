@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.api.assert_same import Comparing
+from nbparallel.distributed.api.assert_same import AssertSame
 from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
 from nbparallel.distributed.equality.difference import find_difference
 from nbparallel.distributed.equality.flatten import digest_of, take_apart
@@ -54,7 +54,7 @@ class Slots:
         self.first, self.second = first, second
 
 
-def message(c: Comparing, x: Any, **options: Any) -> str:
+def message(c: AssertSame, x: Any, **options: Any) -> str:
     """Return what `assert_same` says, empty if it is silent."""
     try:
         c.assert_same(x, **options)

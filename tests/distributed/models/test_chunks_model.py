@@ -49,7 +49,7 @@ class Group:
 
 
 def meet(g: Group, me: int, arrivals: int) -> Program:
-    """Arrive and wait for all: `Meeting.meet` and `again`."""
+    """Arrive and wait for all: `SlotProtocol.meet` and `again`."""
     if g.weak:
         yield fence()
     yield store(f"arrive{me}", arrivals)

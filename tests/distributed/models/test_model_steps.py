@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed.point_to_point import streaming
-from nbparallel.distributed.point_to_point.ring import RECORD, Incoming, Outgoing
+from nbparallel.distributed.point_to_point.ring import RECORD, RingReader, RingWriter
 from nbparallel.distributed.runtime import waiting
 from nbparallel.distributed.slots import slot_protocol
 from nbparallel.distributed.slots.fingerprint import fingerprint
@@ -223,12 +223,12 @@ def ring(ground: Ground, end: Any, names: Mapping[int, str]) -> Any:
 def test_messages_in_a_ring(ground: Ground) -> None:
     """A record is put in, and taken out."""
     record = RECORD.pack(RECORD.size, 0, 1, 0, 0, 0)
-    out = ring(ground, Outgoing, {TAIL: "tail", HEAD: "head"})
+    out = ring(ground, RingWriter, {TAIL: "tail", HEAD: "head"})
     assert out.has_room(len(record))
     out.put(record)
     model = test_ring_model.Ring((1,), weak=ground.weak)
     assert short(ground.trace) == short(way(test_ring_model.put_all(model)))
-    into = ring(ground, Incoming, {TAIL: "tail", HEAD: "head"})
+    into = ring(ground, RingReader, {TAIL: "tail", HEAD: "head"})
     into._octets = Watched(ground.trace, bytearray(record).ljust(4096), lambda _: "unit0", "read")
     ground.trace.clear()
     assert into.has_message()
@@ -238,7 +238,7 @@ def test_messages_in_a_ring(ground: Ground) -> None:
 
 def test_acknowledging(ground: Ground) -> None:
     """What was read, then the word that frees it."""
-    into = ring(ground, Incoming, {HEAD + 1: "acknowledged"})
+    into = ring(ground, RingReader, {HEAD + 1: "acknowledged"})
     into.acknowledge(1, 1)
     model = stream_model.Stream((1,), weak=ground.weak)
     assert short(ground.trace) == short(way(stream_model.acknowledge(model, 1)))
@@ -278,7 +278,7 @@ def test_meeting(ground: Ground) -> None:
         payload_nbytes=64, arrive=(60, 61), done=(62, 63), slots=[[0] * 4, [256] * 4],
     )  # fmt: skip
     member = SimpleNamespace(rank=0, waiter=ground.waiter, open=0, inert=False)
-    group = slot_protocol.Meeting(member, area)  # type: ignore[arg-type]
+    group = slot_protocol.SlotProtocol(member, area)  # type: ignore[arg-type]
     called = fingerprint("barrier", "-", "-")
     ground.raw[61], ground.raw[32 + slot_protocol.WORD] = 1, called.word
     group.begin(Operation.barrier, called, 1)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbparallel.distributed.point_to_point.ring import RECORD, Incoming
+from nbparallel.distributed.point_to_point.ring import RECORD, RingReader
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control import ControlView, create
 
@@ -26,7 +26,7 @@ def test_a_damaged_record_is_refused_also_at_the_end(available, from_end):
         view.words[head], view.words[tail] = start, start + available
         ring = layout.ring_byte(1, 1)
         view.octets[ring : ring + layout.ring_capacity] = b"\xff" * layout.ring_capacity
-        incoming = Incoming(view, SimpleNamespace(strong_order=True), 1, 1)
+        incoming = RingReader(view, SimpleNamespace(strong_order=True), 1, 1)
         assert incoming.has_message()
         with pytest.raises(ProtocolError, match="damaged record from rank 1"):
             incoming.take()

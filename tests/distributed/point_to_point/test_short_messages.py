@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.messages_at_once import SHORT, MessagesAtOnce
+from nbparallel.distributed.messages_at_once import SHORT, ShortMessages
 from nbparallel.errors import CollectiveMismatchError
 
 
 def count(monkeypatch: Any, name: str) -> list[bool]:
     """Return a list to which every call of a method of the quick way adds whether it did it."""
     done: list[bool] = []
-    method = getattr(MessagesAtOnce, name)
+    method = getattr(ShortMessages, name)
 
     def counted(self: Any, *arguments: Any) -> bool:
         done.append(method(self, *arguments))
         return done[-1]
 
-    monkeypatch.setattr(MessagesAtOnce, name, counted)
+    monkeypatch.setattr(ShortMessages, name, counted)
     return done
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.runtime.waiting import Wait
+from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots import deadlock
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
 from nbparallel.testing.ranks import Running
@@ -111,7 +111,7 @@ def test_it_is_told_after_two_looks_that_agree(monkeypatch: Any) -> None:
     monkeypatch.setattr(deadlock, "stuck_ranks", stuck_ranks)
     monkeypatch.setattr(deadlock, "describe", lambda *_: "deadlock")
     member: Any = SimpleNamespace(rank=0, doom=lambda error: error)
-    wait = Wait(Operation.recv, lambda: [1], lambda _: ValueError(), 1, began_ns=10**10)
+    wait = WaitRecord(Operation.recv, lambda: [1], lambda _: ValueError(), 1, began_ns=10**10)
 
     def look(milliseconds: int) -> bool:
         now[0] = 10**10 + milliseconds * 1_000_000

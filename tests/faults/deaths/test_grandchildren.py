@@ -27,7 +27,7 @@ WAYS = {
         " stdout=subprocess.PIPE, text=True)\n"
         "pids += [shell.pid, int(shell.stdout.readline())]"
     ),
-    "mp.Pool": (
+    "mp.MemoryPool": (
         "import multiprocessing as mp\n"
         "pool = mp.get_context('fork').Pool(2)\n"
         "pids += [process.pid for process in pool._pool]"

@@ -12,31 +12,31 @@ from traitlets.config import Config
 
 from nbparallel.channel import Channel
 from nbparallel.session import Session
-from nbparallel.session.interrupts import Presses
-from nbparallel.session.names.delivery import Names
+from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes import supervisor_client as supervisor_processes
-from nbparallel.session.processes.event_loop import Pump
-from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.event_loop import EventLoop
+from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_handle import RankHandle
-from nbparallel.session.processes.rank_pool import Crew
-from nbparallel.session.processes.supervisor_client import SupervisorProcess
+from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.testing.processes import family
 from nbparallel_magics.configuration import NbParallel
-from nbparallel_magics.prestart import Warm
+from nbparallel_magics.prestart import PrestartedSupervisor
 
 START = {
-    "before the supervisor": (Ignition, "__init__"),
-    "the supervisor": (SupervisorProcess, "__init__"),
-    "a rank": (SupervisorProcess, "spawn"),
-    "waiting": (Crew, "next_event"),
-    "the end of the start": (Names, "connect"),
+    "before the supervisor": (SupervisorLaunch, "__init__"),
+    "the supervisor": (SupervisorClient, "__init__"),
+    "a rank": (SupervisorClient, "spawn"),
+    "waiting": (RankPool, "next_event"),
+    "the end of the start": (NameDelivery, "connect"),
 }
 STOP = {
-    "the beginning": (Crew, "stop"),
-    "the supervisor": (SupervisorProcess, "stop"),
+    "the beginning": (RankPool, "stop"),
+    "the supervisor": (SupervisorClient, "stop"),
     "what ranks had started": (supervisor_processes, "end_marked"),
-    "watching ranks go": (Crew, "_see_the_end"),
-    "the thread": (Pump, "stop"),
+    "watching ranks go": (RankPool, "_see_the_end"),
+    "the thread": (EventLoop, "stop"),
     "the sockets": (RankHandle, "close"),
 }
 
@@ -105,7 +105,7 @@ def test_f23_presses_that_wait_are_not_lost() -> None:
     reached = []
 
     def press_twice() -> None:
-        with Presses():
+        with InterruptCounter():
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             reached.append(True)
@@ -119,12 +119,12 @@ def test_f23_presses_that_wait_are_not_lost() -> None:
         signal.signal(signal.SIGINT, found)
 
 
-@pytest.mark.parametrize("where", [(Channel, "send"), (Ignition, "put_out")])
+@pytest.mark.parametrize("where", [(Channel, "send"), (SupervisorLaunch, "put_out")])
 def test_f23_an_interrupt_while_something_is_warmed_or_put_out(
     monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
 ) -> None:
     """What `%load_ext` starts in the background is whole, and is known, or is gone: it can be ended."""
-    warm = Warm(NbParallel(config=Config()))
+    warm = PrestartedSupervisor(NbParallel(config=Config()))
 
     def start_and_put_out() -> None:
         warm.start()

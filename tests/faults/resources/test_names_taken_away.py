@@ -24,7 +24,7 @@ from nbparallel.sharing.strategies.file_region import FileRegionStrategy
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategies.strategy import Strategy
-from nbparallel.supervisor.ledger.segment_server import SegmentDesk
+from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.testing.leaks import names_of
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
@@ -83,16 +83,16 @@ def test_f45_at_random_moments() -> None:
 
 
 @pytest.fixture
-def desk() -> Iterator[SegmentDesk]:
+def desk() -> Iterator[SegmentServer]:
     """Make a desk that keeps no descriptor at all, with two clients."""
-    desk = SegmentDesk(0)
+    desk = SegmentServer(0)
     desk.client_joined(0)
     desk.client_joined(1)
     yield desk
     desk.close()
 
 
-def ask(desk: SegmentDesk, *, writable: bool = False) -> tuple[Kind, LostReason | None, list[int]]:
+def ask(desk: SegmentServer, *, writable: bool = False) -> tuple[Kind, LostReason | None, list[int]]:
     """Ask for the segment as client 1; return the answer's kind, reason and descriptors."""
     (answer,) = desk.receive(1, Frame(Kind.FETCH, 0, 5, Fetch(SEGMENT, writable).pack(), []))
     reason = Lost.unpack(answer.payload).reason if answer.kind is Kind.LOST else None
@@ -100,7 +100,7 @@ def ask(desk: SegmentDesk, *, writable: bool = False) -> tuple[Kind, LostReason 
 
 
 @pytest.mark.parametrize("put", [None, "another file", "a link", "a FIFO"])
-def test_f45_truly_gone(desk: SegmentDesk, tmp_path: Path, put: str | None) -> None:
+def test_f45_truly_gone(desk: SegmentServer, tmp_path: Path, put: str | None) -> None:
     """Without a kept descriptor it is found by its name; if that is gone, the error says who does such."""
     source = FileSystemStrategy(str(tmp_path)).create(5000)
     payload = Register(SEGMENT, source.nbytes, True, source.path).pack()

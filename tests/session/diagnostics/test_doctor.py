@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from nbparallel.session.diagnostics.doctor import Examination, Finding, State, examine, findings
-from nbparallel.session.diagnostics.machine import Limit, Machine, look
+from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity, examine, findings
+from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, look
 from nbparallel.sharing.memory import memory_limits
-from nbparallel.supervisor.owner_liveness import Fate
+from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.testing import sandboxes
 
-ENDLESS = Limit(None, None)
+ENDLESS = ResourceLimit(None, None)
 
 
-def name(fate: Fate, reason: str = "") -> StaleName:
+def name(fate: Liveness, reason: str = "") -> StaleName:
     """Return a name that was found."""
     return StaleName("/dev/shm/nbp_b", 5 << 20, False, fate, reason, "")
 
@@ -28,14 +28,14 @@ GOOD = Machine(
     proc=True,
     root=False,
     uid=1000,
-    files=Limit(4096, 4096),
+    files=ResourceLimit(4096, 4096),
     used_files=90,
     processes=ENDLESS,
-    locked=Limit(8 << 20, 8 << 20),
+    locked=ResourceLimit(8 << 20, 8 << 20),
     address_space=ENDLESS,
     max_maps=65_530,
     used_maps=300,
-    free=(memory_limits.Limit(8 << 30, "this machine (16.0 GiB of memory)"),),
+    free=(memory_limits.MemoryLimit(8 << 30, "this machine (16.0 GiB of memory)"),),
     shm=(8 << 30, 8 << 30),
     cpus=8,
     affinity=8,
@@ -44,7 +44,7 @@ GOOD = Machine(
     refused={},
     strategies={"file_descriptor": "", "file_system": "", "copy": ""},
     strategy="file_descriptor",
-    names=(StaleName("/dev/shm/nbp_a", 4096, False, Fate.LIVING, "it runs", "1:1"),),
+    names=(StaleName("/dev/shm/nbp_a", 4096, False, Liveness.LIVING, "it runs", "1:1"),),
     remove_ipc=None,
     huge_pages="advise",
     versions={"Python": "3.12.1", "ipykernel": "7.1.0", "numpy": "2.1"},
@@ -60,7 +60,7 @@ def found(**facts: Any) -> dict[str, Finding]:
 
 def test_a_good_machine_has_nothing_to_do() -> None:
     """Nothing is wrong, and the title says so."""
-    assert {finding.state for finding in found().values()} == {State.OK}
+    assert {finding.state for finding in found().values()} == {Severity.OK}
     assert not any(finding.advice for finding in found().values())
     assert Examination(found().values()).table().title == "this machine: nothing stands in the way"
 
@@ -70,21 +70,21 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     [
         ({"refused": {"pidfd_open": "Function not implemented"}}, "starting ranks", 2, "seccomp"),
         ({"proc": False}, "/proc", 2, "mount -t proc"),
-        ({"files": Limit(256, 256)}, "open files", 1, "file_region"),
-        ({"files": Limit(256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
-        ({"files": Limit(256, None)}, "open files", 1, "`ulimit -n unlimited`"),
-        ({"processes": Limit(100, 100)}, "processes", 1, "-n 2"),
-        ({"address_space": Limit(4 << 30, None)}, "address space", 1, "ulimit -v"),
+        ({"files": ResourceLimit(256, 256)}, "open files", 1, "file_region"),
+        ({"files": ResourceLimit(256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
+        ({"files": ResourceLimit(256, None)}, "open files", 1, "`ulimit -n unlimited`"),
+        ({"processes": ResourceLimit(100, 100)}, "processes", 1, "-n 2"),
+        ({"address_space": ResourceLimit(4 << 30, None)}, "address space", 1, "ulimit -v"),
         ({"max_maps": 1000}, "mappings", 1, "vm.max_map_count"),
-        ({"free": (memory_limits.Limit(100 << 20, "this container"),)}, "memory", 1, "--memory"),
+        ({"free": (memory_limits.MemoryLimit(100 << 20, "this container"),)}, "memory", 1, "--memory"),
         ({"shm": (64 << 20, 64 << 20)}, "/dev/shm", 1, "--shm-size"),
         ({"shm": (1 << 20, 8 << 30)}, "/dev/shm", 1, "file_descriptor"),
         ({"quota": 1.0, "blas": ()}, "CPUs", 1, "take turns"),
         ({"affinity": 1, "blas": ()}, "CPUs", 1, "take turns"),
         ({"quota": 2.0}, "BLAS threads", 1, "OMP_NUM_THREADS=2"),
         (REMOVED_IPC, "RemoveIPC", 1, "loginctl"),
-        ({"names": (name(Fate.DEAD),)}, "stale names", 1, "%%parallel"),
-        ({"names": (name(Fate.UNKNOWN, "no record"),)}, "stale names", 1, "rm /dev/shm/nbp_b"),
+        ({"names": (name(Liveness.DEAD),)}, "stale names", 1, "%%parallel"),
+        ({"names": (name(Liveness.UNKNOWN, "no record"),)}, "stale names", 1, "rm /dev/shm/nbp_b"),
         ({"versions": {"ipykernel": "6.9.1"}}, "versions", 1, "ipykernel>=6.29"),
         ({"strategies": {"mmap": "no room", "copy": ""}}, "strategy mmap", 1, "%sharing_strategy copy"),
         (
@@ -102,14 +102,14 @@ def test_what_is_wrong_is_told_with_what_to_do(
     finding = found(**facts)[subject]
     assert finding.state == state
     assert words in finding.advice
-    assert [f.subject for f in found(**facts).values() if f.state is not State.OK] == [subject]
+    assert [f.subject for f in found(**facts).values() if f.state is not Severity.OK] == [subject]
 
 
 @pytest.mark.parametrize(
     "facts",
     [
         {"files": ENDLESS},
-        {"processes": Limit(100, 100), "root": True},
+        {"processes": ResourceLimit(100, 100), "root": True},
         {"shm": None},
         {"max_maps": None},
         {"remove_ipc": True},
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_told_with_what_to_do(
         {"huge_pages": ""},
         {"locked": ENDLESS},
         {"names": ()},
-        {"names": (name(Fate.UNKNOWN, "of another user (1001)"),)},
+        {"names": (name(Liveness.UNKNOWN, "of another user (1001)"),)},
         {"versions": {"ipykernel": ""}},
         {"versions": {"ipykernel": "7.0.0a1"}},
     ],
@@ -126,7 +126,7 @@ def test_what_is_wrong_is_told_with_what_to_do(
 )
 def test_what_does_no_harm_is_fine(facts: dict[str, Any]) -> None:
     """Limits that do not bind, and what only an unused strategy needs, are no warning."""
-    assert {finding.state for finding in found(**facts).values()} == {State.OK}
+    assert {finding.state for finding in found(**facts).values()} == {Severity.OK}
 
 
 def test_the_worst_comes_first() -> None:

@@ -18,7 +18,7 @@ import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.diagnostics.doctor import examine
 from nbparallel.session.monitoring.segments import gather
-from nbparallel.session.processes.queries import LedgerQuestion
+from nbparallel.session.processes.queries import LedgerQuery
 from nbparallel.sharing import SegmentStatistics
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import RankMemory, RankSegment
@@ -64,7 +64,7 @@ def test_a_dead_maker_and_memory_that_came_back() -> None:
 def test_an_answer_to_an_older_question_is_dropped() -> None:
     """Pages of an answer that came too late do not mix with those of the next one; a dead one is seen."""
     numbers: list[int] = []
-    question = LedgerQuestion(numbers.append, lambda: False)
+    question = LedgerQuery(numbers.append, lambda: False)
     assert question.ask(patience=0.01) is None
     rows = [LedgerRow(segment_id(1, n), 4096, False, (1,)) for n in (1, 2)]
     late, page = (
@@ -75,10 +75,10 @@ def test_an_answer_to_an_older_question_is_dropped() -> None:
         question.take(late)
         question.take(page)
 
-    question = LedgerQuestion(lambda number: answer(number) if number == 2 else None, lambda: False)
+    question = LedgerQuery(lambda number: answer(number) if number == 2 else None, lambda: False)
     assert question.ask(patience=0.01) is None
     assert question.ask() == (rows[1],)
-    assert LedgerQuestion(numbers.append, lambda: True).ask(patience=60) is None
+    assert LedgerQuery(numbers.append, lambda: True).ask(patience=60) is None
 
 
 def test_statistics_name_users_and_makers() -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.session.monitoring.who import compare
-from nbparallel.session.processes.queries import Looking
+from nbparallel.session.processes.queries import RankQueries
 from nbparallel.sharing.store import Store
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.inspection import NameSeen, Origin, Sighting
+from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
 
 
 class Handle(SimpleNamespace):
@@ -40,16 +40,16 @@ def handle(rank: int, **state: Any) -> Any:
 
 def test_idle_ranks_are_asked_and_others_named() -> None:
     """Busy and dead ranks, and those that do not answer or cannot, are told apart."""
-    looking = Looking()
+    looking = RankQueries()
     handles = [handle(0), handle(1, busy=True), handle(2, alive=False), handle(3), handle(4, takes=False)]
-    answer = Sighting(1, (NameSeen("a", "int", "", Origin.OWN),))
+    answer = NamespaceReport(1, (VariableInfo("a", "int", "", Origin.OWN),))
     threading.Timer(0.05, lambda: looking.take(0, answer)).start()
     said = looking.ask(handles, patience=0.4)
     assert said == {0: answer}
     assert [h.asked for h in handles] == [1, 0, 0, 1, 1]
     names = compare({}, {}, Store(), handles, said)
     assert (names.answered, names.busy, names.dead, dict(names.silent)) == ((0,), (1,), (2,), {3: "", 4: ""})
-    looking.take(3, Sighting(1, ()))  # too late, and harmless
+    looking.take(3, NamespaceReport(1, ()))  # too late, and harmless
     assert looking.ask([handle(3)], patience=0.1) == {}
 
 
@@ -62,14 +62,14 @@ def test_kinds_of_names() -> None:
     namespace = {"x": x, "words": [1], "here": 3, "_private": 1, "In": [], "np": np, "hidden": "h"}
     whole = (place.segment, place.start, place.stop)
     told = {
-        "x": NameSeen("x", "ndarray", "(8,) float64", Origin.SHARED, False, *whole),
-        "old": NameSeen("old", "ndarray", "(8,) float64", Origin.SHARED, False, 99, 0, 64),
-        "words": NameSeen("words", "list", "of 1", Origin.COPIED),
-        "part": NameSeen("part", "ndarray", "(2,) float64", Origin.OWN, False, place.segment, 16, 32),
-        "mixed": NameSeen("mixed", "int", "", Origin.OWN),
+        "x": VariableInfo("x", "ndarray", "(8,) float64", Origin.SHARED, False, *whole),
+        "old": VariableInfo("old", "ndarray", "(8,) float64", Origin.SHARED, False, 99, 0, 64),
+        "words": VariableInfo("words", "list", "of 1", Origin.COPIED),
+        "part": VariableInfo("part", "ndarray", "(2,) float64", Origin.OWN, False, place.segment, 16, 32),
+        "mixed": VariableInfo("mixed", "int", "", Origin.OWN),
     }
-    other = {**told, "mixed": NameSeen("mixed", "float", "", Origin.OWN)}
-    said = {0: Sighting(1, tuple(told.values())), 1: Sighting(1, tuple(other.values()), 7)}
+    other = {**told, "mixed": VariableInfo("mixed", "float", "", Origin.OWN)}
+    said = {0: NamespaceReport(1, tuple(told.values())), 1: NamespaceReport(1, tuple(other.values()), 7)}
     seen = compare(namespace, {"hidden": namespace["hidden"]}, store, [handle(0), handle(1)], said)
     how = {record.name: record.how for record in seen.names}
     assert how == {

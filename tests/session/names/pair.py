@@ -7,7 +7,7 @@ from cloudpickle import cloudpickle
 
 from nbparallel.engine.namespace import RankNames
 from nbparallel.errors import ReadOnlyArrayError
-from nbparallel.session.names.delivery import Names
+from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.sharing import Store
 from nbparallel.transfer import definitions
 
@@ -78,7 +78,7 @@ class Pair:
         self.brokers = DirectBroker(0, segments), DirectBroker(1, segments)
         self.kernel_store.connect(self.brokers[0])
         self.rank_store.connect(self.brokers[1])
-        self.names = Names(self.kernel_store, self.brokers[0])
+        self.names = NameDelivery(self.kernel_store, self.brokers[0])
         self.notebook = {"__name__": "__main__"}
         self.rank = {"__name__": "__main__", "rank": 3, "rng": "the rank's", "world_size": 4}
         self.classes = ({}, [])

@@ -156,5 +156,5 @@ def test_a_strategy_of_ones_own_reaches_the_ranks(two, names):
 
     nbp.register_sharing_strategy("traced", Again())
     names["y"] = nbp.share(np.arange(6))
-    kind = "type(nbp.sharing.registry.find_strategy('traced')).__name__"
+    kind = "type(nbp.sharing.strategies.registry.find_strategy('traced')).__name__"
     assert two.run(f"{kind}, int((x + y[1:]).sum())", namespace=names).values == [("Again", 25)] * 2

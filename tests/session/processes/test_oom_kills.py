@@ -69,7 +69,7 @@ def test_f6_without_a_count_nothing_is_claimed() -> None:
     kills = MemoryKills(nothing)
     kills.look()
     assert kills.explain() == ""
-    death = rank_handle.Death(7, None, 9, True, 0.0, kills.explain())
+    death = rank_handle.RankExit(7, None, 9, True, 0.0, kills.explain())
     assert describe_death(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from nbparallel.session import Session
-from nbparallel.session.processes.launch import Ignition
+from nbparallel.session.processes.launch import SupervisorLaunch
 
 
 def test_starting_a_supervisor_imports_nothing_heavy() -> None:
@@ -22,7 +22,7 @@ def test_starting_a_supervisor_imports_nothing_heavy() -> None:
 
 def test_a_session_takes_over_what_was_started_early() -> None:
     """The supervisor is the same process, and the session ends it."""
-    ignition = Ignition()
+    ignition = SupervisorLaunch()
     with Session(2, ignition=ignition) as session:
         assert session.run("rank").values == [0, 1]
         assert session.statistics().supervisor_pid == ignition.popen.pid
@@ -31,8 +31,8 @@ def test_a_session_takes_over_what_was_started_early() -> None:
 
 def test_what_nobody_takes_is_put_out() -> None:
     """`put_out`, or stopping a session that never ran, leaves no process (the autouse check looks)."""
-    Ignition().put_out()
-    Session(2, ignition=Ignition()).stop()
+    SupervisorLaunch().put_out()
+    Session(2, ignition=SupervisorLaunch()).stop()
 
 
 def test_a_first_cell_imports_nothing_that_it_does_not_need() -> None:

@@ -57,18 +57,18 @@ def test_a_task_that_is_the_same_for_all_is_pickled_once(four, monkeypatch):
 
 def test_a_cell_that_compiled_is_not_compiled_again(monkeypatch):
     """A loop that runs the same cell pays once; what does not compile raises every time."""
-    cell.check("some_name = 1")
+    cell.check_source("some_name = 1")
     with monkeypatch.context() as patch:
         patch.setattr(cell, "_transformer", None)
-        cell.check("some_name = 1")
+        cell.check_source("some_name = 1")
         with pytest.raises(TypeError):
-            cell.check("some_name = 2")
+            cell.check_source("some_name = 2")
     for count in (1, 2):
         with pytest.raises(SyntaxError) as caught:
-            cell.check("a b", execution_count=count)
+            cell.check_source("a b", execution_count=count)
         assert caught.value.filename == f"In[{count}]"
     for number in range(200):
-        cell.check(f"a{number} = 1")
+        cell.check_source(f"a{number} = 1")
     assert len(cell._good) <= cell.MOST_GOOD
 
 

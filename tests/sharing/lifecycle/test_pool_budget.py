@@ -5,7 +5,7 @@ import pytest
 
 from nbparallel.sharing import Store
 from nbparallel.sharing.lifecycle import allocator, memory_pool
-from nbparallel.sharing.lifecycle.memory_pool import Allowance
+from nbparallel.sharing.lifecycle.memory_pool import PoolBudget
 from tests.sharing.memory.test_out_of_memory import MIB, V2, reader
 
 GIB = 1 << 30
@@ -24,21 +24,21 @@ def container(limit, used):
 
 def test_on_a_machine_with_plenty_a_gibibyte_is_kept():
     """But no more, however much there is."""
-    keep = Allowance(read=reader(MACHINE))
+    keep = PoolBudget(read=reader(MACHINE))
     assert keep.allows(GIB)
     assert not keep.allows(GIB + 1)
 
 
 def test_in_a_container_its_limit_counts_not_the_machines_memory():
     """Of 512 MiB, of which 128 MiB are taken, an eighth of the rest: 48 MiB."""
-    keep = Allowance(read=reader(container(512 * MIB, 128 * MIB)))
+    keep = PoolBudget(read=reader(container(512 * MIB, 128 * MIB)))
     assert keep.allows(48 * MIB)
     assert not keep.allows(48 * MIB + 1)
 
 
 def test_what_is_kept_already_is_not_missing():
     """A process's own pool would be left if it were given back, so it does not drive itself out."""
-    keep = Allowance(read=reader(container(512 * MIB, 128 * MIB + 48 * MIB)))
+    keep = PoolBudget(read=reader(container(512 * MIB, 128 * MIB + 48 * MIB)))
     assert not keep.allows(48 * MIB)
     assert keep.allows(48 * MIB, 48 * MIB)
 
@@ -47,7 +47,7 @@ def test_many_processes_together_leave_something():
     """Each gets a share of what the others have left: thirty full pools are not all of the container."""
     limit, used = 2 * GIB, 0
     for _ in range(30):
-        keep = Allowance(read=reader(container(limit, used)))
+        keep = PoolBudget(read=reader(container(limit, used)))
         used += max(size for size in range(0, limit, MIB) if keep.allows(size))
     assert used < limit
 
@@ -55,7 +55,7 @@ def test_many_processes_together_leave_something():
 def test_little_is_kept_without_a_look():
     """What small arrays leave costs no reading of limits; larger ones read them once a second."""
     reads, read = [], reader(MACHINE)
-    keep = Allowance(read=lambda path: reads.append(path) or read(path))
+    keep = PoolBudget(read=lambda path: reads.append(path) or read(path))
     assert keep.allows(memory_pool.LEAST_NBYTES)
     assert not reads
     for _ in range(100):

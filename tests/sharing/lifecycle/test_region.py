@@ -13,7 +13,7 @@ from nbparallel.sharing import Store
 from nbparallel.sharing.lifecycle import region_set
 from nbparallel.sharing.lifecycle.region import ALIGNMENT, JOIN_SHARE
 from nbparallel.sharing.lifecycle.region_set import FIRST_NBYTES
-from nbparallel.sharing.memory.memory_limits import Headroom
+from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 
@@ -161,7 +161,7 @@ def test_where_little_is_left_a_region_is_small(monkeypatch):
     """An array that fits is not refused because a region does not."""
     left = 500 << 10
 
-    class Tight(Headroom):
+    class Tight(MemoryGuard):
         def require(self, nbytes):
             if nbytes > left:
                 raise SharedMemoryFullError(f"a shared array needs {nbytes}")

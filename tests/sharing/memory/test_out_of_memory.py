@@ -11,7 +11,7 @@ import pytest
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
 from nbparallel.sharing import Store
-from nbparallel.sharing.memory.memory_limits import MARGIN, Headroom, limits
+from nbparallel.sharing.memory.memory_limits import MARGIN, MemoryGuard, limits
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 
 MIB = 1 << 20
@@ -69,7 +69,7 @@ def test_limits_are_read_where_the_system_keeps_them(files, free):
 @pytest.mark.parametrize(("files", "where"), [(V2, "container"), (V1, "container")])
 def test_what_does_not_fit_is_refused_before_it_is_tried(files, where):
     """The error says what was needed, what is free, and where."""
-    headroom = Headroom(reader(files))
+    headroom = MemoryGuard(reader(files))
     tightest = min(limit.free for limit in limits(reader(files)))
     headroom.require(tightest - MARGIN)
     with pytest.raises(SharedMemoryFullError, match=r"118\.0 MiB free|134\.0 MiB free") as caught:
@@ -86,7 +86,7 @@ def test_many_small_requests_share_one_reading():
         reads.append(path)
         return f"MemTotal: {1 << 30} kB\nMemAvailable: {1 << 30} kB\n" if "meminfo" in path else ""
 
-    headroom = Headroom(read)
+    headroom = MemoryGuard(read)
     for _ in range(1000):
         headroom.require(4096)
     assert reads.count("/proc/meminfo") < 20
@@ -95,7 +95,7 @@ def test_many_small_requests_share_one_reading():
 def test_nothing_is_left_after_a_refusal(monkeypatch):
     """A refused array leaves no descriptor, no mapping and no segment."""
     files = dict(V2)
-    strategy = FileDescriptorStrategy(Headroom(reader(files)))
+    strategy = FileDescriptorStrategy(MemoryGuard(reader(files)))
     monkeypatch.setattr("nbparallel.sharing.strategies.registry._strategies", {"file_descriptor": strategy})
     store = Store()
     fds = len(os.listdir("/proc/self/fd"))
@@ -108,7 +108,7 @@ def test_nothing_is_left_after_a_refusal(monkeypatch):
 def test_the_pool_makes_room(monkeypatch):
     """Memory that is merely kept for reuse is given back before an array is refused."""
     files = dict(V2)
-    strategy = FileDescriptorStrategy(Headroom(reader(files)))
+    strategy = FileDescriptorStrategy(MemoryGuard(reader(files)))
     monkeypatch.setattr("nbparallel.sharing.strategies.registry._strategies", {"file_descriptor": strategy})
     store = Store(pool_nbytes=1 << 30)
     array = store.empty(MIB, "u1")
