@@ -24,7 +24,7 @@ class Ours:
         """Return an array, its pages touched."""
         if not self._shared:
             return np.zeros(shape, dtype)
-        return self._c._member.store.zeros(shape, dtype)
+        return self._c._context.store.zeros(shape, dtype)
 
     def agree(self, value: float) -> float:
         """Return the largest value of all ranks."""

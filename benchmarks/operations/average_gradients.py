@@ -39,7 +39,7 @@ OURS, SINGLE = "average_gradients", "all_reduce"
 
 
 def _arrays(c: Communicator, sizes: Sequence[int], *, shared: bool) -> list[Any]:
-    make = c._member.store.zeros if shared else np.zeros
+    make = c._context.store.zeros if shared else np.zeros
     return [make((1,), np.float64) if size == 8 else make((size // 4,), np.float32) for size in sizes]
 
 

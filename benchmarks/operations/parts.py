@@ -35,23 +35,23 @@ def least(call: Callable[[], object], times: int, ready: Callable[[], object] = 
 
 def pretend(c: Communicator) -> None:
     """Let all others have arrived at every meeting to come, and be done with it."""
-    meeting = c._world.meeting
-    for _, arrive, _ in meeting._peers:
-        meeting._words[arrive] = FAR
-    for _, done in meeting._readers:
-        meeting._words[done] = FAR
+    protocol = c._world.protocol
+    for _, arrive, _ in protocol._peers:
+        protocol._words[arrive] = FAR
+    for _, done in protocol._readers:
+        protocol._words[done] = FAR
 
 
 def mirror(c: Communicator, call: Callable[[], object]) -> None:
     """Let the others' slots of all generations hold what this rank writes there when it calls."""
-    meeting, waiter = c._world.meeting, c._world.meeting._waiter
+    protocol, waiter = c._world.protocol, c._world.protocol._waiter
     announce = waiter.announce
-    octets, nbytes = meeting._octets, SLOT_HEADER + meeting.payload_nbytes
+    octets, nbytes = protocol._octets, SLOT_HEADER + protocol.payload_nbytes
 
     def copy(*arguments: Any) -> None:
-        mine = meeting._mine[meeting.generation] * 8
-        for _, _, slots in meeting._peers:
-            start = slots[meeting.generation] * 8
+        mine = protocol._mine[protocol.generation] * 8
+        for _, _, slots in protocol._peers:
+            start = slots[protocol.generation] * 8
             octets[start : start + nbytes] = bytes(octets[mine : mine + nbytes])
         announce(*arguments)
 
@@ -66,7 +66,7 @@ def parts_of_all_reduce(c: Communicator) -> Seconds:
     pretend(c)
     x = np.zeros(1)
     mirror(c, lambda: c.all_reduce(x))
-    reduction, meeting = c._world.all_reduce, c._world.meeting
+    reduction, protocol = c._world.all_reduce, c._world.protocol
     plan = reduction._plans["sum", x.dtype, x.shape]
     views = plan.views[0]
     assert views is not None, "all slots were used"
@@ -80,8 +80,8 @@ def parts_of_all_reduce(c: Communicator) -> Seconds:
             plan.ufunc(x, view, out=x)
 
     found["numpy"] = least(numpy_calls, 2000) - found["call"]
-    found["fence"] = least(meeting._waiter.fence, 2000) - found["call"]
-    words, at = meeting._words, meeting._arrive
+    found["fence"] = least(protocol._waiter.fence, 2000) - found["call"]
+    words, at = protocol._words, protocol._arrive
 
     def look_and_write() -> None:
         for _ in range(others):
@@ -89,7 +89,7 @@ def parts_of_all_reduce(c: Communicator) -> Seconds:
         words[at] = words[at] = words[at] = words[at] = 0
 
     found["words"] = least(look_and_write, 2000) - found["call"]
-    found["line"] = least(c._member.calling.line, 2000) - found["call"]
+    found["line"] = least(c._context.call_site.line, 2000) - found["call"]
     return found
 
 
@@ -106,7 +106,7 @@ def parts_of_ping_pong(c: Communicator) -> Seconds:
     def taken() -> None:
         words[out._head] = out.position
 
-    theirs = RingWriter(c._view, c._member.waiter, peer, c.rank)
+    theirs = RingWriter(c._view, c._context.waiter, peer, c.rank)
 
     def fill() -> None:
         words[theirs._head] = theirs.position
@@ -135,7 +135,7 @@ def parts_of_ping_pong(c: Communicator) -> Seconds:
 
     found["numpy"] = least(numpy_calls, 2000) - call
     found["words"] = least(bytes_moved, 2000) - call
-    found["fence"] = 2 * (least(c._member.waiter.fence, 2000) - call)
-    found["line"] = least(c._member.calling.line, 2000) - call
+    found["fence"] = 2 * (least(c._context.waiter.fence, 2000) - call)
+    found["line"] = least(c._context.call_site.line, 2000) - call
     words[out._tail] = words[out._head] = 0  # the other rank has taken nothing, and looks when it ends
     return found

@@ -113,7 +113,7 @@ def _together(c: Communicator, name: str, rounds: int) -> dict[str, float]:
         walls.append((time.perf_counter() - began) / BATCH / ways)
         used.append((time.process_time() - cpu) / BATCH / ways)
     found = {"wall": statistics.median(walls), "cpu": statistics.median(used)}
-    waiter, yielded, slept = c._member.waiter, [0], [0]
+    waiter, yielded, slept = c._context.waiter, [0], [0]
     sched_yield, sleep = os.sched_yield, waiter._futex_wait
 
     def counted_yield() -> None:

@@ -61,7 +61,7 @@ def follow(cell: BackgroundCell, sink: CellOutput | None) -> None:
     cell.pending.add_done_callback(ended)
 
 
-def show(live: ExtensionState, cell: BackgroundCell) -> None:
+def show(state: ExtensionState, cell: BackgroundCell) -> None:
     """Wait for a cell, show what it printed, give its values, or raise what it raised.
 
     An interrupt while this waits interrupts the cell, as if it had been run in the foreground.
@@ -71,13 +71,13 @@ def show(live: ExtensionState, cell: BackgroundCell) -> None:
     result = cell.pending.result() if error is None else getattr(error, "result", None)
     if result is not None:
         said = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
-        _show(live, result, said if error is None else "")
+        _show(state, result, said if error is None else "")
     if error is not None:
-        live.remember(error)
+        state.remember(error)
         with brief_errors():
             raise error
     if cell.out is not None:
-        live.shell.user_ns[cell.out] = cell.pending.result().values
+        state.shell.user_ns[cell.out] = cell.pending.result().values
 
 
 def _wait(pending: PendingCell) -> None:
@@ -88,10 +88,10 @@ def _wait(pending: PendingCell) -> None:
             pending.cancel()
 
 
-def _show(live: ExtensionState, result: CellResult, said: str) -> None:
+def _show(state: ExtensionState, result: CellResult, said: str) -> None:
     """Show what a cell printed and its values; if there is nothing, that it is done, and what is `said`."""
-    publisher = publisher_for(live.shell, live.notebook)
-    sink = CellOutput(publisher, order=live.configuration.output, logs=live.logs)
+    publisher = publisher_for(state.shell, state.notebook)
+    sink = CellOutput(publisher, order=state.configuration.output, logs=state.logs)
     for rank, part in result.ranks.items():
         sink.stream(rank, "stdout", part.stdout)
         sink.stream(rank, "stderr", part.stderr)

@@ -33,8 +33,8 @@ class RankCompleter:
 
     completer_id = "nbparallel"
 
-    def __init__(self, live: ExtensionState) -> None:
-        self._live = live
+    def __init__(self, state: ExtensionState) -> None:
+        self._state = state
         self._parsers = parsers()
 
     def install(self) -> None:
@@ -46,11 +46,11 @@ class RankCompleter:
             return self.match(context)
 
         self._matcher = context_matcher(identifier=self.completer_id)(match)
-        self._live.shell.Completer.custom_matchers.append(self._matcher)
+        self._state.shell.Completer.custom_matchers.append(self._matcher)
 
     def remove(self) -> None:
         """Let IPython ask no more."""
-        matchers = self._live.shell.Completer.custom_matchers
+        matchers = self._state.shell.Completer.custom_matchers
         if self._matcher in matchers:
             matchers.remove(self._matcher)
 
@@ -92,20 +92,20 @@ class RankCompleter:
         return offered
 
     def _ranks(self, token: str) -> Found:
-        session = self._live.running_session()
+        session = self._state.running_session()
         for rank in range(0 if session is None else session.world_size):
             if str(rank).startswith(token):
                 yield str(rank), "rank"
 
     def _arrays(self, token: str) -> Found:
         numpy = sys.modules.get("numpy")  # without it there is no array
-        for name, value in list(self._live.shell.user_ns.items()):
+        for name, value in list(self._state.shell.user_ns.items()):
             if numpy and type(value) is numpy.ndarray and name.startswith(token) and name[0] != "_":
                 yield name, "array"
 
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
         """Ask rank 0, whose completions may begin before or behind the token that IPython replaces."""
-        session = self._live.running_session()
+        session = self._state.running_session()
         if session is None:
             return
         text = f"{above}\n{line}" if above else line

@@ -58,16 +58,16 @@ class _Loaded:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.live = ExtensionState(shell)
-        self.magics = ParallelMagics(self.live)
+        self.state = ExtensionState(shell)
+        self.magics = ParallelMagics(self.state)
         self.errors = ErrorRendering(shell)
-        self.completer = RankCompleter(self.live)
+        self.completer = RankCompleter(self.state)
 
     def install(self) -> None:
         self.shell.register_magics(self.magics)
         self.errors.install()
         self.completer.install()
-        self.live.install()
+        self.state.install()
 
     def remove(self) -> None:
         manager = self.shell.magics_manager
@@ -79,7 +79,7 @@ class _Loaded:
         manager.registry.pop(type(self.magics).__name__, None)
         self.completer.remove()
         self.errors.remove()
-        self.live.remove()
+        self.state.remove()
 
 
 def load(shell: Any) -> None:
@@ -94,7 +94,7 @@ def load(shell: Any) -> None:
         removed = sweep_at_load()
         if removed:
             print(removed)  # noqa: T201  (it belongs under the cell that loads us)
-        loaded.live.warm.start()
+        loaded.state.prestarted.start()
 
 
 def _on_a_rank() -> bool:
@@ -113,4 +113,4 @@ def unload(shell: Any) -> None:
 def live_in(shell: Any) -> ExtensionState | None:
     """Return what is running in a shell, or None if the extension is not loaded there."""
     loaded = getattr(shell, _ATTRIBUTE, None)
-    return None if loaded is None else loaded.live
+    return None if loaded is None else loaded.state

@@ -41,9 +41,9 @@ def _comes_first(magic: str) -> NoReturn:
 class ParallelMagics(Magics):
     """The magics; one instance a shell."""
 
-    def __init__(self, live: ExtensionState) -> None:
-        super().__init__(live.shell)
-        self.live = live
+    def __init__(self, state: ExtensionState) -> None:
+        super().__init__(state.shell)
+        self.state = state
 
     @line_cell_magic
     @no_var_expand
@@ -73,10 +73,10 @@ class ParallelMagics(Magics):
         _comes_first("%%rank")
 
     def _run_cell(self, options: argparse.Namespace, magic: str, cell: str) -> BackgroundCell | None:
-        offset = lines_above(self.live.raw_cell, magic, cell)
+        offset = lines_above(self.state.raw_cell, magic, cell)
         above = _BLANK_LINES.match(cell)  # IPython drops them, and with them the count of lines
         blank = above[0] if above else ""
-        return cells.run(self.live, CellRequest(cell[len(blank) :], offset + blank.count("\n"), options))
+        return cells.run(self.state, CellRequest(cell[len(blank) :], offset + blank.count("\n"), options))
 
     def _run_line(
         self, parser: MagicParser, line: str, *, leading_ranks: bool = False
@@ -84,12 +84,12 @@ class ParallelMagics(Magics):
         options, source = parser.parse_head(line, leading_ranks=leading_ranks, expand=self._expanded)
         if not source:
             parser.error("there is nothing to run")
-        offset = lines_above(self.live.raw_cell, parser.prog, source) - 1
-        return cells.run(self.live, CellRequest(source, max(0, offset), options))
+        offset = lines_above(self.state.raw_cell, parser.prog, source) - 1
+        return cells.run(self.state, CellRequest(source, max(0, offset), options))
 
     def _expanded(self, line: str) -> str:
         """Put the notebook's values into ``{x}`` and ``$x`` of the flags; the code is the ranks' business."""
-        text: str = self.live.shell.var_expand(line, depth=_NO_FRAME)
+        text: str = self.state.shell.var_expand(line, depth=_NO_FRAME)
         return text
 
     @line_magic
@@ -99,7 +99,7 @@ class ParallelMagics(Magics):
         if not names:
             flags.SHARE.error("which arrays? name them, as in %share weights gradients")
         with brief_errors():
-            notes = sharing.share(self.live, names)
+            notes = sharing.share(self.state, names)
         for note in notes:
             print(note)  # noqa: T201
 
@@ -112,7 +112,7 @@ class ParallelMagics(Magics):
         if options.seconds and not options.bench:
             flags.STRATEGY.error("--seconds belongs to --bench")
         if options.bench:
-            strategy_benchmark.bench(self.live, options.seconds or strategy_benchmark.DEFAULT_SECONDS)
+            strategy_benchmark.bench(self.state, options.seconds or strategy_benchmark.DEFAULT_SECONDS)
             return
         if words:
             sharing.switch(words)
@@ -122,7 +122,7 @@ class ParallelMagics(Magics):
     @documented_by(flags.STATUS)
     def parallel_status(self, line: str) -> None:
         flags.STATUS.parse_line(line)
-        session = self.live.running_session()
+        session = self.state.running_session()
         if session is None:
             print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
         else:
@@ -132,23 +132,23 @@ class ParallelMagics(Magics):
     @documented_by(flags.SEGMENTS)
     def parallel_segments(self, line: str) -> None:
         flags.SEGMENTS.parse_line(line)
-        session = self.live.running_session()
+        session = self.state.running_session()
         if session is None:
             display(nbparallel.segments())
         else:
-            names = self.live.shell.user_ns
-            seen = session.who(names, self.live.shell.user_ns_hidden)
+            names = self.state.shell.user_ns
+            seen = session.who(names, self.state.shell.user_ns_hidden)
             display(SegmentsView(session.statistics(names), seen))
 
     @line_magic
     @documented_by(flags.WHO)
     def parallel_who(self, line: str) -> None:
         flags.WHO.parse_line(line)
-        session = self.live.running_session()
+        session = self.state.running_session()
         if session is None:
             print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
         else:
-            shell = self.live.shell
+            shell = self.state.shell
             display(WhoView(session.who(shell.user_ns, shell.user_ns_hidden)))
 
     @line_magic
@@ -157,17 +157,17 @@ class ParallelMagics(Magics):
         flags.DOCTOR.parse_line(line)
         from nbparallel.session import examine  # brings numpy, which loading must not
 
-        display(examine(self.live.configuration.start_method))
+        display(examine(self.state.configuration.start_method))
 
     @line_magic
     @documented_by(flags.TIMELINE)
     def parallel_timeline(self, line: str) -> None:
-        timeline.show(self.live, flags.TIMELINE.parse_line(line).save)
+        timeline.show(self.state, flags.TIMELINE.parse_line(line).save)
 
     @line_magic
     @documented_by(flags.PANEL)
     def parallel_panel(self, line: str) -> None:
-        panel.show(self.live, close=flags.PANEL.parse_line(line).close)
+        panel.show(self.state, close=flags.PANEL.parse_line(line).close)
 
     @line_magic
     @documented_by(flags.RESTART)
@@ -184,28 +184,28 @@ class ParallelMagics(Magics):
     @documented_by(flags.STOP)
     def parallel_stop(self, line: str) -> None:
         flags.STOP.parse_line(line)
-        self.live.stop()
+        self.state.stop()
 
     @line_magic
     @documented_by(flags.RESULT)
     def parallel_result(self, line: str) -> None:
         flags.RESULT.parse_line(line)
-        if self.live.background is None:
+        if self.state.background is None:
             flags.RESULT.error("no cell was run with --async yet")
-        background.show(self.live, self.live.background)
+        background.show(self.state, self.state.background)
 
     @line_magic
     @documented_by(flags.TRACEBACK)
     def parallel_tb(self, line: str) -> None:
         options = flags.TRACEBACK.parse_line(line)
-        if not self.live.failures:
+        if not self.state.failures:
             flags.TRACEBACK.error("no cell has failed on ranks yet")
-        session = self.live.running_session()
+        session = self.state.running_session()
         size = 0 if session is None else session.world_size
-        print(full_tracebacks(self.live.failures, options.ranks, size))  # noqa: T201
+        print(full_tracebacks(self.state.failures, options.ranks, size))  # noqa: T201
 
     def _session_to(self, parser: MagicParser) -> Session:
-        session = self.live.running_session()
+        session = self.state.running_session()
         if session is None:
             parser.error("no ranks are running; the next %%parallel cell starts them")
         return session

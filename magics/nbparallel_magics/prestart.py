@@ -27,7 +27,7 @@ class PrestartedSupervisor:
 
     def start(self) -> None:
         """Start it, if the user wants that, and return at once."""
-        if not self._configuration.warm:
+        if not self._configuration.prestarted:
             return
         from nbparallel.errors import StartError
         from nbparallel.session.interrupts import InterruptCounter
@@ -43,7 +43,7 @@ class PrestartedSupervisor:
     def take(self) -> SupervisorLaunch | None:
         """Give away what waits, to be owned by the caller; None if nothing does that can be used."""
         if not self._usable():
-            self.put_out()
+            self.terminate()
         taken, self._waiting = self._waiting, None
         return taken
 
@@ -51,20 +51,20 @@ class PrestartedSupervisor:
         """Look after a cell whether what waits can still be used; if not, start it anew."""
         if self._waiting is None or self._usable():
             return
-        self.put_out()
+        self.terminate()
         self._renewals += 1
         if self._renewals <= RENEWALS:
             self.start()
 
     def _usable(self) -> bool:
         waiting, wanted = self._waiting, self._configuration
-        return waiting is not None and wanted.warm and waiting.fits(wanted.start_method)
+        return waiting is not None and wanted.prestarted and waiting.fits(wanted.start_method)
 
-    def put_out(self) -> None:
+    def terminate(self) -> None:
         """End what waits, if anything does; an interrupt raises when that is done."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             from nbparallel.session.interrupts import InterruptCounter
 
             with InterruptCounter():
-                waiting.put_out()
+                waiting.terminate()

@@ -39,7 +39,7 @@ class CellRequest:
     """The flags."""
 
 
-def run(live: ExtensionState, request: CellRequest) -> BackgroundCell | None:
+def run(state: ExtensionState, request: CellRequest) -> BackgroundCell | None:
     """Run a cell on ranks; nothing is sent or started unless it can run.
 
     Returns the cell itself if it is not waited for (``--async``).
@@ -54,12 +54,12 @@ def run(live: ExtensionState, request: CellRequest) -> BackgroundCell | None:
         As `nbparallel.Session.run`.
     """
     options = request.options
-    check_compiles(live.shell, request)
-    session = _session(live, options)
+    check_compiles(state.shell, request)
+    session = _session(state, options)
     ranks = None if options.ranks is None else resolve(options.ranks, session)
     if getattr(options, "local", False):
-        _run_here(live.shell, request.source)
-    return _run_on_ranks(live, session, ranks, request)
+        _run_here(state.shell, request.source)
+    return _run_on_ranks(state, session, ranks, request)
 
 
 def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
@@ -70,13 +70,13 @@ def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
         raise UsageError(str(error)) from None
 
 
-def _session(live: ExtensionState, options: argparse.Namespace) -> Session:
+def _session(state: ExtensionState, options: argparse.Namespace) -> Session:
     wanted = getattr(options, "n", None)
     try:
         if wanted and options.ranks is not None:
             options.ranks.resolve(wanted)  # before ranks are started for nothing
         with brief_errors():
-            return live.session_for(wanted)
+            return state.session_for(wanted)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -99,21 +99,21 @@ def lines_above(raw_cell: str, magic: str, source: str) -> int:
 
 
 def _run_on_ranks(
-    live: ExtensionState, session: Session, ranks: tuple[int, ...] | None, request: CellRequest
+    state: ExtensionState, session: Session, ranks: tuple[int, ...] | None, request: CellRequest
 ) -> BackgroundCell | None:
-    options, shell = request.options, live.shell
-    quiet = options.quiet or live.configuration.quiet
-    order = getattr(options, "output", None) or live.configuration.output
-    sink = None if quiet else CellOutput(publisher_for(shell, live.notebook), order=order, logs=live.logs)
-    if sink is not None and live.configuration.welcome and not live.welcomed:
-        live.welcomed = True
+    options, shell = request.options, state.shell
+    quiet = options.quiet or state.configuration.quiet
+    order = getattr(options, "output", None) or state.configuration.output
+    sink = None if quiet else CellOutput(publisher_for(shell, state.notebook), order=order, logs=state.logs)
+    if sink is not None and state.configuration.welcome and not state.welcomed:
+        state.welcomed = True
         for line in _WELCOME:
             sink.note(line)
     wanted: dict[str, Any] = {
         "ranks": ranks,
         "namespace": shell.user_ns,
         "share": getattr(options, "share", None) or (),
-        "timeout": options.timeout or live.configuration.timeout or None,
+        "timeout": options.timeout or state.configuration.timeout or None,
         "sink": sink,
         "execution_count": input_number(shell),
         "line_offset": request.line_offset,
@@ -125,14 +125,14 @@ def _run_on_ranks(
     if getattr(options, "later", False):
         with brief_errors():
             pending = session.submit(request.source, **wanted)
-        live.background = BackgroundCell(pending, wanted["execution_count"], options.out)
-        follow(live.background, sink)
-        return live.background
+        state.background = BackgroundCell(pending, wanted["execution_count"], options.out)
+        follow(state.background, sink)
+        return state.background
     try:
         with brief_errors():
             result = session.run(request.source, **wanted)
     except (ParallelError, CellTimeoutError, KeyboardInterrupt) as error:
-        live.remember(error)
+        state.remember(error)
         raise
     finally:
         if sink is not None:

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from nbparallel_widgets.panel import Panel
 
 
-def _ignited(world_size: int | None, start_method: str, warm: PrestartedSupervisor) -> Session:
+def _ignited(world_size: int | None, start_method: str, prestarted: PrestartedSupervisor) -> Session:
     """Return a session whose supervisor was started before the session's code was imported."""
     from nbparallel.session.processes.launch import SupervisorLaunch
     from nbparallel.session.processes.limits import check_world_size
 
     if world_size is not None:
         check_world_size(world_size)
-    ignition = warm.take() or SupervisorLaunch(start_method)
+    launch = prestarted.take() or SupervisorLaunch(start_method)
     try:
         from nbparallel.session import Session
 
-        return Session(world_size, start_method=start_method, ignition=ignition)
+        return Session(world_size, start_method=start_method, launch=launch)
     except BaseException:
-        ignition.put_out()
+        launch.terminate()
         raise
 
 
@@ -44,7 +44,7 @@ class ExtensionState:
         self.shell = shell
         self.configuration = configured(shell)
         self.session: Session | None = None
-        self.warm = PrestartedSupervisor(self.configuration)
+        self.prestarted = PrestartedSupervisor(self.configuration)
         """What the first session will be made of."""
         self.failures: Mapping[int, RankFailure] = {}
         """What ranks said in the last cell that failed, the root cause first; or where they were stopped."""
@@ -96,7 +96,9 @@ class ExtensionState:
 
         try:
             with InterruptCounter():  # an interrupt waits until there is something that can be stopped
-                session = self.session = _ignited(world_size, self.configuration.start_method, self.warm)
+                session = self.session = _ignited(
+                    world_size, self.configuration.start_method, self.prestarted
+                )
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -108,7 +110,7 @@ class ExtensionState:
             self.close_panel()
         finally:
             try:
-                self.warm.put_out()
+                self.prestarted.terminate()
             finally:
                 if self.session is not None:
                     try:
@@ -141,7 +143,7 @@ class ExtensionState:
         sharing = sys.modules.get("nbparallel.sharing")
         if sharing is not None:
             sharing.current_store().drain()
-        self.warm.tend()
+        self.prestarted.tend()
         if self.panel is not None:
             self.panel.end()
 

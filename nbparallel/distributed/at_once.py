@@ -19,8 +19,8 @@ from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
 class InlineSlotProtocol(SlotProtocol):
     """One rank's side of all collectives of a group, with a quick way for small arrays."""
 
-    def __init__(self, member: RankContext, area: SlotArea) -> None:
-        super().__init__(member, area)
+    def __init__(self, context: RankContext, area: SlotArea) -> None:
+        super().__init__(context, area)
         self._peers_of = [
             tuple((rank, arrive, slots[generation]) for rank, arrive, slots in self._peers)
             for generation in range(GENERATIONS)
@@ -52,15 +52,15 @@ class InlineSlotProtocol(SlotProtocol):
         views : list of array
             Every member's slot of the collective that begins (`next_generation`), in the form of `x`.
         """
-        member, words, number = self._member, self._words, self.number + 1
+        context, words, number = self._context, self._words, self.number + 1
         self._operation, self._fingerprint, self._line = operation, fingerprint, line
         if number - GENERATIONS > self._all_done:
             self._wait_for_readers(number)
-        member.open = self.number = number
+        context.open = self.number = number
         self.generation = generation = number % GENERATIONS
         if armed := fault_injection.ARMED:
-            fault_injection.hit("enter", member.rank)
-            fault_injection.hit("half_payload", member.rank)
+            fault_injection.hit("enter", context.rank)
+            fault_injection.hit("half_payload", context.rank)
         views[self.index][...] = x
         slot = self._mine[generation]
         mine = fingerprint.word
@@ -74,12 +74,12 @@ class InlineSlotProtocol(SlotProtocol):
         if self._written[generation] is not fingerprint:
             self._describe(generation, slot, fingerprint)
         if armed:
-            fault_injection.hit("wrote_header", member.rank)
+            fault_injection.hit("wrote_header", context.rank)
         self.arrivals = arrivals = self.arrivals + 1
         waiter = self._waiter
         waiter.announce(words, self._arrive, arrivals)
         if armed:
-            fault_injection.hit("wrote_flag", member.rank)
+            fault_injection.hit("wrote_flag", context.rank)
         same = True
         for rank, arrive, slot in self._peers_of[generation]:
             if words[arrive] < arrivals and not waiter.spin(words, arrive, arrivals):

@@ -37,9 +37,9 @@ class Averaging:
     """One rank's side of `average_gradients` in a group."""
 
     def __init__(
-        self, member: RankContext, meeting: SlotProtocol, all_reduce: AllReduce, gathering: Gathering
+        self, context: RankContext, protocol: SlotProtocol, all_reduce: AllReduce, gathering: Gathering
     ) -> None:
-        self._member, self._meeting = member, meeting
+        self._context, self._protocol = context, protocol
         self._all_reduce, self._gathering = all_reduce, gathering
         self._plans: dict[bytes, ReductionSignature] = {}
 
@@ -62,8 +62,8 @@ class Averaging:
         """Whether no other rank has any of this memory, unless it says so: it is private, or made here."""
         for x in arrays:
             if x.base is not None:
-                place = self._member.memory.place(x)
-                if place is not None and place.segment >> CLIENT_SHIFT != self._member.store.client:
+                place = self._context.memory.place(x)
+                if place is not None and place.segment >> CLIENT_SHIFT != self._context.store.client:
                     return False
         return True
 
@@ -83,7 +83,7 @@ class Averaging:
     def _with_words(self, gradients: Gradients, deadline_ns: int | None, *, again: bool) -> None:
         """Average after all ranks have said what they pass."""
         shown = gradients.arrays[0] if gradients.arrays else None
-        own = gradients.announcement(self._member.memory)
+        own = gradients.announcement(self._context.memory)
 
         def tell(value: Any) -> list[Any]:
             return self._gathering.tell(Operation.average_gradients, shown, value, deadline_ns)
@@ -93,9 +93,9 @@ class Averaging:
         if not agreed:
             assert not again, "everybody is careful the second time"
             agreed, told = self._exchange(brought, deadline_ns)
-        same, total = check_announcements(tell(own) if told is None else told, self._meeting.ranks)
+        same, total = check_announcements(tell(own) if told is None else told, self._protocol.ranks)
         if not same:
-            raise mismatch(tell((gradients.forms(), gradients.bucket_nbytes)), self._meeting.ranks)
+            raise mismatch(tell((gradients.forms(), gradients.bucket_nbytes)), self._protocol.ranks)
         if told is not None and gradients.plan.rides:
             average_riding(gradients, total, told)
         else:
@@ -103,14 +103,14 @@ class Averaging:
 
     def _exchange(self, data: bytes, deadline_ns: int | None) -> tuple[bool, list[bytes] | None]:
         """Return whether all are careful, and what they bring; None if one's does not fit into a slot."""
-        member, meeting = self._member, self._meeting
-        meeting.deadline_ns = deadline_ns
-        meeting.begin(Operation.average_gradients, _CAREFUL, member.calling.line())
-        meeting.put(b"+" + data if len(data) < meeting.payload_nbytes else b"-")
-        agreed = meeting.meet() or meeting.agree()
-        found = [bytes(meeting.get(i)) for i in range(len(meeting.ranks))] if agreed else []
-        meeting.end()
-        member.operations += 1
+        context, protocol = self._context, self._protocol
+        protocol.deadline_ns = deadline_ns
+        protocol.begin(Operation.average_gradients, _CAREFUL, context.call_site.line())
+        protocol.put(b"+" + data if len(data) < protocol.payload_nbytes else b"-")
+        agreed = protocol.arrive_and_wait() or protocol.agree()
+        found = [bytes(protocol.get(i)) for i in range(len(protocol.ranks))] if agreed else []
+        protocol.end()
+        context.operations += 1
         return agreed, [left[1:] for left in found] if all(left[:1] == b"+" for left in found) else None
 
 

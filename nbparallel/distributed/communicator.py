@@ -55,20 +55,20 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         *,
         epoch: int,
         usable_cpus: int,
-        overseer: LivenessCheck | None = None,
+        liveness_check: LivenessCheck | None = None,
     ) -> None:
         self._view = control if isinstance(control, ControlView) else ControlView(control)
         self._owns_view = not isinstance(control, ControlView)
-        self._member = RankContext(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
-        self._member.overseer = overseer
-        self._member.diagnose = lambda wait: look_for_deadlock(self._member, wait)
-        self._world = GroupCollectives(self._member, world_area(self._view, rank))
-        self._messages = ShortMessages(self._member)
-        self._teams = GroupTable(self._member, self._messages, self._world)
-        self._member.progress = self._progress
+        self._context = RankContext(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
+        self._context.liveness_check = liveness_check
+        self._context.diagnose = lambda wait: look_for_deadlock(self._context, wait)
+        self._world = GroupCollectives(self._context, world_area(self._view, rank))
+        self._messages = ShortMessages(self._context)
+        self._group_table = GroupTable(self._context, self._messages, self._world)
+        self._context.progress = self._progress
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
-        self._recorder: OperationTracer | None = None
+        self._tracer: OperationTracer | None = None
         self.forgotten: list[str] = []
         """What the last cell has begun and never waited for."""
         self.unreceived: list[str] = []
@@ -78,12 +78,12 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
 
     def record(self) -> None:
         """Note from the next cell on when its statements and operations begin and end (`timeline`)."""
-        self._recorder = OperationTracer(self, self._member, self._world)
-        self._member.waited = self._recorder.waited
+        self._tracer = OperationTracer(self, self._context, self._world)
+        self._context.waited = self._tracer.waited
 
     def timeline(self) -> RankTimeline | None:
         """Return the notes on the cell that has ended; None if nothing is noted."""
-        return None if self._recorder is None else self._recorder.take()
+        return None if self._tracer is None else self._tracer.take()
 
     # -- cells ---------------------------------------------------------------------------------------
 
@@ -104,15 +104,15 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
             A rank's failure only ends waits for that rank, not all.
         """
         self.release()
-        self._member.begin_cell(cell, participants, filename, go_on=go_on)
-        if self._recorder is not None:
-            self._recorder.begin()
+        self._context.begin_cell(cell, participants, filename, go_on=go_on)
+        if self._tracer is not None:
+            self._tracer.begin()
 
     def at_line(self, line: int) -> None:
         """Publish the line of the cell's statement that begins now; the error about a death names it."""
-        self._member.at_line(line)
-        if self._recorder is not None:
-            self._recorder.at_line(line)
+        self._context.at_line(line)
+        if self._tracer is not None:
+            self._tracer.at_line(line)
 
     def finish_cell(self) -> None:
         """Finish the collectives that the cell has begun, and take in the messages that have arrived.
@@ -124,16 +124,16 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         NbParallelError, KeyboardInterrupt
             As the operations themselves.
         """
-        if self._member.ready:
+        if self._context.ready:
             self._talk(self._finish)
 
     def _finish(self) -> None:
         self._messages.drain()
-        self._teams.flush()
+        self._group_table.flush()
 
     def _progress(self) -> None:
         self._messages.drain()
-        self._teams.advance()
+        self._group_table.advance()
 
     def end_cell(self, failure: BaseException | None, *, could_receive: bool = True) -> None:
         """Leave the cell; with a failure, whoever waits for this rank raises `PeerFailedError`.
@@ -141,23 +141,23 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         `could_receive` is false where no code of the user ran: then no message counts as left from it.
         """
         self._messages.drop()
-        self._teams.drop()
+        self._group_table.drop()
         self.forgotten = self._tickets.settle()
         self.unreceived = self._messages.end_cell() if could_receive else []
-        if self._recorder is not None:
-            self._recorder.end()
-        self._member.end_cell(failure)
+        if self._tracer is not None:
+            self._tracer.end()
+        self._context.end_cell(failure)
         self.release()
 
     @property
     def failed(self) -> bool:
         """Whether this epoch is void: the next cell needs a new communicator."""
-        return self._member.cause is not None
+        return self._context.cause is not None
 
     @property
     def wait_ns(self) -> int:
         """How long this rank has waited for others in this epoch."""
-        return self._member.waiter.wait_ns
+        return self._context.waiter.wait_ns
 
     def interrupt_pending(self) -> tuple[int, int]:
         """Return the kernel's interrupt word for this rank: (cell, sequence)."""
@@ -166,24 +166,24 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
     def release(self) -> None:
         """Let go of sent memory that receivers have taken over; the engine calls it when it is idle."""
         self._messages.release()
-        self._member.forget_frames()
-        self._teams.release()
+        self._context.forget_frames()
+        self._group_table.release()
 
     def close(self) -> None:
         """Let go of everything; again is fine."""
         if self._closed:
             return
         self._closed = True
-        if self._recorder is not None:
-            self._recorder.close()
+        if self._tracer is not None:
+            self._tracer.close()
         self._messages.close()
-        self._teams.close()
-        self._member.close()
+        self._group_table.close()
+        self._context.close()
         if self._owns_view:
             self._view.close()
 
     def _forked(self) -> None:
-        make_inert(self._member)
+        make_inert(self._context)
 
 
 _living: weakref.WeakSet[Communicator] = weakref.WeakSet()

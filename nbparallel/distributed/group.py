@@ -108,10 +108,10 @@ class GroupState:
 class GroupTable:
     """All groups of one rank in one epoch."""
 
-    def __init__(self, member: RankContext, messages: Receiver, world: GroupCollectives) -> None:
-        self._member, self._messages = member, messages
-        everybody = Group(tuple(range(member.world_size)))
-        self.world = GroupState(everybody, member.rank, world)
+    def __init__(self, context: RankContext, messages: Receiver, world: GroupCollectives) -> None:
+        self._context, self._messages = context, messages
+        everybody = Group(tuple(range(context.world_size)))
+        self.world = GroupState(everybody, context.rank, world)
         self._known = {everybody: self.world}
 
     def find(self, group: object) -> GroupState:
@@ -124,24 +124,24 @@ class GroupTable:
         ValueError
             This rank is no member, or a member takes no part in this cell.
         """
-        team = self._known.get(group) if isinstance(group, Group) else None
-        if team is None:
-            team = self.know(group)
-        member = self._member
-        if team.index < 0:
+        state = self._known.get(group) if isinstance(group, Group) else None
+        if state is None:
+            state = self.know(group)
+        context = self._context
+        if state.index < 0:
             raise ValueError(
-                f"rank {member.rank} is not in {team.group}, and cannot take part in its operations"
+                f"rank {context.rank} is not in {state.group}, and cannot take part in its operations"
             )
-        if team.cell != member.cell:
-            missing = [r for r in team.ranks if r not in member.participants]
-            if missing and member.cell:
+        if state.cell != context.cell:
+            missing = [r for r in state.ranks if r not in context.participants]
+            if missing and context.cell:
                 verb = "is" if len(missing) == 1 else "are"
                 raise ValueError(
-                    f"{rank_list(missing)} {verb} not in this cell, and an operation of {team.group} needs "
+                    f"{rank_list(missing)} {verb} not in this cell, and an operation of {state.group} needs "
                     "all its ranks"
                 )
-            team.cell = member.cell
-        return team
+            state.cell = context.cell
+        return state
 
     def know(self, group: object) -> GroupState:
         """Return the team of a group, whoever is in it."""
@@ -149,71 +149,71 @@ class GroupTable:
             raise TypeError(
                 f"group must be what new_group returned, or None for all, not {type(group).__name__}"
             )
-        team = self._known.get(group)
-        if team is None:
-            rank, ranks = self._member.rank, group.ranks
-            if max(ranks) >= self._member.world_size:
+        state = self._known.get(group)
+        if state is None:
+            rank, ranks = self._context.rank, group.ranks
+            if max(ranks) >= self._context.world_size:
                 raise ValueError(
-                    f"{group} was made for a larger world: there are {self._member.world_size} ranks"
+                    f"{group} was made for a larger world: there are {self._context.world_size} ranks"
                 )
-            team = self._known[group] = GroupState(group, ranks.index(rank) if rank in ranks else -1)
-        return team
+            state = self._known[group] = GroupState(group, ranks.index(rank) if rank in ranks else -1)
+        return state
 
-    def open(self, team: GroupState, deadline_ns: int | None) -> GroupCollectives:
+    def open(self, state: GroupState, deadline_ns: int | None) -> GroupCollectives:
         """Return the group's operations; the first call meets the other members."""
-        if team.collectives is None:
-            area = self._meet(team, deadline_ns)
-            self._member.areas[area.packed] = area
-            team.collectives = GroupCollectives(self._member, area)
-        return team.collectives
+        if state.collectives is None:
+            area = self._meet(state, deadline_ns)
+            self._context.areas[area.packed] = area
+            state.collectives = GroupCollectives(self._context, area)
+        return state.collectives
 
-    def _meet(self, team: GroupState, deadline_ns: int | None) -> SlotArea:
-        member, ranks = self._member, team.ranks
+    def _meet(self, state: GroupState, deadline_ns: int | None) -> SlotArea:
+        context, ranks = self._context, state.ranks
         memory: np.ndarray[Any, np.dtype[Any]]
-        if team.index > 0:
-            packed = self._messages.await_introduction(ranks[0], team.word, deadline_ns)
-            memory = member.attach(decode_handle(packed), writable=True)
+        if state.index > 0:
+            packed = self._messages.await_introduction(ranks[0], state.word, deadline_ns)
+            memory = context.attach(decode_handle(packed), writable=True)
         else:
-            memory = member.store.empty((group_nbytes(len(ranks)),), np.uint8)
+            memory = context.store.empty((group_nbytes(len(ranks)),), np.uint8)
             prepare(memory, ranks)
-            handle = member.store.handle(memory, writable=True)
+            handle = context.store.handle(memory, writable=True)
             if handle is None:
                 raise InternalError("the store's own array is not shared")
             packed = encode_handle(handle)
             for rank in ranks[1:]:
-                self._messages.introduce(rank, team.word, packed, deadline_ns)
-        area = group_area(memory, packed, member.rank)
+                self._messages.introduce(rank, state.word, packed, deadline_ns)
+        area = group_area(memory, packed, context.rank)
         if area is None or area.ranks != ranks:
-            raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {team.group}")
+            raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {state.group}")
         return area
 
     def advance(self) -> None:
         """Let collectives that were begun go on, without waiting."""
-        for team in list(self._known.values()):
-            if team.collectives is not None:
-                team.collectives.begun.advance()
+        for state in list(self._known.values()):
+            if state.collectives is not None:
+                state.collectives.begun.advance()
 
     def flush(self) -> None:
         """Finish all collectives that were begun."""
-        for team in list(self._known.values()):
-            if team.collectives is not None:
-                team.collectives.begun.flush()
+        for state in list(self._known.values()):
+            if state.collectives is not None:
+                state.collectives.begun.flush()
 
     def drop(self) -> None:
         """End what was begun with its cell."""
-        for team in self._known.values():
-            if team.collectives is not None:
-                team.collectives.begun.drop()
+        for state in self._known.values():
+            if state.collectives is not None:
+                state.collectives.begun.drop()
 
     def release(self) -> None:
         """Let go of copies that everybody has read."""
-        for team in self._known.values():
-            if team.collectives is not None:
-                team.collectives.release()
+        for state in self._known.values():
+            if state.collectives is not None:
+                state.collectives.release()
 
     def close(self) -> None:
         """Let go of all memory."""
-        for team in self._known.values():
-            if team.collectives is not None:
-                team.collectives.close()
+        for state in self._known.values():
+            if state.collectives is not None:
+                state.collectives.close()
         self._known.clear()

@@ -27,15 +27,15 @@ MAX_HEADS = 1024
 class ShortMessages(Receiver):
     """The messages of one rank, with a quick way for short arrays."""
 
-    def __init__(self, member: RankContext) -> None:
-        super().__init__(member)
+    def __init__(self, context: RankContext) -> None:
+        super().__init__(context)
         self._heads: dict[tuple[np.dtype[Any], tuple[int, ...], int, int], bytes] = {}
         """Records of arrays without their content, by dtype, shape, tag and line; empty: not short."""
         self._descriptions: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
 
     def send_short(self, x: AnyArray, dst: int, tag: int) -> bool:
         """Send a short array; False: nothing was done."""
-        line = self._member.calling.line()
+        line = self._context.call_site.line()
         head = self._heads.get((x.dtype, x.shape, tag, line))
         if head is None:
             head = self._make_head(x, tag, line)
@@ -44,9 +44,9 @@ class ShortMessages(Receiver):
         data = x.tobytes()
         if not self._out[dst].put_at_once(head + data):
             return False
-        member = self._member
-        member.operations += 1
-        member.nbytes += len(data)
+        context = self._context
+        context.operations += 1
+        context.nbytes += len(data)
         return True
 
     def _make_head(self, x: AnyArray, tag: int, line: int) -> bytes:
@@ -86,7 +86,7 @@ class ShortMessages(Receiver):
         if not number:
             return False
         self._newest[src], self._last = number, src
-        member = self._member
-        member.operations += 1
-        member.nbytes += buffer.nbytes
+        context = self._context
+        context.operations += 1
+        context.nbytes += buffer.nbytes
         return True

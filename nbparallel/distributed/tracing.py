@@ -61,10 +61,10 @@ class OperationTracer:
         Those of all ranks.
     """
 
-    def __init__(self, communicator: Communicator, member: RankContext, world: GroupCollectives) -> None:
-        self._member, self._waiter, self._world = member, member.waiter, world
+    def __init__(self, communicator: Communicator, context: RankContext, world: GroupCollectives) -> None:
+        self._context, self._waiter, self._world = context, context.waiter, world
         self._attributes = vars(communicator)
-        self.team: GroupState | None = None
+        self.state: GroupState | None = None
         """Who met in the operation that runs, if it did not go the quickest way (`OperationBase._run`)."""
         self._noted: deque[Noted] = deque(maxlen=KEPT)
         self._quick = {name: self._before(communicator, name) for name in QUICK}
@@ -85,7 +85,7 @@ class OperationTracer:
         self._left_at = -1
         self._inside, self._awaited = False, -1
         self._short = SHORT
-        self._operations = self._member.operations
+        self._operations = self._context.operations
         self._attributes.update(self._quick)
         self._attributes.update(self._others)
         self._began_ns = _clock()
@@ -99,22 +99,22 @@ class OperationTracer:
         """Leave the operations alone until the next cell."""
         self._ended_ns = _clock()
         if self._left_at >= 0:
-            self._unseen += self._member.operations - self._left_at
+            self._unseen += self._context.operations - self._left_at
             self._left_at = -1
         for name in (*self._quick, *self._others):
             self._attributes.pop(name, None)
 
     def take(self) -> RankTimeline:
         """Return the notes on the cell that has ended."""
-        member, noted = self._member, self._noted
+        context, noted = self._context, self._noted
         full = self._count > len(noted)
         return pack(
-            member.rank,
+            context.rank,
             os.getpid(),
             self._began_ns,
             self._ended_ns,
             noted_from_ns=noted[0][2] if full else self._began_ns,
-            operations=max(member.operations - self._operations, len(noted)),
+            operations=max(context.operations - self._operations, len(noted)),
             omitted=self._unseen + self._count - len(noted),
             noted=self._settled(),
             statements=tuple(self._statements),
@@ -145,27 +145,27 @@ class OperationTracer:
         """Note at least `short` short operations more."""
         self._short = max(self._short, short)
         if self._left_at >= 0:
-            self._unseen += self._member.operations - self._left_at
+            self._unseen += self._context.operations - self._left_at
             self._left_at = -1
             self._attributes.update(self._quick)
 
     def _leave(self) -> None:
-        self._left_at = self._member.operations
+        self._left_at = self._context.operations
         for name in self._quick:
             self._attributes.pop(name, None)
 
     def _before(self, communicator: Communicator, name: str) -> Callable[..., Any]:
         """Return what stands before an operation; it only stores, and `take` makes sense of it."""
         method = getattr(communicator, name)
-        member, waiter, meeting, noted = self._member, self._waiter, self._world.meeting, self._noted
+        context, waiter, protocol, noted = self._context, self._waiter, self._world.protocol, self._noted
         place, keyword = _peer_argument(method)
         quick = name in QUICK
 
         def recorded(*args: Any, **options: Any) -> Any:
             if self._inside:  # an operation that is made of others counts once
                 return method(*args, **options)
-            self._inside, self._awaited, self.team = True, -1, None
-            former, waited, nbytes, failed = meeting.number, waiter.wait_ns, member.nbytes, True
+            self._inside, self._awaited, self.state = True, -1, None
+            former, waited, nbytes, failed = protocol.number, waiter.wait_ns, context.nbytes, True
             begin = _clock()
             try:
                 value = method(*args, **options)
@@ -177,8 +177,8 @@ class OperationTracer:
                 number, group = self._met(former)
                 noted.append(
                     (
-                        name, member.calling.line(), begin, end, waiter.wait_ns - waited,
-                        member.nbytes - nbytes, peer if type(peer) is int else -1, self._awaited,
+                        name, context.call_site.line(), begin, end, waiter.wait_ns - waited,
+                        context.nbytes - nbytes, peer if type(peer) is int else -1, self._awaited,
                         number, group, failed,
                     )
                 )  # fmt: skip
@@ -193,15 +193,15 @@ class OperationTracer:
 
     def _met(self, former: int) -> tuple[int, tuple[int, ...]]:
         """Return which collective of its group the operation was, and the group's members (none: all)."""
-        team = self.team
-        if team is not None and team.word:
-            return 0 if team.collectives is None else team.collectives.meeting.number, team.ranks
-        number = self._world.meeting.number
+        state = self.state
+        if state is not None and state.word:
+            return 0 if state.collectives is None else state.collectives.protocol.number, state.ranks
+        number = self._world.protocol.number
         return (0 if number == former else number), _WORLD
 
     def _settled(self) -> Iterator[Noted]:
         """Yield what was noted, checked: users pass what they like as a rank."""
-        size = self._member.world_size
+        size = self._context.world_size
         for name, line, begin, end, waited, nbytes, peer, awaited, number, group, failed in self._noted:
             known, slept = peer if 0 <= peer < size else -1, min(waited, end - begin)
             yield name, line, begin, end, slept, nbytes, known, awaited, number, group, failed

@@ -78,10 +78,10 @@ def migrate(x: npt.NDArray[S], strategy: str) -> npt.NDArray[S]:
         return x
     if not chosen.shares:
         chosen.create(1)  # says why not
-    with ExitStack() as turns:
+    with ExitStack() as session_lock:
         sessions = running_sessions()
         for session in sessions:
-            presses = turns.enter_context(session._turns.take())
+            presses = session_lock.enter_context(session._session_lock.take())
             _withdraw(session, before.segment, presses)
         store.rehome(x, chosen)
         after = store.movable(x).segment
@@ -92,17 +92,17 @@ def migrate(x: npt.NDArray[S], strategy: str) -> npt.NDArray[S]:
 
 def _withdraw(session: Session, segment: int, presses: InterruptCounter) -> None:
     """Have a session's ranks let go of a segment; raise if one cannot."""
-    crew = session._crew
-    if crew is None or crew.lost:
+    pool = session._pool
+    if pool is None or pool.lost:
         return
-    who = tuple(handle.rank for handle in crew.handles if handle.death is None)
+    who = tuple(handle.rank for handle in pool.handles if handle.death is None)
     if not who:
         return
     session._names.withdraw(segment)
     tasks = session._tasks
     number = tasks.next_number()
     task = WithdrawTask(number, who, (), True, None, segment)
-    launched = tasks.launch(crew, number, who, lambda _: task, presses, notes=[])
+    launched = tasks.launch(pool, number, who, lambda _: task, presses, notes=[])
     result = tasks.finish(launched, presses)
     held = {rank: what for rank, what in result.values.items() if what}
     if held:

@@ -21,6 +21,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,7 +37,7 @@ from nbparallel.session.processes import resize as roster
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.processes.resize import start_crew
+from nbparallel.session.processes.resize import start_pool
 from nbparallel.session.results import CellResult, RankValues
 from nbparallel.session.session_lock import SessionLock
 from nbparallel.session.tasks import cell as cells
@@ -73,7 +74,7 @@ class Session(SessionViews):
         How many ranks; by default one for each CPU that this process may use.
     start_method : {"forkserver", "spawn"}
         Fork ranks from a process that has everything imported (fast), or start fresh interpreters.
-    ignition : Ignition, optional
+    launch : SupervisorLaunch, optional
         A supervisor that was started early; the session owns it from now on.  If it does not fit any more,
         or ranks cannot be started with one that has waited, a new one is started.
 
@@ -101,7 +102,7 @@ class Session(SessionViews):
         world_size: int | None = None,
         *,
         start_method: str = "forkserver",
-        ignition: SupervisorLaunch | None = None,
+        launch: SupervisorLaunch | None = None,
     ) -> None:
         if sharing.current_store().client != 0:
             raise RuntimeError("a rank cannot start ranks of its own: use -n in the notebook for more")
@@ -112,18 +113,18 @@ class Session(SessionViews):
         self._size = int(size)
         self._start_method = start_method
         self._id = ""
-        self._ignition = ignition
-        self._crew: RankPool | None = None
+        self._supervisor_launch = launch
+        self._pool: RankPool | None = None
         self._names = NameDelivery(sharing.current_store())
         self._tasks = TaskDispatcher(self._names)
-        self._turns = SessionLock()
+        self._session_lock = SessionLock()
 
     # life ---------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """Whether `stop` was called."""
-        return self._turns.closed
+        return self._session_lock.closed
 
     @property
     def world_size(self) -> int:
@@ -133,7 +134,7 @@ class Session(SessionViews):
     @property
     def started(self) -> bool:
         """Whether ranks have been started."""
-        return self._crew is not None
+        return self._pool is not None
 
     def start(self) -> None:
         """Start the ranks now rather than with the first use; again is fine.
@@ -143,7 +144,7 @@ class Session(SessionViews):
         StartError
             A rank ended before it was ready; nothing is left running.
         """
-        with self._turns.take() as presses:
+        with self._session_lock.take() as presses:
             self._ensure(presses)
         session_views.load()
 
@@ -152,23 +153,23 @@ class Session(SessionViews):
 
         An interrupt meanwhile raises when nothing is left, two seconds later at most.
         """
-        if os.getpid() != self._turns.pid:
+        if os.getpid() != self._session_lock.pid:
             return  # a forked child owns nothing
         with InterruptCounter():
             self._stop()
 
     def _stop(self) -> None:
-        self._turns.closed = True
-        crew, self._crew = self._crew, None
+        self._session_lock.closed = True
+        pool, self._pool = self._pool, None
         _running.discard(self)
-        ignition, self._ignition = self._ignition, None
-        if ignition is not None:
-            ignition.put_out()
-        if crew is None:
+        launch, self._supervisor_launch = self._supervisor_launch, None
+        if launch is not None:
+            launch.terminate()
+        if pool is None:
             return
-        crew.abandon()  # another thread that waits for ranks raises
-        self._turns.close(STOP_SECONDS)
-        crew.stop()
+        pool.abandon()  # another thread that waits for ranks raises
+        self._session_lock.close(STOP_SECONDS)
+        pool.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -186,24 +187,24 @@ class Session(SessionViews):
     def _ensure(self, presses: InterruptCounter) -> tuple[RankPool, list[str]]:
         """Return a crew whose ranks all live, and what had to be done for it."""
         notes: list[str] = []
-        if self._crew is not None and self._crew.lost:
-            crew, self._crew = self._crew, None
-            crew.stop()
+        if self._pool is not None and self._pool.lost:
+            pool, self._pool = self._pool, None
+            pool.stop()
             self._names.forget_all()
             notes.append(
                 "the supervisor process had died and the ranks with it; new ones are running, "
                 "their variables are gone"
             )
-        if self._crew is None:
-            early, self._ignition = self._ignition, None
+        if self._pool is None:
+            early, self._supervisor_launch = self._supervisor_launch, None
             output_of = self._tasks.output_of
-            self._crew = crew = start_crew(early, self._start_method, self._size, output_of, presses)
-            self._id = crew.session
-            self._names.connect(crew.supervisor.broker)
+            self._pool = pool = start_pool(early, self._start_method, self._size, output_of, presses)
+            self._id = pool.session
+            self._names.connect(pool.supervisor.broker)
             _running.add(self)
-            return crew, notes
-        notes += roster.revive(self._crew, self._names, presses)
-        return self._crew, notes
+            return pool, notes
+        notes += roster.revive(self._pool, self._names, presses)
+        return self._pool, notes
 
     # running ------------------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class Session(SessionViews):
             namespace, share, timeout, sink, execution_count, line_offset, want_values, show_values, seed,
             on_error,
         )  # fmt: skip
-        with self._turns.take() as presses:
+        with self._session_lock.take() as presses:
             return self._tasks.finish(self._launch(cell, ranks, options, presses), presses)
 
     def submit(self, cell: str, *, ranks: Iterable[int] | None = None, **options: Any) -> PendingCell:
@@ -290,20 +291,19 @@ class Session(SessionViews):
             Its ``result()`` waits, and returns or raises what `run` would have.
         """
         chosen = CellOptions(**options)
-        with self._turns.take() as presses:
+        with self._session_lock.take() as presses:
             launched = self._launch(cell, ranks, chosen, presses)
-            return PendingCell(
-                lambda: self._tasks.finish(launched, presses), presses, self._turns.give_back, launched.output
-            )
+            finish, release = partial(self._tasks.finish, launched, presses), self._session_lock.give_back
+            return PendingCell(finish, presses, release, launched.output)
 
     def _launch(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, presses: InterruptCounter
     ) -> RunningTask:
         cells.check_cell(cell, options)
         started = time.monotonic()
-        crew, notes = self._ensure(presses)
+        pool, notes = self._ensure(presses)
         who = roster.chosen(ranks, self._size)
-        return cells.launch(cell, options, crew, self._names, self._tasks, who, presses, notes, started)
+        return cells.launch(cell, options, pool, self._names, self._tasks, who, presses, notes, started)
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; return the results in rank order.
@@ -314,9 +314,9 @@ class Session(SessionViews):
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
 
-        def make(crew: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
+        def make(pool: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
             parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
-            pickled = dump((function, args), parts, crew.supervisor.broker)
+            pickled = dump((function, args), parts, pool.supervisor.broker)
             return CallTask(number, who, (), True, None, pickled.data), pickled
 
         return [rank.value for rank in self.perform(make, LineSink()).ranks.values()]
@@ -330,8 +330,8 @@ class Session(SessionViews):
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
 
-        def make(crew: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
-            pickled = dump(values, values, crew.supervisor.broker)
+        def make(pool: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
+            pickled = dump(values, values, pool.supervisor.broker)
             return PushTask(number, who, (), False, None, pickled.data), pickled
 
         self.perform(make)
@@ -342,12 +342,12 @@ class Session(SessionViews):
         sink: OutputSink | None = None,
     ) -> CellResult:
         """Perform a task on all ranks; `make` also returns what must live until they have taken it."""
-        with self._turns.take() as presses:
-            crew, notes = self._ensure(presses)
+        with self._session_lock.take() as presses:
+            pool, notes = self._ensure(presses)
             who, number = roster.chosen(None, self._size), self._tasks.next_number()
-            task, kept = make(crew, number, who)
+            task, kept = make(pool, number, who)
             launched = self._tasks.launch(
-                crew, number, who, lambda _: task, presses, kept=kept, notes=notes, sink=sink
+                pool, number, who, lambda _: task, presses, kept=kept, notes=notes, sink=sink
             )
             return self._tasks.finish(launched, presses)
 
@@ -355,17 +355,17 @@ class Session(SessionViews):
 
     def restart(self, rank: int | None = None) -> None:
         """Give one rank, or all, a fresh process under the same number; the others keep their variables."""
-        with self._turns.take() as presses:
-            if self._crew is None:
+        with self._session_lock.take() as presses:
+            if self._pool is None:
                 return
             if rank is None:
-                crew, self._crew = self._crew, None
-                crew.stop()
+                pool, self._pool = self._pool, None
+                pool.stop()
                 self._names.forget_all()
             else:
                 (rank,) = roster.chosen([rank], self._size)
-                if not self._crew.lost:
-                    self._crew.end(self._crew.handles[rank])
+                if not self._pool.lost:
+                    self._pool.end(self._pool.handles[rank])
             self._ensure(presses)
 
     def resize(self, world_size: int) -> None:
@@ -377,22 +377,22 @@ class Session(SessionViews):
             Ranks that would have to go hold variables that would be lost, or the machine cannot hold so many.
         """
         check_world_size(world_size, self._size)
-        with self._turns.take() as presses:
-            if self._crew is None:
+        with self._session_lock.take() as presses:
+            if self._pool is None:
                 self._size = int(world_size)
                 return
-            crew, _ = self._ensure(presses)
+            pool, _ = self._ensure(presses)
             if world_size > self._size:
-                roster.grow(crew, world_size, presses)
+                roster.grow(pool, world_size, presses)
             elif world_size < self._size:
-                roster.shrink(crew, self._tasks, self._names, world_size, presses)
+                roster.shrink(pool, self._tasks, self._names, world_size, presses)
             self._size = int(world_size)
 
     def interrupt(self) -> None:
         """Interrupt what runs, from any thread, as the notebook's stop button does; else do nothing."""
-        self._turns.interrupt()
+        self._session_lock.interrupt()
 
     def share_names(self, names: Sequence[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays of `namespace` into shared memory, writable by ranks; return notes."""
-        with self._turns.take():
+        with self._session_lock.take():
             return tuple(self._names.share(names, namespace))

@@ -24,7 +24,7 @@ class SessionLock:
         """The process that made this; a forked child gets no turn."""
         self.closed = False
         self._lock = threading.Lock()
-        self._presses: InterruptCounter | None = None
+        self._interrupts: InterruptCounter | None = None
 
     @contextlib.contextmanager
     def take(self) -> Iterator[InterruptCounter]:
@@ -52,7 +52,7 @@ class SessionLock:
         presses = InterruptCounter()
         try:
             with presses:  # no KeyboardInterrupt at an arbitrary place of ours
-                self._presses = presses
+                self._interrupts = presses
                 yield presses
         finally:
             if not presses.handed_over:
@@ -60,12 +60,12 @@ class SessionLock:
 
     def give_back(self) -> None:
         """End a turn whose presses were handed over; from any thread."""
-        self._presses = None
+        self._interrupts = None
         self._lock.release()
 
     def interrupt(self) -> None:
         """Press, on behalf of the user, whatever has the turn; else do nothing."""
-        presses = self._presses
+        presses = self._interrupts
         if presses is not None:
             presses.press()
 

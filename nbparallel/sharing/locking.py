@@ -35,13 +35,13 @@ def locked(
             raise forked_error(self._pid)
         with self._lock:
             # Not within another operation (a user's __del__ may call us there): it is half done.
-            if self._holdings.doubtful and not self._depth:
-                self._holdings.repair()
+            if self._table.doubtful and not self._depth:
+                self._table.repair()
             self._depth += 1
             try:
                 return method(self, *args, **keywords)
             except BaseException:
-                self._holdings.doubtful = True
+                self._table.doubtful = True
                 raise
             finally:
                 self._depth -= 1

@@ -57,7 +57,7 @@ class Store:
         # hold it.
         self._lock = threading.RLock()
         self._depth = 0
-        self._holdings = SegmentTable(client, MemoryPool(pool_nbytes))
+        self._table = SegmentTable(client, MemoryPool(pool_nbytes))
 
     # Sessions
 
@@ -66,17 +66,17 @@ class Store:
         """Take part in a session; segments are registered there when first needed."""
         if broker.client != self.client:
             raise ValueError(f"client {self.client} cannot use the broker of client {broker.client}")
-        self._holdings.connect(broker)
+        self._table.connect(broker)
 
     @locked
     def disconnect(self, broker: SegmentBroker) -> None:
         """Leave a session; again is fine.  All arrays here stay valid."""
-        self._holdings.disconnect(broker)
+        self._table.disconnect(broker)
 
     def _chosen(self, broker: SegmentBroker | None) -> SegmentBroker | None:
         if broker is not None:
             return broker
-        brokers = self._holdings.brokers
+        brokers = self._table.brokers
         if len(brokers) > 1:
             raise ValueError(f"this process is in {len(brokers)} sessions: say which with broker=")
         return brokers[0] if brokers else None
@@ -188,10 +188,10 @@ class Store:
         nbytes = max(nbytes, 1)
         # Not within another operation, where a user's __del__ may come: see packing, note [re-entrance].
         packs = pack and nbytes < strategy.packs_below and self._depth == 1
-        self._holdings.bury()
-        if packs and (room := self._holdings.regions.take(strategy, nbytes, writable=writable)) is not None:
-            return room, False
-        allocation = Allocator(self._holdings, strategy, writable=writable)
+        self._table.reap()
+        if packs and (extent := self._table.regions.take(strategy, nbytes, writable=writable)) is not None:
+            return extent, False
+        allocation = Allocator(self._table, strategy, writable=writable)
         return (allocation.packed(nbytes), False) if packs else allocation.alone(nbytes, content)
 
     @locked
@@ -199,35 +199,35 @@ class Store:
         """Return the root of memory that was made elsewhere, such as a user's file, as an own segment."""
         self.drain()
         block = Block(source, registry.strategy_of(source.strategy).map(source, access))
-        return self._holdings.add(block, writable=for_all, poolable=False)
+        return self._table.add(block, writable=for_all, poolable=False)
 
     @locked
     def movable(self, x: object) -> SegmentStatistics:
         """Return a record of the segment that `rehome` would move; errors as `rehoming.movable`."""
-        return relocation.movable(self._holdings, x).statistics()
+        return relocation.movable(self._table, x).statistics()
 
     @locked
     def rehome(self, x: object, strategy: Strategy) -> None:
         """Give the segment of `x` memory of another strategy; see `rehoming.rehome`."""
         self.rights_changes += 1
-        relocation.rehome(self._holdings, x, strategy)
+        relocation.rehome(self._table, x, strategy)
 
     # Looking at arrays
 
     @locked
     def is_shared(self, x: object) -> bool:
         """Return whether `x` is an array in shared memory, or a view of one."""
-        return self._holdings.find(x) is not None
+        return self._table.find(x) is not None
 
     @locked
     def _segment_of(self, x: object) -> Segment | None:
-        place = self._holdings.find(x)
+        place = self._table.find(x)
         return None if place is None else place.segment
 
     @locked
     def location(self, x: object) -> Location | None:
         """Return where `x` lies in shared memory, or None if it is private."""
-        place = self._holdings.find(x)
+        place = self._table.find(x)
         if place is None:
             return None
         segment, writable = place.segment, place.mapping.access is Access.WRITE
@@ -239,11 +239,11 @@ class Store:
 
         It then lies in one region with arrays that they may only read.  Otherwise None.
         """
-        place = self._holdings.find(x)
+        place = self._table.find(x)
         if place is None or place.segment.region is None or place.segment.writable:
             return None
-        room = place.segment.region.room(place.start)
-        return place.segment.id, place.start if room is None else room.start
+        extent = place.segment.region.extent(place.start)
+        return place.segment.id, place.start if extent is None else extent.start
 
     @locked
     def allow_write(self, x: AnyArray) -> None:
@@ -256,7 +256,7 @@ class Store:
         ValueError
             `x` is not shared, or packed with arrays that others may only read: share it first.
         """
-        place = self._holdings.find(x)
+        place = self._table.find(x)
         if place is None:
             raise ValueError("only an array in shared memory can be made writable for other processes")
         if place.segment.packed_read_only:
@@ -268,7 +268,7 @@ class Store:
             )
         if place.segment.own:
             self.rights_changes += not place.segment.writable
-            self._holdings.announcing.allow_write(place.segment)
+            self._table.registrar.allow_write(place.segment)
         elif place.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
                 "this array belongs to the notebook and is read-only on ranks: let them write with "
@@ -287,13 +287,13 @@ class Store:
         whoever sends it keeps `x` until it has been attached.  With `writable` None it says that the receiver
         is to write if every process may, and `x` is not flagged read-only.
         """
-        place = self._holdings.find(x)
+        place = self._table.find(x)
         if place is None:
             return None
         if writable is None:
             writable = place.segment.writable and x.flags.writeable
         form = describe(x.dtype)
-        known_as = self._holdings.show(place, self._chosen(broker))
+        known_as = self._table.show(place, self._chosen(broker))
         segment = place.segment
         memory = segment.memory if known_as == segment.id else 0
         where = known_as, segment.nbytes, place.offset, x.shape, x.strides
@@ -332,8 +332,8 @@ class Store:
         """
         dtype = check_handle(handle)
         access = Access.PRIVATE if private else Access.WRITE if writable else Access.READ
-        self._holdings.bury()
-        root, start = self._holdings.root(handle, access, self._chosen(broker))
+        self._table.reap()
+        root, start = self._table.root(handle, access, self._chosen(broker))
         try:
             return np.ndarray(handle.shape, dtype, root, handle.offset - start, handle.strides)
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
@@ -344,9 +344,9 @@ class Store:
     @locked
     def drain(self) -> None:
         """Act on arrays that died and on what the sessions said; never waits for an answer."""
-        self._holdings.bury()
-        self._holdings.collect()
-        self._holdings.trim()
+        self._table.reap()
+        self._table.collect()
+        self._table.trim()
 
     def tend(self) -> float | None:
         """Do what `drain` does, never waiting; return when to come again, in seconds, if that is known."""
@@ -354,31 +354,31 @@ class Store:
             return BUSY_SECONDS
         try:
             self.drain()
-            return self._holdings.seconds_left()
+            return self._table.seconds_left()
         finally:
             self._lock.release()
 
     @property
     def pool(self) -> MemoryPool:
         """What is kept for reuse."""
-        return self._holdings.pool
+        return self._table.pool
 
     def connected(self, broker: SegmentBroker | None = None) -> bool:
         """Return whether this process takes part in a session: this one, or any."""
-        return bool(self._holdings.brokers) if broker is None else broker in self._holdings.brokers
+        return bool(self._table.brokers) if broker is None else broker in self._table.brokers
 
     @locked
     def trim(self) -> int:
         """Give all pooled memory back to the system, unmap what others' is kept mapped; return the bytes."""
-        return self._holdings.trim(0.0)
+        return self._table.trim(0.0)
 
     @locked
     def segments(
         self, broker: SegmentBroker | None = None, *, fetched: bool = True
     ) -> tuple[SegmentStatistics, ...]:
         """Return what this process has: own, fetched (only from `broker`, if given) and pooled segments."""
-        self._holdings.bury()
-        return self._holdings.statistics(broker, fetched=fetched)
+        self._table.reap()
+        return self._table.statistics(broker, fetched=fetched)
 
     @locked
     def close(self) -> None:
@@ -386,10 +386,10 @@ class Store:
 
         Arrays that are alive stay valid.
         """
-        self._holdings.bury()
-        for broker in list(self._holdings.brokers):
-            self._holdings.disconnect(broker)
-        self._holdings.trim(0.0)
+        self._table.reap()
+        for broker in list(self._table.brokers):
+            self._table.disconnect(broker)
+        self._table.trim(0.0)
 
     def check_pid(self) -> None:
         """Raise `ForkedRankError` in any process but the one that made this store."""

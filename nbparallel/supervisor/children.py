@@ -122,7 +122,7 @@ def _restore_file_limit() -> None:
 _policy: int | None = None
 
 
-def stand_back() -> None:
+def use_batch_scheduling() -> None:
     """Let whoever sends the supervisor a message go on, instead of being preempted by what it wakes.
 
     Most messages need no answer at once, and where ranks share processors with it, it would take the time of

@@ -58,14 +58,14 @@ class Supervisor:
         self._control_view: ControlView | None = None
         self._options: dict[str, Any] = {}
         self._grace: float | None = None
-        self._strays = Orphans()
-        self._desk = SegmentServer()
+        self._orphans = Orphans()
+        self._server = SegmentServer()
         self._control = control
         self._control_box = self._watch.add_socket(control, self._on_control)
         self._sweeping = BackgroundSweep(lambda said: self._control_box.send(Kind.SWEPT, said))
         self._segment_boxes = {0: self._watch.add_socket(segments, lambda: self._on_segments(0))}
         self._segment_sockets = {0: segments}
-        self._desk.client_joined(0)
+        self._server.client_joined(0)
         self._watch.add(kernel, lambda: self._leave(0.0))
         self._children_changed, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -78,20 +78,20 @@ class Supervisor:
         """Serve until the kernel stops us or is gone; leave no child behind."""
         try:
             while self._grace is None:
-                self._watch.wait(block=not (self._sweeping.pending or self._desk.unsettled))
+                self._watch.wait(block=not (self._sweeping.pending or self._server.unsettled))
                 self._settle()
                 self._sweeping.step()
         finally:
             children.end_all(self._grace or 0.0)
             self._hear_last_words()
-            self._desk.close()
+            self._server.close()
 
     def _hear_last_words(self) -> None:
         """Learn which names the dead had still announced: the desk removes what it knows."""
         for client, sock in self._segment_sockets.items():
             while sock.fileno() >= 0 and isinstance(frame := take_or_end(sock), Frame):
                 try:
-                    for item in self._desk.receive(client, frame):
+                    for item in self._server.receive(client, frame):
                         item.close()
                 except ProtocolError:
                     break
@@ -133,7 +133,7 @@ class Supervisor:
                 if rank is not None and rank.pid:
                     os.kill(rank.pid, signal.SIGKILL)
             elif frame.kind is Kind.LEDGER:
-                for page in self._desk.report():
+                for page in self._server.report():
                     self._control_box.send(Kind.LEDGER, page, sequence=frame.sequence)
             elif frame.kind is Kind.STOP:
                 self._leave(LEAVE_SECONDS)
@@ -183,7 +183,7 @@ class Supervisor:
         self._ranks[client] = rank
         rank.inode = os.fstat(theirs.fileno()).st_ino
         self._segment_sockets[client], self._segment_boxes[client] = mine, rank.outbox
-        self._desk.client_joined(client)
+        self._server.client_joined(client)
         channel, stdout, stderr = frame.fds
         with theirs:
             if self._options["start_method"] == "spawn":
@@ -207,7 +207,7 @@ class Supervisor:
         if (rank := self._ranks.get(client)) is None:
             return
         rank.pid = pid
-        self._strays.rank_lives(pid)
+        self._orphans.rank_lives(pid)
         death = self._unknown.pop(pid, None)
         if death is not None:
             self._bury(rank, death)
@@ -230,7 +230,7 @@ class Supervisor:
                     self._on_announce(client, frame)
                 else:
                     self._watch.linger = frame.kind is Kind.HOLD
-                    self._deliver(self._desk.receive(client, frame))
+                    self._deliver(self._server.receive(client, frame))
             finally:
                 frame.close()
         except ProtocolError as error:
@@ -257,9 +257,9 @@ class Supervisor:
         Who learnt of a segment did so after its REGISTER was sent, and who let go of one after the HOLD of
         whoever got it: one pass over all sockets settles it.  What comes up in the pass is the next one's.
         """
-        if not self._desk.unsettled:
+        if not self._server.unsettled:
             return
-        turn = self._desk.mark()
+        turn = self._server.mark()
         waiting = readable(*(sock for sock in self._segment_sockets.values() if sock.fileno() >= 0))
         for client, heard in list(self._segment_sockets.items()):
             for _ in range(FRAMES_QUEUED if heard.fileno() in waiting else 0):
@@ -268,7 +268,7 @@ class Supervisor:
                     break
                 if not self._on_segments(client):
                     return  # the system has no memory for a message: another time
-        self._deliver(self._desk.settle(turn))
+        self._deliver(self._server.settle(turn))
 
     def _on_announce(self, client: int, frame: Frame) -> None:
         rank, pid = self._ranks.get(client), unpack_pid(frame.payload)
@@ -282,7 +282,7 @@ class Supervisor:
             # only a child of ours: waitid says ECHILD for any other
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             rank.pid, rank.announced = pid, True
-            self._strays.rank_lives(pid)
+            self._orphans.rank_lives(pid)
             said = {"rank": rank.rank, "client": client, "pid": pid, "template": self._template_pid}
             self._control_box.send(Kind.READY, json.dumps(said).encode(), [pidfd])
             self._watch.once(pidfd, self._on_children)  # a debugger that lets go of us may lose a SIGCHLD
@@ -331,7 +331,7 @@ class Supervisor:
                 self._unknown[death.pid] = death
                 while len(self._unknown) > UNKNOWN_DEATHS:
                     del self._unknown[next(iter(self._unknown))]
-        self._strays.end({self._template_pid, *(rank.pid for rank in self._ranks.values())})
+        self._orphans.end({self._template_pid, *(rank.pid for rank in self._ranks.values())})
 
     def _template_died(self, death: children.ChildExit) -> None:
         self._template_pid = 0
@@ -356,7 +356,7 @@ class Supervisor:
     def _bury(self, rank: RankProcess, death: children.ChildExit | None) -> None:
         rank.dead = True
         self._watch.close(rank.give_pidfd())
-        self._strays.rank_died(self._options["session"], rank.client, rank.pid, rank.inode)
+        self._orphans.rank_died(self._options["session"], rank.client, rank.pid, rank.inode)
         while rank.socket.fileno() >= 0 and readable(rank.socket):
             self._on_segments(rank.client)  # what it registered before it died counts
         self._ranks.pop(rank.client, None)
@@ -366,7 +366,7 @@ class Supervisor:
                 exit_code=death.exit_code if death else None,
                 signal=death.signal_number if death else None,
             )
-        self._deliver(self._desk.client_gone(rank.client))
+        self._deliver(self._server.client_gone(rank.client))
         self._watch.forget(rank.socket)
         self._segment_sockets.pop(rank.client, None)
         self._segment_boxes.pop(rank.client, None)
@@ -387,7 +387,7 @@ def main(control: int, segments: int, kernel: int, log: int) -> None:
     reset_signals()
     adopt_orphans()
     children.raise_file_limit()
-    children.stand_back()
+    children.use_batch_scheduling()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for fd in (control, segments, kernel, log):

@@ -87,17 +87,19 @@ def end_orphans() -> int:
 
     They bear the owner record of their session in their environment.
     """
-    coroner = OwnerLiveness(this_world(), boot_time())
+    owner_liveness = OwnerLiveness(this_world(), boot_time())
     ended = 0
     for pid in children.all_pids():
-        if pid == os.getpid() or not _is_orphan(pid, coroner):
+        if pid == os.getpid() or not _is_orphan(pid, owner_liveness):
             continue
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
             continue
         try:
-            if _is_orphan(pid, coroner):  # still the same process: the pidfd was opened before this look
+            if _is_orphan(
+                pid, owner_liveness
+            ):  # still the same process: the pidfd was opened before this look
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 ended += 1
         except OSError:
@@ -107,7 +109,7 @@ def end_orphans() -> int:
     return ended
 
 
-def _is_orphan(pid: int, coroner: OwnerLiveness) -> bool:
+def _is_orphan(pid: int, owner_liveness: OwnerLiveness) -> bool:
     mark = f"{OWNER}=".encode()
     for variable in _environment(pid):
         if variable.startswith(mark):
@@ -115,7 +117,7 @@ def _is_orphan(pid: int, coroner: OwnerLiveness) -> bool:
                 owner = Owner.parse(os.fsdecode(variable[len(mark) :]))
             except ValueError:
                 return False
-            return coroner.judge(owner, 0.0, on_disk=False).fate is Liveness.DEAD
+            return owner_liveness.judge(owner, 0.0, on_disk=False).liveness is Liveness.DEAD
     return False
 
 

@@ -33,7 +33,7 @@ class Liveness(enum.Enum):
 class Verdict:
     """An owner's fate, and how it is known."""
 
-    fate: Liveness
+    liveness: Liveness
     """Dead, living, or not known."""
     reason: str
     """In words, for people."""
@@ -66,9 +66,9 @@ class OwnerLiveness:
         if there.pid_namespace != here.pid_namespace:
             return Verdict(Liveness.UNKNOWN, "made in another container, whose processes are not seen here")
         verdicts = [self._process(process, owner.world) for process in owner.processes]
-        for fate in (Liveness.LIVING, Liveness.UNKNOWN):
+        for liveness in (Liveness.LIVING, Liveness.UNKNOWN):
             for verdict in verdicts:
-                if verdict.fate is fate:
+                if verdict.liveness is liveness:
                     return verdict
         return Verdict(Liveness.DEAD, "its processes have ended")
 

@@ -45,7 +45,7 @@ class StaleName:
     """Memory or disk space behind it in bytes."""
     removed: bool
     """Whether it is gone now."""
-    fate: Liveness
+    liveness: Liveness
     """Whether its owner lives."""
     reason: str
     """How that is known, or why it is not."""
@@ -65,7 +65,7 @@ class SweepReport:
     @property
     def unknown(self) -> tuple[StaleName, ...]:
         """Names that stay although no living session of this user is known to need them."""
-        return tuple(name for name in self.left if name.fate is not Liveness.LIVING)
+        return tuple(name for name in self.left if name.liveness is not Liveness.LIVING)
 
     @property
     def sentence(self) -> str:
@@ -140,7 +140,7 @@ def steps(
         Called with a path and the bytes behind it; its `OSError` leaves the name there.  None: only look.
     """
     waiting = list(owners.usual_places() if places is None else places)
-    coroner = OwnerLiveness(this_world(), boot_time())
+    owner_liveness = OwnerLiveness(this_world(), boot_time())
     seen: set[tuple[int, int]] = set()
     pointers: list[tuple[str, Owner]] = []
     while waiting:
@@ -159,9 +159,9 @@ def steps(
             if pointer is not None:
                 pointers.append(pointer)
                 waiting.append(pointer[1].directory)
-        yield from _Directory(directory, names, coroner).steps(remove=remove)
+        yield from _Directory(directory, names, owner_liveness).steps(remove=remove)
     for path, owner in pointers:
-        if remove and _spent(path, owner, coroner):
+        if remove and _spent(path, owner, owner_liveness):
             _unlink(path)
         yield None
 
@@ -169,10 +169,10 @@ def steps(
 class _Directory:
     """One directory in which names were found."""
 
-    def __init__(self, path: str, names: list[str], coroner: OwnerLiveness) -> None:
+    def __init__(self, path: str, names: list[str], owner_liveness: OwnerLiveness) -> None:
         self._path = path
         self._names = names
-        self._coroner = coroner
+        self._owner_liveness = owner_liveness
         self._on_disk: bool | None = None
 
     def steps(self, *, remove: Remove | None) -> Iterator[StaleName | None]:
@@ -191,7 +191,7 @@ class _Directory:
                 found = self._deal_with(name, owner, verdict, remove=remove)
                 complete = complete and (found is None or found.removed)
                 yield found
-            if remove and verdict.fate is Liveness.DEAD and complete:
+            if remove and verdict.liveness is Liveness.DEAD and complete:
                 _unlink(self._record(stem))
                 yield None
 
@@ -217,7 +217,7 @@ class _Directory:
             return None, Verdict(Liveness.UNKNOWN, "the owner record is damaged or of another version")
         if self._on_disk is None:
             self._on_disk = lies_on_local_disk(self._path)
-        return owner, self._coroner.judge(owner, status.st_ctime, on_disk=self._on_disk)
+        return owner, self._owner_liveness.judge(owner, status.st_ctime, on_disk=self._on_disk)
 
     def _deal_with(
         self, name: str, owner: Owner | None, verdict: Verdict, *, remove: Remove | None
@@ -228,13 +228,13 @@ class _Directory:
         except OSError:
             return None  # gone meanwhile, and its record with it
         session = "" if owner is None else _session(owner.head)
-        nbytes, fate, reason = status.st_blocks * 512, verdict.fate, verdict.reason
+        nbytes, liveness, reason = status.st_blocks * 512, verdict.liveness, verdict.reason
         if status.st_uid != os.geteuid():
-            fate, reason = Liveness.UNKNOWN, f"of another user ({status.st_uid})"
+            liveness, reason = Liveness.UNKNOWN, f"of another user ({status.st_uid})"
         elif not stat.S_ISREG(status.st_mode):
-            fate, reason = Liveness.UNKNOWN, "no file"
+            liveness, reason = Liveness.UNKNOWN, "no file"
         removed = False
-        if remove and fate is Liveness.DEAD:
+        if remove and liveness is Liveness.DEAD:
             try:
                 remove(path, nbytes)
                 removed = True
@@ -242,7 +242,7 @@ class _Directory:
                 return None  # another sweep was quicker
             except OSError as error:
                 reason = f"it could not be removed: {error.strerror}"
-        return StaleName(path, nbytes, removed, fate, reason, session)
+        return StaleName(path, nbytes, removed, liveness, reason, session)
 
 
 def _session(head: Process) -> str:
@@ -263,7 +263,7 @@ def _pointer(directory: str, name: str) -> tuple[str, Owner] | None:
     return (path, owner) if os.path.isabs(owner.directory) else None
 
 
-def _spent(path: str, owner: Owner, coroner: OwnerLiveness) -> bool:
+def _spent(path: str, owner: Owner, owner_liveness: OwnerLiveness) -> bool:
     """Return whether a pointer leads to nothing any more, and its owner is dead."""
     try:
         status = os.lstat(path)
@@ -273,7 +273,7 @@ def _spent(path: str, owner: Owner, coroner: OwnerLiveness) -> bool:
     if os.path.lexists(record):
         return False
     on_disk = lies_on_local_disk(os.path.dirname(path))
-    return coroner.judge(owner, status.st_ctime, on_disk=on_disk).fate is Liveness.DEAD
+    return owner_liveness.judge(owner, status.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD
 
 
 def _unlink(path: str) -> None:

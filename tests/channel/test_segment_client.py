@@ -205,7 +205,7 @@ def test_a_session_that_ended_does_not_disturb_new_arrays(connected, supervisor)
     supervisor.close()
     fresh = store.zeros(10)
     assert store.is_shared(fresh)
-    assert store._holdings.brokers == []
+    assert store._table.brokers == []
     assert store.handle(fresh) is not None
 
 
@@ -255,9 +255,9 @@ def test_a_killed_process_holds_nothing(connected, peer, supervisor):
     only = peer.run("c = store.zeros(5); result = store.handle(c)")
     peer.kill()
     deadline = time.monotonic() + 5
-    while only.segment in supervisor.desk.segments and time.monotonic() < deadline:
+    while only.segment in supervisor.server.segments and time.monotonic() < deadline:
         threading.Event().wait(0.002)
-    assert set(supervisor.desk.segments) == {store.handle(array).segment, handle.segment}
+    assert set(supervisor.server.segments) == {store.handle(array).segment, handle.segment}
     assert both.sum() == 0
     with pytest.raises(SegmentLostError):
         store.attach(only)

@@ -18,7 +18,7 @@ class Guards:
     """Makes buffers for one operation, and looks afterwards at all that it should have left alone."""
 
     def __init__(self, communicator: Communicator) -> None:
-        self._store = communicator._member.store
+        self._store = communicator._context.store
         self._surroundings: list[tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]] = []
         self._inputs: list[tuple[np.ndarray[Any, Any], bytes]] = []
         self._before: list[bytes] = []

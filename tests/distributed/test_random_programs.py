@@ -39,7 +39,7 @@ def movement(c: Communicator, rng: np.random.Generator, kind: str, step: int, sh
     inputs = {r: np.arange(size, dtype="f8") * (r + 1) + step for r in members}
     x = inputs[c.rank].copy()
     if shared or kind == "view":
-        x = c._member.store.share(x)
+        x = c._context.store.share(x)
     total = sum(inputs.values())
     parts = {r: np.array_split(inputs[r], n) for r in members}
     if kind == "reduce":
@@ -89,7 +89,7 @@ def program(c: Communicator, operations: int, seed: int) -> int:
             sum(range(int(mine.integers(20_000))))  # ranks drift apart
         x = np.full(size, c.rank + step, "f8")
         if mine.random() < 0.3:
-            x = c._member.store.share(x)
+            x = c._context.store.share(x)
         if kind in (0, 1):
             c.all_reduce(x)
             assert (x == sum(range(n)) + n * step).all()

@@ -25,7 +25,7 @@ class FakeSession:
     script: Script
 
     def __init__(
-        self, world_size: int | None = None, *, start_method: str = "forkserver", ignition: object = None
+        self, world_size: int | None = None, *, start_method: str = "forkserver", launch: object = None
     ) -> None:
         if world_size is not None:
             check_world_size(world_size)
@@ -109,7 +109,7 @@ class NoIgnition:
         """Be of no use later."""
         return False
 
-    def put_out(self) -> None:
+    def terminate(self) -> None:
         """End nothing."""
 
 

@@ -166,7 +166,7 @@ class FakeIgnition:
         """Tell that something has changed."""
         return False
 
-    def put_out(self) -> None:
+    def terminate(self) -> None:
         """End."""
         FakeIgnition.there -= 1
 
@@ -183,13 +183,13 @@ def test_what_changes_all_the_time_is_not_followed(
     """After a few renewals nothing waits any more: the first cell starts what it needs."""
     monkeypatch.setattr("nbparallel.session.processes.launch.SupervisorLaunch", FakeIgnition)
     monkeypatch.setattr(FakeIgnition, "made", 0)
-    warm = PrestartedSupervisor(configuration)
-    warm.start()
+    prestarted = PrestartedSupervisor(configuration)
+    prestarted.start()
     for _ in range(RENEWALS + 3):
-        warm.tend()
+        prestarted.tend()
     assert FakeIgnition.made == RENEWALS + 1
     assert FakeIgnition.there == 0
-    assert warm.take() is None
+    assert prestarted.take() is None
 
 
 def test_what_cannot_be_started_is_no_error_yet(

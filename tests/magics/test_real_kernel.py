@@ -41,10 +41,10 @@ def text(outcome: CellOutcome) -> str:
     return "".join(content for kind, content in page(outcome) if kind in ("stdout", "stderr"))
 
 
-def loaded(kernel: Kernel, *, warm: bool = True) -> Kernel:
+def loaded(kernel: Kernel, *, prestarted: bool = True) -> Kernel:
     """Load the extension; `warm`: with what it starts in the background."""
     outcome = kernel.run(
-        f"get_ipython().config.NbParallel.warm = {warm}\n"
+        f"get_ipython().config.NbParallel.warm = {prestarted}\n"
         "%load_ext nbparallel\n%config NbParallel.welcome = False"
     )
     assert outcome.status == "ok", outcome.traceback
@@ -88,7 +88,7 @@ def test_output_is_labelled_live_and_in_its_cell(any_kernel: Kernel) -> None:
 
 def test_errors_and_syntax_errors(any_kernel: Kernel) -> None:
     """The cell's one error message names the root cause; a cell that does not compile is one SyntaxError."""
-    loaded(any_kernel, warm=False)
+    loaded(any_kernel, prestarted=False)
     wrong = any_kernel.run("%%parallel -n 3\nx = 1\nif x\n    y = 2")
     assert (wrong.status, wrong.ename) == ("error", "SyntaxError")
     assert [m.kind for m in wrong.messages].count("error") == 1

@@ -311,10 +311,10 @@ def test_a_press_after_the_end_is_no_error() -> None:
     """Ctrl-C while a start that failed is cleaned up, or `interrupt` beside `stop`, finds nobody to wake."""
     session = Session(1)
     session.start()
-    crew = session._crew
+    pool = session._pool
     session.stop()
-    assert crew is not None
-    crew.wake()
+    assert pool is not None
+    pool.wake()
 
 
 def test_a_rank_starts_no_session_of_its_own(four: Session) -> None:

@@ -41,14 +41,14 @@ class Exchange:
     """A session's desk and brokers that speak to it at once, in this thread."""
 
     def __init__(self):
-        self.desk = SegmentServer()
+        self.server = SegmentServer()
         self.inboxes = defaultdict(deque)
         self.stores = {}
         self.said = []
 
     def store(self, client, **keywords):
         """Return a connected store for a client."""
-        self.desk.client_joined(client)
+        self.server.client_joined(client)
         store = Store(client, **keywords)
         store.connect(Broker(self, client))
         self.stores[client] = store
@@ -56,11 +56,11 @@ class Exchange:
 
     def broker(self, client):
         """Return the broker that a client's store uses."""
-        return next(b for b in self.stores[client]._holdings.brokers if b.exchange is self)
+        return next(b for b in self.stores[client]._table.brokers if b.exchange is self)
 
     def adopt(self, store):
         """Let a store take part that is in another session already; return its broker."""
-        self.desk.client_joined(store.client)
+        self.server.client_joined(store.client)
         broker = Broker(self, store.client)
         store.connect(broker)
         self.stores[store.client] = store
@@ -68,13 +68,13 @@ class Exchange:
 
     def say(self, client, kind, payload, fds=(), sequence=0):
         self.said.append((client, kind))
-        self.deliver(self.desk.receive(client, Frame(kind, 0, sequence, payload, list(fds))))
+        self.deliver(self.server.receive(client, Frame(kind, 0, sequence, payload, list(fds))))
         self.settle()
 
     def settle(self):
         """Decide what waits: there is nothing under way here."""
-        while self.desk.unsettled:
-            self.deliver(self.desk.settle(self.desk.mark()))
+        while self.server.unsettled:
+            self.deliver(self.server.settle(self.server.mark()))
 
     def deliver(self, outgoing):
         for frame in outgoing:
@@ -86,18 +86,18 @@ class Exchange:
     def kill(self, client):
         """End a client as if its process had died: its store says nothing any more."""
         store = self.stores.pop(client)
-        for broker in list(store._holdings.brokers):
+        for broker in list(store._table.brokers):
             store.disconnect(broker)
         for frame in self.inboxes.pop(client, ()):
             frame.close()
-        self.deliver(self.desk.client_gone(client))
+        self.deliver(self.server.client_gone(client))
         self.settle()
         return store
 
     def close(self):
         for client in list(self.stores):
             self.kill(client).close()
-        self.desk.close()
+        self.server.close()
 
 
 class Broker:
@@ -163,7 +163,7 @@ class Supervisor:
     """A desk in a thread, as the supervisor's loop runs it, over real sockets."""
 
     def __init__(self):
-        self.desk = SegmentServer()
+        self.server = SegmentServer()
         self.channels = {}
         self.offences = []
         self.lock = threading.Lock()
@@ -175,7 +175,7 @@ class Supervisor:
         """Return the client's end of a new segment socket."""
         ours, theirs = Channel.pair()
         with self.lock:
-            self.desk.client_joined(client)
+            self.server.client_joined(client)
             self.channels[client] = Channel(ours)
         return theirs
 
@@ -190,23 +190,23 @@ class Supervisor:
             with self.lock:
                 for client, channel in clients.items():
                     self.take(client, channel)
-                if self.desk.unsettled:
-                    turn = self.desk.mark()
+                if self.server.unsettled:
+                    turn = self.server.mark()
                     for client, channel in clients.items():
                         self.take(client, channel)
-                    self.send(self.desk.settle(turn))
+                    self.send(self.server.settle(turn))
 
     def take(self, client, channel):
         if self.channels.get(client) is not channel:
             return
         try:
             while (frame := channel.receive_nowait()) is not None:
-                self.send(self.desk.receive(client, frame))
+                self.send(self.server.receive(client, frame))
         except (ChannelClosedError, ProtocolError) as error:
             if isinstance(error, ProtocolError):
                 self.offences.append((client, str(error)))
             self.channels.pop(client).close()
-            self.send(self.desk.client_gone(client))
+            self.send(self.server.client_gone(client))
 
     def send(self, outgoing):
         for frame in outgoing:
@@ -224,7 +224,7 @@ class Supervisor:
         self.thread.join(WAIT)
         for channel in self.channels.values():
             channel.close()
-        self.desk.close()
+        self.server.close()
 
 
 class Peer:

@@ -49,8 +49,8 @@ def test_every_call_is_refused_in_a_forked_child(connected):
         store.trim,
         store.segments,
         store.close,
-        lambda: store.disconnect(store._holdings.brokers[0]),
-        lambda: store._holdings.brokers[0].release(handle.segment),
+        lambda: store.disconnect(store._table.brokers[0]),
+        lambda: store._table.brokers[0].release(handle.segment),
         lambda: share(np.zeros(1)),
     ]
     current_store()
@@ -64,7 +64,7 @@ def test_what_dies_in_a_child_lives_in_the_parent(connected, supervisor):
     array[:] = 3
     segment = store.handle(array).segment
     holder = [array]
-    sources = [store._holdings._own[segment].block.source]
+    sources = [store._table._own[segment].block.source]
 
     def child():
         nonlocal array
@@ -79,8 +79,8 @@ def test_what_dies_in_a_child_lives_in_the_parent(connected, supervisor):
     assert array[999] == 3
     assert np.shares_memory(store.attach(store.handle(array)), array)
     # An answer shows that everything said before has been read.
-    os.close(store._holdings.brokers[0].fetch(segment, writable=True))
-    assert supervisor.desk.holders(segment) == {0}
+    os.close(store._table.brokers[0].fetch(segment, writable=True))
+    assert supervisor.server.holders(segment) == {0}
     assert supervisor.offences == []
 
 

@@ -82,7 +82,7 @@ def test_a_handler_may_share_at_any_line(fresh_exchange, scenario):
             k.drain()
         left = [record for record in (*k.segments(), *r.segments()) if record.phase != "pooled"]
         assert left == []
-        assert exchange.desk.segments == ()
+        assert exchange.server.segments == ()
         r.trim()
         k.trim()
         exchange.close()

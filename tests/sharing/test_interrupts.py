@@ -134,13 +134,13 @@ def test_an_interrupt_at_every_line(fresh_exchange, scenario):
             k.drain()
         left = [record for record in (*k.segments(), *r.segments()) if record.phase != "pooled"]
         assert left == [], f"left after {interrupter.place}"
-        assert exchange.desk.segments == (), f"the supervisor keeps something after {interrupter.place}"
+        assert exchange.server.segments == (), f"the supervisor keeps something after {interrupter.place}"
         k.trim()
         r.drain()
-        mapped = len(r._holdings.kept)
+        mapped = len(r._table.kept)
         r.trim()
         k.drain()
-        known = exchange.desk._ledger._memories.known
+        known = exchange.server._ledger._memories.known
         assert (mapped, known) == (0, {}), f"memory stays mapped after {interrupter.place}"
         exchange.close()
         if interrupted:

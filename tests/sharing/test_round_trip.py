@@ -194,14 +194,14 @@ def test_private_mappings_are_copy_on_write(exchange):
     home[0] = 3
     assert base[0] == 1
     segment = k.location(base).segment
-    assert exchange.desk.holders(segment) == {0, 1}
+    assert exchange.server.holders(segment) == {0, 1}
     del base, home
     k.drain()
-    assert exchange.desk.holders(segment) == {1}
+    assert exchange.server.holders(segment) == {1}
     del one, two
     r.drain()
     k.drain()
-    assert exchange.desk.segments == ()
+    assert exchange.server.segments == ()
 
 
 def test_shared_memory_seen_through_other_objects(store):

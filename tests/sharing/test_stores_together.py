@@ -93,15 +93,15 @@ def test_whatever_they_do(fresh_exchange, moves):
     for _ in range(3):
         for store in world.stores.values():
             store.drain()
-    assert exchange.desk.segments == ()
+    assert exchange.server.segments == ()
     for store in world.stores.values():
         assert {record.phase for record in store.segments()} <= {"pooled"}
         store.trim()
         assert store.segments() == ()
-        assert not store._holdings._by_mapping
-        assert not store._holdings._atlas._entries
-        assert not len(store._holdings.kept)
-    assert exchange.desk._ledger._memories.known == {}, "somebody may keep mapped what nobody has"
+        assert not store._table._by_mapping
+        assert not store._table._address_map._entries
+        assert not len(store._table.kept)
+    assert exchange.server._ledger._memories.known == {}, "somebody may keep mapped what nobody has"
     exchange.close()
     del world
     gc.collect(0)
@@ -120,9 +120,9 @@ def test_an_array_sent_in_a_circle(exchange):
         stores[holder].drain()
         array, holder = arrived, target
         assert array[50] == 50
-    assert len(exchange.desk.segments) == 1
+    assert len(exchange.server.segments) == 1
     del array, arrived
     for _ in range(2):
         for store in stores:
             store.drain()
-    assert exchange.desk.segments == ()
+    assert exchange.server.segments == ()

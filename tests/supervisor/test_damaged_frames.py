@@ -53,14 +53,14 @@ def check_mutated_frames(tmp_path, count):
     random_ = random.Random(count)
     bystander = tmp_path / "keep"
     bystander.write_text("keep")
-    desk = SegmentServer()
+    server = SegmentServer()
     alive = set()
     before = len(os.listdir("/proc/self/fd"))
     refused = 0
     for turn in range(count):
         client = random_.randrange(4)
         if client not in alive:
-            desk.client_joined(client)
+            server.client_joined(client)
             alive.add(client)
         segment = segment_id(random_.randrange(4), random_.randint(1, 6))
         paths = [str(bystander), str(tmp_path / "nbp_a"), f"/dev/shm/nbp_{client}", "nbp_x", "/nbp_/../etc"]
@@ -83,22 +83,22 @@ def check_mutated_frames(tmp_path, count):
             kind = random_.choice(list(Kind))
         fds = [memory(4096)] if kind is Kind.REGISTER or random_.random() < 0.02 else []
         try:
-            outgoing = desk.receive(client, Frame(kind, 0, turn, mutated(random_, payload), fds))
+            outgoing = server.receive(client, Frame(kind, 0, turn, mutated(random_, payload), fds))
         except ProtocolError:
             refused += 1
-            outgoing = desk.client_gone(client)
+            outgoing = server.client_gone(client)
             alive.discard(client)
-        if desk.unsettled:
-            outgoing += desk.settle(desk.mark())
+        if server.unsettled:
+            outgoing += server.settle(server.mark())
         for frame in outgoing:
             frame.close()
     for client in alive:
-        for frame in desk.client_gone(client):
+        for frame in server.client_gone(client):
             frame.close()
-    assert desk.settle(desk.mark()) == []
-    assert desk.segments == ()
-    assert desk.names == ()
-    desk.close()
+    assert server.settle(server.mark()) == []
+    assert server.segments == ()
+    assert server.names == ()
+    server.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert bystander.read_text() == "keep"
     assert count // 10 < refused < count
@@ -108,7 +108,7 @@ NOISE = """
 import os, random, socket, stat
 from nbparallel.sharing import current_store
 random_ = random.Random(seed)
-(broker,) = current_store()._holdings.brokers
+(broker,) = current_store()._table.brokers
 channel = broker._channel
 noise = random_.randbytes(random_.choice([1, 8, 24, 100, 60_000]))
 wire = socket.socket(fileno=os.dup(channel.fileno()))

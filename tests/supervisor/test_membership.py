@@ -25,15 +25,15 @@ def _join(rank: int, size: int = 3, versions: str = "1", cpus: tuple[int, ...] =
 @given(st.permutations(range(5)))
 def test_any_order_of_arrival_is_fine(order: list[int]) -> None:
     """The world is complete with the last rank, whoever that is; until then it says who is missing."""
-    roll = Membership()
+    membership = Membership()
     for count, rank in enumerate(order):
-        assert not roll.complete
-        assert roll.enter(_join(rank, 5, cpus=(rank // 2, 7)), Process(100 + rank, 1)) == ""
+        assert not membership.complete
+        assert membership.enter(_join(rank, 5, cpus=(rank // 2, 7)), Process(100 + rank, 1)) == ""
         for other in order[count + 1 :]:
-            assert str(other) in roll.missing or "-" in roll.missing
-    assert roll.complete
-    assert roll.members == tuple(Process(100 + rank, 1) for rank in range(5))
-    assert roll.cpus == 4  # 0, 1, 2 and 7: each counted once
+            assert str(other) in membership.missing or "-" in membership.missing
+    assert membership.complete
+    assert membership.members == tuple(Process(100 + rank, 1) for rank in range(5))
+    assert membership.cpus == 4  # 0, 1, 2 and 7: each counted once
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_any_order_of_arrival_is_fine(order: list[int]) -> None:
 )
 def test_those_who_do_not_fit_are_named(second: Join, said: str) -> None:
     """Both processes and what each says stand in the message, and nobody is counted twice."""
-    roll = Membership()
-    assert roll.enter(_join(0), Process(10, 1)) == ""
-    problem = roll.enter(second, Process(11, 1))
+    membership = Membership()
+    assert membership.enter(_join(0), Process(10, 1)) == ""
+    problem = membership.enter(second, Process(11, 1))
     with pytest.raises(AssertionError, match=said):
         raise AssertionError(problem)
-    assert not roll.complete
+    assert not membership.complete
 
 
 def test_payloads_come_back_as_they_were() -> None:

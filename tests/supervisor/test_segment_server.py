@@ -24,85 +24,85 @@ def memory(nbytes=4096):
 
 
 @pytest.fixture
-def desk():
+def server():
     """Make a desk with clients 0 and 1."""
-    desk = SegmentServer()
-    desk.client_joined(0)
-    desk.client_joined(1)
-    yield desk
-    desk.close()
-    desk.close()
+    server = SegmentServer()
+    server.client_joined(0)
+    server.client_joined(1)
+    yield server
+    server.close()
+    server.close()
 
 
-def register(desk, segment=SEGMENT, *, writable=False, nbytes=4096):
+def register(server, segment=SEGMENT, *, writable=False, nbytes=4096):
     """Register a segment for its creator."""
     payload = Register(segment, nbytes, writable).pack()
-    return desk.receive(segment >> 40, Frame(Kind.REGISTER, 0, 0, payload, [memory(nbytes)]))
+    return server.receive(segment >> 40, Frame(Kind.REGISTER, 0, 0, payload, [memory(nbytes)]))
 
 
-def fetch(desk, client, segment=SEGMENT, *, writable=False):
+def fetch(server, client, segment=SEGMENT, *, writable=False):
     """Ask for a segment."""
-    return desk.receive(client, Frame(Kind.FETCH, 0, 5, Fetch(segment, writable).pack(), []))
+    return server.receive(client, Frame(Kind.FETCH, 0, 5, Fetch(segment, writable).pack(), []))
 
 
-def test_a_reader_gets_a_descriptor_for_reading(desk):
+def test_a_reader_gets_a_descriptor_for_reading(server):
     """What is granted for reading cannot be mapped for writing; what is granted for writing can."""
-    assert register(desk) == []
-    (answer,) = fetch(desk, 1)
+    assert register(server) == []
+    (answer,) = fetch(server, 1)
     assert (answer.client, answer.kind, answer.sequence) == (1, Kind.FETCHED, 5)
     assert Fetched.unpack(answer.payload) == Fetched(SEGMENT, 4096, False)
     mmap.mmap(answer.fds[0], 4096, prot=mmap.PROT_READ).close()
     with pytest.raises(PermissionError):
         mmap.mmap(answer.fds[0], 4096)
     answer.close()
-    (refusal,) = fetch(desk, 1, writable=True)
+    (refusal,) = fetch(server, 1, writable=True)
     assert Lost.unpack(refusal.payload) == Lost(SEGMENT, LostReason.READ_ONLY)
-    desk.receive(0, Frame(Kind.ALLOW_WRITE, 0, 0, pack_segment(SEGMENT), []))
-    (answer,) = fetch(desk, 1, writable=True)
+    server.receive(0, Frame(Kind.ALLOW_WRITE, 0, 0, pack_segment(SEGMENT), []))
+    (answer,) = fetch(server, 1, writable=True)
     mmap.mmap(answer.fds[0], 4096).close()
     answer.close()
     answer.close()
 
 
-def test_what_is_unknown_waits_once(desk):
+def test_what_is_unknown_waits_once(server):
     """A question about an unknown segment waits until the others have been read, then is refused."""
-    assert fetch(desk, 1) == []
-    assert desk.unsettled
-    (refusal,) = desk.settle(desk.mark())
+    assert fetch(server, 1) == []
+    assert server.unsettled
+    (refusal,) = server.settle(server.mark())
     assert Lost.unpack(refusal.payload).reason is LostReason.UNKNOWN
-    assert not desk.unsettled
-    assert fetch(desk, 1) == []
-    (answer,) = register(desk)
+    assert not server.unsettled
+    assert fetch(server, 1) == []
+    (answer,) = register(server)
     assert answer.kind is Kind.FETCHED
     answer.close()
 
 
-def test_descriptors_are_closed_with_the_last_hold(desk):
+def test_descriptors_are_closed_with_the_last_hold(server):
     """After everybody has let go, or died, the desk keeps nothing."""
     before = len(os.listdir("/proc/self/fd"))
-    register(desk)
-    register(desk, segment_id(1, 1))
-    (answer,) = fetch(desk, 1)
+    register(server)
+    register(server, segment_id(1, 1))
+    (answer,) = fetch(server, 1)
     answer.close()
     assert len(os.listdir("/proc/self/fd")) == before + 2
-    assert desk.segments == (SEGMENT, segment_id(1, 1))
-    assert desk.nbytes() == 8192
-    assert desk.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), [])) == []
-    (drop,) = desk.client_gone(1)
+    assert server.segments == (SEGMENT, segment_id(1, 1))
+    assert server.nbytes() == 8192
+    assert server.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), [])) == []
+    (drop,) = server.client_gone(1)
     assert (drop.client, drop.kind, drop.payload) == (0, Kind.DROP, pack_segment(SEGMENT))
-    assert desk.segments == ()
+    assert server.segments == ()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_creator_learns_that_nobody_holds_it(desk):
+def test_the_creator_learns_that_nobody_holds_it(server):
     """The last release makes the segment idle, and the creator may forget it."""
-    register(desk)
-    (idle,) = desk.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), []))
+    register(server)
+    (idle,) = server.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), []))
     assert (idle.client, idle.kind) == (0, Kind.IDLE)
-    (refusal,) = fetch(desk, 1)
+    (refusal,) = fetch(server, 1)
     assert refusal.kind is Kind.LOST
-    assert desk.receive(0, Frame(Kind.FORGET, 0, 0, pack_segment(SEGMENT), [])) == []
-    assert desk.segments == ()
+    assert server.receive(0, Frame(Kind.FORGET, 0, 0, pack_segment(SEGMENT), [])) == []
+    assert server.segments == ()
 
 
 @pytest.mark.parametrize(
@@ -121,25 +121,25 @@ def test_the_creator_learns_that_nobody_holds_it(desk):
         (Kind.CELL, b"", 0),
     ],
 )
-def test_damage_is_the_senders_problem(desk, kind, payload, nfds):
+def test_damage_is_the_senders_problem(server, kind, payload, nfds):
     """A damaged frame raises `ProtocolError`, leaves no descriptor open, and the desk goes on."""
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ProtocolError):
-        desk.receive(0, Frame(kind, 0, 0, payload, [memory() for _ in range(nfds)]))
+        server.receive(0, Frame(kind, 0, 0, payload, [memory() for _ in range(nfds)]))
     assert len(os.listdir("/proc/self/fd")) == before
-    register(desk)
-    assert desk.segments == (SEGMENT,)
+    register(server)
+    assert server.segments == (SEGMENT,)
 
 
-def test_a_descriptor_that_is_no_memory(desk):
+def test_a_descriptor_that_is_no_memory(server):
     """A pipe in place of a segment is refused."""
     read, write = os.pipe()
     os.close(write)
     with pytest.raises(ProtocolError):
-        desk.receive(0, Frame(Kind.REGISTER, 0, 0, Register(SEGMENT, 4096, True).pack(), [read]))
+        server.receive(0, Frame(Kind.REGISTER, 0, 0, Register(SEGMENT, 4096, True).pack(), [read]))
 
 
-def test_twenty_thousand_random_frames(desk):
+def test_twenty_thousand_random_frames(server):
     """F48: whatever comes, the desk raises `ProtocolError` or answers, and loses no descriptor."""
     random_ = random.Random(1)
     before = len(os.listdir("/proc/self/fd"))
@@ -152,17 +152,19 @@ def test_twenty_thousand_random_frames(desk):
         payload = bytes(payload[: random_.choice([len(payload)] * 5 + [random_.randrange(20)])])
         fds = [memory() for _ in range(random_.choice([0, 0, 0, 1]))]
         try:
-            outgoing = desk.receive(random_.randrange(3), Frame(random_.choice(kinds), 0, turn, payload, fds))
+            outgoing = server.receive(
+                random_.randrange(3), Frame(random_.choice(kinds), 0, turn, payload, fds)
+            )
         except ProtocolError:
             continue
         for frame in outgoing:
             frame.close()
-        if desk.unsettled and random_.random() < 0.1:
-            for frame in desk.settle(desk.mark()):
+        if server.unsettled and random_.random() < 0.1:
+            for frame in server.settle(server.mark()):
                 frame.close()
     for client in (0, 1):
-        for frame in desk.client_gone(client):
+        for frame in server.client_gone(client):
             frame.close()
-    assert desk.settle(desk.mark()) == []
-    assert desk.segments == ()
+    assert server.settle(server.mark()) == []
+    assert server.segments == ()
     assert len(os.listdir("/proc/self/fd")) == before

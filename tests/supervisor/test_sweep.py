@@ -94,7 +94,7 @@ def test_f72_a_dead_owner(tmp_path: Path) -> None:
     assert left_in(tmp_path) == set()
     assert len(report.removed) == 3
     assert report.left == ()
-    assert {(name.nbytes, name.fate) for name in report.removed} == {(8192, Liveness.DEAD)}
+    assert {(name.nbytes, name.liveness) for name in report.removed} == {(8192, Liveness.DEAD)}
     assert (
         report.sentence == "removed 3 stale segments (24.0 KiB) of a session that ended without cleaning up"
     )
@@ -134,7 +134,7 @@ def test_f72_a_living_owner(case: str, tmp_path: Path, stopped: Process) -> None
     (path,) = leave(tmp_path, LIVING[case](stopped))
     report = sweep([str(tmp_path)])
     assert len(left_in(tmp_path)) == 2
-    assert [(name.path, name.fate, name.removed) for name in report.left] == [
+    assert [(name.path, name.liveness, name.removed) for name in report.left] == [
         (str(path), Liveness.LIVING, False)
     ]
     assert report.unknown == report.removed == ()
@@ -148,7 +148,7 @@ def test_f72_an_owner_of_whom_nobody_knows(case: str, tmp_path: Path) -> None:
     report = sweep([str(tmp_path)])
     assert len(left_in(tmp_path)) == 2
     (name,) = report.unknown
-    assert name.fate is Liveness.UNKNOWN
+    assert name.liveness is Liveness.UNKNOWN
     assert name.reason
     assert report.sentence == ""
 
@@ -204,12 +204,12 @@ def test_f72_a_thread_that_outlives_its_main_thread_is_no_zombie() -> None:
         verdict = OwnerLiveness(WORLD, None).judge(
             owner(Process(child.pid, state.started)), time.time(), on_disk=False
         )
-        assert verdict.fate is Liveness.LIVING
+        assert verdict.liveness is Liveness.LIVING
         child.kill()
 
 
 @pytest.mark.parametrize(
-    ("written", "machine", "on_disk", "fate"),
+    ("written", "machine", "on_disk", "liveness"),
     [
         (99.0, WORLD.machine, True, Liveness.DEAD),
         (101.0, WORLD.machine, True, Liveness.UNKNOWN),
@@ -218,12 +218,12 @@ def test_f72_a_thread_that_outlives_its_main_thread_is_no_zombie() -> None:
         (99.0, WORLD.machine, False, Liveness.UNKNOWN),
     ],
 )
-def test_f72_a_boot_in_between(written: float, machine: str, on_disk: bool, fate: Liveness) -> None:
+def test_f72_a_boot_in_between(written: float, machine: str, on_disk: bool, liveness: Liveness) -> None:
     """On a local disk of this machine, what was made before it booted has no living owner."""
     here = replace(WORLD, machine=WORLD.machine or "89abcdef")
     machine = here.machine if machine == WORLD.machine else machine
     old = owner(ME, boot="f" * 16, machine=machine)
-    assert OwnerLiveness(here, 100.0).judge(old, written, on_disk=on_disk).fate is fate
+    assert OwnerLiveness(here, 100.0).judge(old, written, on_disk=on_disk).liveness is liveness
 
 
 RECORDS: dict[str, Callable[[Path], object]] = {
@@ -264,7 +264,7 @@ def test_f72_of_another_user(whose: str, tmp_path: Path) -> None:
         os.chown(target, NOBODY, NOBODY, follow_symlinks=False)
     report = sweep([str(tmp_path)])
     assert len(left_in(tmp_path)) == 2
-    assert [name.fate for name in report.unknown] == [Liveness.UNKNOWN]
+    assert [name.liveness for name in report.unknown] == [Liveness.UNKNOWN]
     assert "another user (65534)" in report.unknown[0].reason
 
 
@@ -396,12 +396,12 @@ def test_f72_property_a_living_one_is_never_touched(
     """Whatever lies there, in whatever state: only whole records of the dead cost a name."""
     folder = tmp_path_factory.mktemp("names")
     doomed, kept = set(), set()
-    for number, (fate, damage, count) in enumerate(sessions):
-        text = OWNERS_OF[fate]().text() if fate != "no record" else ""
+    for number, (liveness, damage, count) in enumerate(sessions):
+        text = OWNERS_OF[liveness]().text() if liveness != "no record" else ""
         if text and damage is not None:
             text = damaged(text, damage)
         paths = leave(folder, text, count, number)
-        dead = fate in ("dead", "reused") and damage is None
+        dead = liveness in ("dead", "reused") and damage is None
         (doomed if dead else kept).update(path.name for path in paths)
     report = sweep([str(folder)])
     assert {Path(name.path).name for name in report.removed} == doomed

@@ -89,7 +89,7 @@ def sweep(folders: list[Path]) -> None:
     from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
     from nbparallel.supervisor.sweep import lies_on_local_disk
 
-    coroner = OwnerLiveness(this_world(), boot_time())
+    owner_liveness = OwnerLiveness(this_world(), boot_time())
     for folder in folders:
         try:
             status, record = os.lstat(folder), os.lstat(folder / _OWNER)
@@ -98,7 +98,7 @@ def sweep(folders: list[Path]) -> None:
         except (OSError, ValueError):
             continue  # just made, another user's, or not made by us
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == record.st_uid == os.geteuid()
-        if ours and coroner.judge(owner, record.st_ctime, on_disk=on_disk).fate is Liveness.DEAD:
+        if ours and owner_liveness.judge(owner, record.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD:
             shutil.rmtree(folder, ignore_errors=True)
 
 

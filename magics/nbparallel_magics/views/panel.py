@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.activity import SessionActivity
 
 
-def show(live: ExtensionState, *, close: bool) -> None:
+def show(state: ExtensionState, *, close: bool) -> None:
     """Show the panel in this cell, or close it."""
     if close:
-        if live.panel is None:
+        if state.panel is None:
             flags.PANEL.error("no panel is open")
-        live.close_panel()
+        state.close_panel()
         return
-    if not is_ipykernel(live.shell) or importlib.util.find_spec("ipywidgets") is None:
+    if not is_ipykernel(state.shell) or importlib.util.find_spec("ipywidgets") is None:
         from nbparallel_widgets.panel_view import PanelView
 
-        display(PanelView(now(live)))
+        display(PanelView(now(state)))
         print("(as it is now: a panel that goes on needs a notebook and ipywidgets)")  # noqa: T201
         return
-    if live.panel is None:
+    if state.panel is None:
         from nbparallel_widgets.panel import Panel
 
-        live.panel = Panel(lambda: now(live))
-        live.panel.begin()  # this very cell
-    live.panel.show()
+        state.panel = Panel(lambda: now(state))
+        state.panel.begin()  # this very cell
+    state.panel.show()
 
 
-def now(live: ExtensionState) -> SessionActivity | None:
+def now(state: ExtensionState) -> SessionActivity | None:
     """Return what ranks do now; None if none are running, or they are just being stopped."""
-    session = live.session
+    session = state.session
     if session is None or session.closed or not session.started:
         return None
     try:

@@ -123,9 +123,9 @@ def switch(line: str) -> None:
         raise UsageError(str(error)) from None
 
 
-def share(live: ExtensionState, names: Sequence[str]) -> Sequence[str]:
+def share(state: ExtensionState, names: Sequence[str]) -> Sequence[str]:
     """Move arrays of the notebook into shared memory, writable by ranks; return notes for the user."""
-    namespace = live.shell.user_ns
+    namespace = state.shell.user_ns
     if missing := [name for name in names if name not in namespace]:
         raise UsageError(f"%share: there is no {', '.join(missing)} in the notebook")
-    return live.session_for(None).share_names(names, namespace)
+    return state.session_for(None).share_names(names, namespace)

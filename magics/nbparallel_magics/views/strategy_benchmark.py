@@ -32,13 +32,13 @@ class StrategyBenchmarkView:
         return self.figures.tables_html()
 
 
-def bench(live: ExtensionState, seconds: float) -> None:
+def bench(state: ExtensionState, seconds: float) -> None:
     """Measure on the ranks that run, or on one that is started for this, and show what came of it."""
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
 
     print(f"measuring every strategy on a rank for about {seconds:g} s; interrupt to stop")  # noqa: T201
     with brief_errors():
-        figures = strategy_bench(live.running_session(), seconds=seconds)
+        figures = strategy_bench(state.running_session(), seconds=seconds)
     display(StrategyBenchmarkView(figures))
     chart = figures.chart()
     if chart:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.timeline import Timeline
 
 
-def show(live: ExtensionState, save: str | None) -> None:
+def show(state: ExtensionState, save: str | None) -> None:
     """Show the timeline of the last cell, or write it to a file; UsageError if there is none."""
-    if live.background is not None and not live.background.done():
+    if state.background is not None and not state.background.done():
         flags.TIMELINE.error(
             "the --async cell still runs: wait for it with %parallel_result, then its timeline is there"
         )
-    session = live.running_session()
+    session = state.running_session()
     timeline = None if session is None else session.timeline()
     if timeline is None:
         flags.TIMELINE.error("no cell has run on these ranks yet: run a %%parallel cell first")

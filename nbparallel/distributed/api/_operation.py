@@ -26,63 +26,63 @@ class OperationBase:
 
     rank: int
     world_size: int
-    _member: RankContext
+    _context: RankContext
     _world: GroupCollectives
     _messages: ShortMessages
-    _teams: GroupTable
+    _group_table: GroupTable
     _tickets: Tickets
-    _recorder: OperationTracer | None
+    _tracer: OperationTracer | None
 
-    def _team(self, group: GroupLike) -> GroupState:
+    def _group_state(self, group: GroupLike) -> GroupState:
         """Return the team for a collective that begins now; raises why none can."""
-        member = self._member
+        context = self._context
         if group is None:
-            if not (member.ready and member.whole):
-                member.refuse(world=True)
-            return self._teams.world
-        if not member.ready:
-            member.refuse(world=False)
-        return self._teams.find(group)
+            if not (context.ready and context.whole):
+                context.refuse(world=True)
+            return self._group_table.world
+        if not context.ready:
+            context.refuse(world=False)
+        return self._group_table.find(group)
 
-    def _run(self, team: GroupState, deadline_ns: int | None, call: Callable[[GroupCollectives], T]) -> T:
+    def _run(self, state: GroupState, deadline_ns: int | None, call: Callable[[GroupCollectives], T]) -> T:
         """Run one collective of a team."""
-        member = self._member
-        member.ready = False
-        if self._recorder is not None:
-            self._recorder.team = team
+        context = self._context
+        context.ready = False
+        if self._tracer is not None:
+            self._tracer.state = state
         try:
-            collectives = team.collectives or self._teams.open(team, deadline_ns)
+            collectives = state.collectives or self._group_table.open(state, deadline_ns)
             if collectives.begun:
                 collectives.begun.flush(deadline_ns=deadline_ns)
             value = call(collectives)
-            member.ready = True
+            context.ready = True
         except BaseException as error:
-            member.failed(error)
+            context.failed(error)
             raise
         return value
 
     def _talk(self, call: Callable[[], T]) -> T:
         """Run one step of an operation that needs no team."""
-        member = self._member
-        if not member.ready:
-            member.refuse(world=False)
-        member.ready = False
+        context = self._context
+        if not context.ready:
+            context.refuse(world=False)
+        context.ready = False
         try:
             value = call()
-            member.ready = True
+            context.ready = True
         except BaseException as error:
-            member.failed(error)
+            context.failed(error)
             raise
         return value
 
     def _begin(
-        self, team: GroupState, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
+        self, state: GroupState, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
     ) -> Work:
         """Begin one collective of a team, to be finished later; `filled` is what it returns then."""
-        work = Work(f"{name}(async_op=True)", self._member.calling.line())
+        work = Work(f"{name}(async_op=True)", self._context.call_site.line())
 
         def start() -> None:
-            collectives = team.collectives or self._teams.open(team, None)
+            collectives = state.collectives or self._group_table.open(state, None)
             movement, complete = describe(collectives.later)
 
             def finish(found: Any) -> Any:
@@ -94,7 +94,7 @@ class OperationBase:
             collectives.begun.add(pending)
 
         def push(deadline_ns: int | None, wait: bool) -> None:
-            collectives = team.collectives
+            collectives = state.collectives
             if collectives is not None:
                 begun = collectives.begun
                 self._talk(lambda: begun.flush(work, deadline_ns) if wait else begun.look(work))
@@ -105,6 +105,6 @@ class OperationBase:
 
     def _of_two(self, group: GroupLike) -> GroupState:
         """Return the team for a message that is sent or received now."""
-        if not self._member.ready:
-            self._member.refuse(world=False)
-        return self._teams.world if group is None else self._teams.find(group)
+        if not self._context.ready:
+            self._context.refuse(world=False)
+        return self._group_table.world if group is None else self._group_table.find(group)

@@ -39,14 +39,14 @@ class AssertSame(OperationBase):
             On the caller: something in `x` cannot be compared.  Nothing was said to the others.
         """
         limit = deadline(timeout)
-        team = self._team(group)
+        state = self._group_state(group)
         digest = digest_of(take_apart(x, exact=True))
 
         def tell(value: Any) -> list[Any]:
-            return self._run(team, limit, lambda c: c.tell(Operation.assert_same, x, value, limit))
+            return self._run(state, limit, lambda c: c.tell(Operation.assert_same, x, value, limit))
 
         if len(set(tell(digest))) == 1:
             return
-        error = find_difference(x, team.ranks, team.index, tell)
+        error = find_difference(x, state.ranks, state.index, tell)
         if error is not None:
             raise error

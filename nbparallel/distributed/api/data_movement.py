@@ -61,36 +61,36 @@ class DataMovement(OperationBase):
             On all ranks, before any array is touched.
         """
         limit = None if timeout is None else deadline(timeout)
-        member = self._member
+        context = self._context
         if (
             group is None
             and not async_op
             and not view
-            and member.ready
-            and member.plain
+            and context.ready
+            and context.plain
             and group_src is None
         ):
             root = 0 if src is None else src
             if type(root) is not int or not 0 <= root < self.world_size:
-                root = self._teams.world.place(src, None, "src")
-            member.ready = False
+                root = self._group_table.world.place(src, None, "src")
+            context.ready = False
             try:
                 value = self._world.broadcast(tensor, root, limit)
-                member.ready = True
+                context.ready = True
             except BaseException as error:
-                member.failed(error)
+                context.failed(error)
                 raise
             return value
-        team = self._team(group)
-        root = team.place(src, group_src, "src", team.ranks[0])
-        if view and tensor is not None and team.index != root:
+        state = self._group_state(group)
+        root = state.place(src, group_src, "src", state.ranks[0])
+        if view and tensor is not None and state.index != root:
             raise ValueError(
                 "broadcast with view=True returns the root's array: pass None on the other ranks"
             )
         if async_op:
             _refuse_views(view)
-            return self._begin(team, "broadcast", lambda later: later.broadcast(tensor, root))
-        return self._run(team, limit, lambda c: c.broadcast(tensor, root, limit, view=view))
+            return self._begin(state, "broadcast", lambda later: later.broadcast(tensor, root))
+        return self._run(state, limit, lambda c: c.broadcast(tensor, root, limit, view=view))
 
     def all_gather(
         self,
@@ -127,18 +127,18 @@ class DataMovement(OperationBase):
             A list of the wrong length, arrays that share memory, or memory that another rank uses.
         """
         limit = deadline(timeout)
-        team = self._team(group)
+        state = self._group_state(group)
         value, to_fill = value_and_outputs(tensor_list, tensor, "all_gather")
-        outputs = _outputs(to_fill, len(team.ranks), "all_gather", view=view)
+        outputs = _outputs(to_fill, len(state.ranks), "all_gather", view=view)
         if async_op:
             _refuse_views(view)
             return self._begin(
-                team,
+                state,
                 "all_gather",
                 lambda later: later.all_gather(value, outputs),
                 tensor_list if outputs else None,
             )
-        found = self._run(team, limit, lambda c: c.all_gather(value, outputs, limit, view=view))
+        found = self._run(state, limit, lambda c: c.all_gather(value, outputs, limit, view=view))
         return tensor_list if outputs else found
 
     def gather(
@@ -173,21 +173,21 @@ class DataMovement(OperationBase):
             As `all_gather`.
         """
         limit = deadline(timeout)
-        team = self._team(group)
+        state = self._group_state(group)
         if isinstance(gather_list, int | np.integer):
             raise TypeError(f"gather takes a list of arrays as its second argument: write dst={gather_list}")
-        root = team.place(dst, group_dst, "dst", team.ranks[0])
+        root = state.place(dst, group_dst, "dst", state.ranks[0])
         outputs: list[Any] = []
         if gather_list is not None:
-            if team.index != root:
-                raise ValueError(f"only rank {team.ranks[root]}, the destination, passes a gather_list")
-            outputs = _outputs(gather_list, len(team.ranks), "gather", view=view)
+            if state.index != root:
+                raise ValueError(f"only rank {state.ranks[root]}, the destination, passes a gather_list")
+            outputs = _outputs(gather_list, len(state.ranks), "gather", view=view)
         if async_op:
             _refuse_views(view)
             return self._begin(
-                team, "gather", lambda later: later.gather(tensor, root, outputs), gather_list or None
+                state, "gather", lambda later: later.gather(tensor, root, outputs), gather_list or None
             )
-        found = self._run(team, limit, lambda c: c.gather(tensor, root, outputs, limit, view=view))
+        found = self._run(state, limit, lambda c: c.gather(tensor, root, outputs, limit, view=view))
         return gather_list if outputs else found
 
     def scatter(
@@ -223,22 +223,22 @@ class DataMovement(OperationBase):
             On all ranks: other calls, or a part does not fit the array that is to take it.
         """
         limit = deadline(timeout)
-        team = self._team(group)
+        state = self._group_state(group)
         if isinstance(scatter_list, int | np.integer):
             raise TypeError(f"scatter takes the values as its second argument: write src={scatter_list}")
-        root = team.place(src, group_src, "src", team.ranks[0])
+        root = state.place(src, group_src, "src", state.ranks[0])
         values: Sequence[Any] = ()
         output = None
-        if team.index == root:
+        if state.index == root:
             if scatter_list is not None:
                 output = None if tensor is None else check_output(tensor, "scatter")
-            values = parts_of(tensor if scatter_list is None else scatter_list, len(team.ranks), "scatter")
+            values = parts_of(tensor if scatter_list is None else scatter_list, len(state.ranks), "scatter")
         else:
             if scatter_list is not None:
-                raise ValueError(f"only rank {team.ranks[root]}, the source, passes a scatter_list")
+                raise ValueError(f"only rank {state.ranks[root]}, the source, passes a scatter_list")
             if tensor is not None and not isinstance(tensor, np.ndarray):
                 raise TypeError(
-                    f"only rank {team.ranks[root]}, the source, passes values to scatter; the others pass "
+                    f"only rank {state.ranks[root]}, the source, passes values to scatter; the others pass "
                     f"None, or an array to fill, not {type(tensor).__name__}"
                 )
             output = None if tensor is None else check_output(tensor, "scatter")
@@ -247,12 +247,12 @@ class DataMovement(OperationBase):
         if async_op:
             _refuse_views(view)
             return self._begin(
-                team,
+                state,
                 "scatter",
                 lambda later: later.scatter(values, root, output),
                 tensor if output is not None else None,
             )
-        found = self._run(team, limit, lambda c: c.scatter(values, root, output, limit, view=view))
+        found = self._run(state, limit, lambda c: c.scatter(values, root, output, limit, view=view))
         return tensor if output is not None else found
 
     def all_to_all(
@@ -286,20 +286,20 @@ class DataMovement(OperationBase):
             As `all_gather`.
         """
         limit = deadline(timeout)
-        team = self._team(group)
-        size = len(team.ranks)
+        state = self._group_state(group)
+        size = len(state.ranks)
         values, to_fill = value_and_outputs(output_tensor_list, input_tensor_list, "all_to_all")
         outputs = _outputs(to_fill, size, "all_to_all", view=view)
         parts = parts_of(values, size, "all_to_all")
         if async_op:
             _refuse_views(view)
             return self._begin(
-                team,
+                state,
                 "all_to_all",
                 lambda later: later.all_to_all(parts, outputs),
                 output_tensor_list if outputs else None,
             )
-        found = self._run(team, limit, lambda c: c.all_to_all(parts, outputs, limit, view=view))
+        found = self._run(state, limit, lambda c: c.all_to_all(parts, outputs, limit, view=view))
         return output_tensor_list if outputs else found
 
     # -- one array for all parts -------------------------------------------------------------------------
@@ -312,19 +312,19 @@ class DataMovement(OperationBase):
         async_op: bool = False,
     ) -> Any:
         """Fill one array with the equal arrays of all ranks, behind each other or stacked; returns it."""
-        team = self._team(group)
+        state = self._group_state(group)
         output = check_output(output_tensor, "all_gather_into_tensor")
         if not isinstance(input_tensor, np.ndarray):
             raise TypeError(f"all_gather_into_tensor needs an array, not {type(input_tensor).__name__}")
-        rows = equal_parts(output, input_tensor, len(team.ranks), "all_gather_into_tensor", "output_tensor")
+        rows = equal_parts(output, input_tensor, len(state.ranks), "all_gather_into_tensor", "output_tensor")
         if async_op:
             return self._begin(
-                team,
+                state,
                 "all_gather_into_tensor",
                 lambda later: later.all_gather(input_tensor, rows),
                 output_tensor,
             )
-        self._run(team, None, lambda c: c.all_gather(input_tensor, rows, None, view=False))
+        self._run(state, None, lambda c: c.all_gather(input_tensor, rows, None, view=False))
         return output_tensor
 
     all_gather_single = all_gather_into_tensor
@@ -345,16 +345,16 @@ class DataMovement(OperationBase):
         output_split_sizes, input_split_sizes : sequence of int, optional
             Rows from and for each rank, 0 allowed; by default equal parts.
         """
-        team = self._team(group)
-        size, name = len(team.ranks), "all_to_all_single"
+        state = self._group_state(group)
+        size, name = len(state.ranks), "all_to_all_single"
         target = check_output(output, name)
         outputs = rows_of(target, output_split_sizes, size, name, "output")
         parts = rows_of(input, input_split_sizes, size, name, "input")
         if async_op:
             return self._begin(
-                team, "all_to_all_single", lambda later: later.all_to_all(parts, outputs), output
+                state, "all_to_all_single", lambda later: later.all_to_all(parts, outputs), output
             )
-        self._run(team, None, lambda c: c.all_to_all(parts, outputs, None, view=False))
+        self._run(state, None, lambda c: c.all_to_all(parts, outputs, None, view=False))
         return output
 
 

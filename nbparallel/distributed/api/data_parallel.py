@@ -47,10 +47,10 @@ class DataParallel(Reductions):
         if isinstance(n, np.ndarray | list | tuple):
             raise TypeError("local_slice takes a number: write local_slice(len(x)), or shard(x) for the part")
         count = _whole(n, "n", 0)
-        team = self._teams.world if group is None else self._teams.know(group)
-        if team.index < 0:
-            raise ValueError(f"rank {self.rank} is not in {team.group}, and has no part")
-        return part_of(count, team.index, len(team.ranks))
+        state = self._group_table.world if group is None else self._group_table.know(group)
+        if state.index < 0:
+            raise ValueError(f"rank {self.rank} is not in {state.group}, and has no part")
+        return part_of(count, state.index, len(state.ranks))
 
     def shard(self, x: Any, group: GroupLike = None) -> Any:
         """Return this rank's part of `x` along axis 0: ``x[local_slice(len(x))]``.
@@ -133,22 +133,22 @@ class DataParallel(Reductions):
             n, _whole(batch_size, "batch_size", 1), _whole(epoch, "epoch", 0), _whole(seed, "seed", 0),
             bool(shuffle), bool(drop_last),
         )  # fmt: skip
-        team = self._team(group)
+        state = self._group_state(group)
         told: list[BatchSchedule] = self._run(
-            team, None, lambda c: c.tell(Operation.batches, arrays[0], plan, None)
+            state, None, lambda c: c.tell(Operation.batches, arrays[0], plan, None)
         )
-        text = disagreement(dict(zip(team.ranks, told, strict=True)))
+        text = disagreement(dict(zip(state.ranks, told, strict=True)))
         if text:
             raise CollectiveMismatchError(
                 f"batches must be called with the same numbers on all ranks: {text}"
             )
-        parts = len(team.ranks)
+        parts = len(state.ranks)
         if n and not plan.steps(parts):
             raise ValueError(
                 f"{n} samples do not make one batch of {batch_size} on each of {parts} ranks, and drop_last "
                 "leaves out what does not: use a smaller batch_size, or drop_last=False"
             )
-        return Batches(arrays, plan.of_part(team.index, parts))
+        return Batches(arrays, plan.of_part(state.index, parts))
 
     def average_gradients(
         self,
@@ -190,9 +190,9 @@ class DataParallel(Reductions):
             memory, some a weight and some none, or only weights of 0.  Nothing was written.
         """
         limit = None if timeout is None else deadline(timeout)
-        team = self._team(group)
-        gradients = checked_gradients(arrays, weight, bucket_nbytes, len(team.ranks))
-        self._run(team, limit, lambda c: c.averaging(gradients, limit))
+        state = self._group_state(group)
+        gradients = checked_gradients(arrays, weight, bucket_nbytes, len(state.ranks))
+        self._run(state, limit, lambda c: c.averaging(gradients, limit))
         return arrays
 
 

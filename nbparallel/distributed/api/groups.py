@@ -61,7 +61,7 @@ class GroupOperations(DataMovement):
         for name, value in (("color", color), ("key", key)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
                 raise TypeError(f"{name} must be an int or None, not {type(value).__name__}")
-        ranks = self._team(group).ranks
+        ranks = self._group_state(group).ranks
         found = self.all_gather((None if color is None else int(color), int(key or 0)), group=group)
         if color is None:
             return None
@@ -70,18 +70,18 @@ class GroupOperations(DataMovement):
 
     def get_rank(self, group: GroupLike = None) -> int:
         """Return this rank's number, or its place in a group; -1 if it is no member."""
-        return self.rank if group is None else self._teams.know(group).index
+        return self.rank if group is None else self._group_table.know(group).index
 
     def get_world_size(self, group: GroupLike = None) -> int:
         """Return how many ranks there are, in all or in a group; -1 if this rank is no member."""
         if group is None:
             return self.world_size
-        team = self._teams.know(group)
-        return len(team.ranks) if team.index >= 0 else -1
+        state = self._group_table.know(group)
+        return len(state.ranks) if state.index >= 0 else -1
 
     def get_process_group_ranks(self, group: GroupLike = None) -> list[int]:
         """Return the ranks of a group, in its order."""
-        return list((self._teams.world if group is None else self._teams.know(group)).ranks)
+        return list((self._group_table.world if group is None else self._group_table.know(group)).ranks)
 
     def get_group_rank(self, group: GroupLike, global_rank: int) -> int:
         """Return the place of a rank in a group.
@@ -91,8 +91,8 @@ class GroupOperations(DataMovement):
         ValueError
             It is no member.
         """
-        team = self._teams.world if group is None else self._teams.know(group)
-        return team.place(global_rank, None, "global_rank")
+        state = self._group_table.world if group is None else self._group_table.know(group)
+        return state.place(global_rank, None, "global_rank")
 
     def get_global_rank(self, group: GroupLike, group_rank: int) -> int:
         """Return which rank has a place in a group.
@@ -102,5 +102,5 @@ class GroupOperations(DataMovement):
         ValueError
             There is no such place.
         """
-        team = self._teams.world if group is None else self._teams.know(group)
-        return team.ranks[check_place(group_rank, "group_rank", team.ranks)]
+        state = self._group_table.world if group is None else self._group_table.know(group)
+        return state.ranks[check_place(group_rank, "group_rank", state.ranks)]

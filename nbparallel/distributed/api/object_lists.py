@@ -26,12 +26,12 @@ class ObjectLists(DataMovement):
         group_dst: int | None = None,
     ) -> None:
         """Fill a list on rank `dst`, one element for each rank, with the objects of all."""
-        team = self._team(group)
-        root = team.place(dst, group_dst, "dst", team.ranks[0])
-        if team.index == root:
+        state = self._group_state(group)
+        root = state.place(dst, group_dst, "dst", state.ranks[0])
+        if state.index == root:
             self._check_list(object_gather_list, group, "gather_object")
         elif object_gather_list is not None:
-            raise ValueError(f"only rank {team.ranks[root]}, the destination, passes an object_gather_list")
+            raise ValueError(f"only rank {state.ranks[root]}, the destination, passes an object_gather_list")
         found = self.gather(obj, group=group, group_dst=root)
         if found is not None and object_gather_list is not None:
             object_gather_list[:] = found
@@ -47,12 +47,12 @@ class ObjectLists(DataMovement):
         """Replace the elements of a list by those of the list on rank `src`, which has the same length."""
         if not isinstance(object_list, list):
             raise TypeError(f"broadcast_object_list fills a list, not {type(object_list).__name__}")
-        team = self._team(group)
-        root = team.place(src, group_src, "src", team.ranks[0])
-        found = self.broadcast(object_list if team.index == root else None, group=group, group_src=root)
+        state = self._group_state(group)
+        root = state.place(src, group_src, "src", state.ranks[0])
+        found = self.broadcast(object_list if state.index == root else None, group=group, group_src=root)
         if len(found) != len(object_list):
             raise ValueError(
-                f"the list on rank {team.ranks[root]} has length {len(found)}, this one {len(object_list)}"
+                f"the list on rank {state.ranks[root]} has length {len(found)}, this one {len(object_list)}"
             )
         object_list[:] = found
 
@@ -73,15 +73,15 @@ class ObjectLists(DataMovement):
             )
         if not scatter_object_output_list:
             raise ValueError("scatter_object_list needs an output list with at least one element")
-        team = self._team(group)
-        root = team.place(src, group_src, "src", team.ranks[0])
-        if team.index == root:
+        state = self._group_state(group)
+        root = state.place(src, group_src, "src", state.ranks[0])
+        if state.index == root:
             self._check_list(scatter_object_input_list, group, "scatter_object_list")
-        values = scatter_object_input_list if team.index == root else None
+        values = scatter_object_input_list if state.index == root else None
         scatter_object_output_list[0] = self.scatter(values, group=group, group_src=root)
 
     def _check_list(self, values: Any, group: GroupLike, operation: str) -> None:
-        size = len(self._team(group).ranks)
+        size = len(self._group_state(group).ranks)
         if not isinstance(values, list):
             raise TypeError(
                 f"{operation} needs a list with one element for each rank, not {type(values).__name__}"

@@ -89,16 +89,16 @@ class PointToPoint(OperationBase):
         PeerFailedError, DeadlockError
             The receiver cannot make room any more.
         """
-        member = self._member
+        context = self._context
         word = 0
-        if group is not None or group_dst is not None or not member.ready:
-            team = self._of_two(group)
-            dst, word = team.ranks[team.place(dst, group_dst, "dst")], team.word
+        if group is not None or group_dst is not None or not context.ready:
+            state = self._of_two(group)
+            dst, word = state.ranks[state.place(dst, group_dst, "dst")], state.word
         elif type(dst) is not int or not 0 <= dst < self.world_size:
-            dst = self._teams.world.place(dst, None, "dst")
+            dst = self._group_table.world.place(dst, None, "dst")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
-        member.ready = False
+        context.ready = False
         try:
             if (
                 type(tensor) is not np.ndarray
@@ -108,9 +108,9 @@ class PointToPoint(OperationBase):
             ):
                 limit = None if timeout is None else deadline(timeout)
                 self._messages.send(tensor, dst, tag, view=view, deadline_ns=limit, group=word)
-            member.ready = True
+            context.ready = True
         except BaseException as error:
-            member.failed(error)
+            context.failed(error)
             raise
 
     def recv(
@@ -160,7 +160,7 @@ class PointToPoint(OperationBase):
             and group_src is None
             and timeout is None
             and 0 <= src < self.world_size
-            and self._member.ready
+            and self._context.ready
             and tensor.flags.writeable
             and self._receive_short(tensor, src, tag)
         ):
@@ -169,13 +169,13 @@ class PointToPoint(OperationBase):
         return value if tensor is None else source
 
     def _receive_short(self, tensor: AnyArray, src: int, tag: int) -> bool:
-        member = self._member
-        member.ready = False
+        context = self._context
+        context.ready = False
         try:
             received = self._messages.recv_short(tensor, src, tag)
-            member.ready = True
+            context.ready = True
         except BaseException as error:
-            member.failed(error)
+            context.failed(error)
             raise
         return received
 
@@ -188,27 +188,27 @@ class PointToPoint(OperationBase):
         group_src: int | None,
         timeout: float | datetime.timedelta | None,
     ) -> tuple[Any, int]:
-        member = self._member
+        context = self._context
         word = 0
         sources: Sequence[int] = ()
-        team = self._teams.world
-        if group is not None or not member.ready:
-            team = self._of_two(group)
-            word, sources = team.word, team.ranks
+        state = self._group_table.world
+        if group is not None or not context.ready:
+            state = self._of_two(group)
+            word, sources = state.word, state.ranks
         buffer = check_buffer(tensor) if tensor is not None else None
         if group_src is not None or (
             src is not None and (type(src) is not int or word or not 0 <= src < self.world_size)
         ):
-            src = team.ranks[team.place(src, group_src, "src")]
+            src = state.ranks[state.place(src, group_src, "src")]
         if type(tag) is not int or tag:
             tag = check_tag(tag)
-        member.ready = False
+        context.ready = False
         try:
             limit = None if timeout is None else deadline(timeout)
             found = self._messages.recv(buffer, src, tag, limit, group=word, sources=sources)
-            member.ready = True
+            context.ready = True
         except BaseException as error:
-            member.failed(error)
+            context.failed(error)
             raise
         return found
 
@@ -232,13 +232,13 @@ class PointToPoint(OperationBase):
             self.send(tensor, dst, group, tag, group_dst=group_dst, view=view)
         finally:
             self._messages.strict = strict
-        work = Work("isend", self._member.calling.line())
+        work = Work("isend", self._context.call_site.line())
         if not strict:
             work.ticket.waited = True  # nothing is lost if nobody waits for what is completed
             work.finish()
             return work
-        team = self._teams.world if group is None else self._teams.find(group)
-        push = self._messages.sent(work, team.ranks[team.place(dst, group_dst, "dst")])
+        state = self._group_table.world if group is None else self._group_table.find(group)
+        push = self._messages.sent(work, state.ranks[state.place(dst, group_dst, "dst")])
         return work.begin(lambda limit, wait: self._talk(lambda: push(limit, wait)))
 
     def irecv(
@@ -257,14 +257,14 @@ class PointToPoint(OperationBase):
             Its `result` is the value, or `tensor`, filled; `source_rank` who sent it.  Receives are served in
             the order in which they were begun.
         """
-        team = self._of_two(group)
+        state = self._of_two(group)
         buffer = check_buffer(tensor) if tensor is not None else None
         if src is not None or group_src is not None:
-            src = team.ranks[team.place(src, group_src, "src")]
+            src = state.ranks[state.place(src, group_src, "src")]
         tag = check_tag(tag)
         shown = f"irecv(src={src}{f', tag={tag}' if tag else ''})"
-        work = Work(shown, self._member.calling.line())
-        receive = Receive(work, tensor, buffer, src, tag, team.word, team.ranks)
+        work = Work(shown, self._context.call_site.line())
+        receive = Receive(work, tensor, buffer, src, tag, state.word, state.ranks)
         work.begin(lambda limit, wait: self._talk(lambda: self._messages.push(receive, limit, wait)))
         self._tickets.add(work)
         return self._talk(lambda: self._messages.post(receive))

@@ -54,24 +54,24 @@ class Reductions(OperationBase):
         ValueError
             The array is read-only, or several ranks passed the same memory.
         """
-        member = self._member
-        if not (member.ready and member.plain) or group is not None or async_op:
+        context = self._context
+        if not (context.ready and context.plain) or group is not None or async_op:
             return self._all_reduce_of(tensor, op, group, async_op, timeout)
-        member.ready = False
+        context.ready = False
         try:
             value = self._world.all_reduce.run(tensor, op, None if timeout is None else deadline(timeout))
-            member.ready = True
+            context.ready = True
         except BaseException as error:
-            member.failed(error)
+            context.failed(error)
             raise
         return value
 
     def _all_reduce_of(self, tensor: Any, op: str, group: GroupLike, async_op: bool, timeout: Timeout) -> Any:
         # Not in the method itself: what a lambda refers to is slower everywhere in its function.
-        limit, team = deadline(timeout), self._team(group)
+        limit, state = deadline(timeout), self._group_state(group)
         if async_op:
-            return self._begin(team, "all_reduce", lambda later: later.all_reduce(tensor, op))
-        return self._run(team, limit, lambda c: c.all_reduce.run(tensor, op, limit))
+            return self._begin(state, "all_reduce", lambda later: later.all_reduce(tensor, op))
+        return self._run(state, limit, lambda c: c.all_reduce.run(tensor, op, limit))
 
     def barrier(
         self,
@@ -88,18 +88,18 @@ class Reductions(OperationBase):
         CollectiveTimeoutError
             The time-out ran out; it names those who have not come.
         """
-        member = self._member
-        if not (member.ready and member.plain) or group is not None or async_op:
-            limit, team = deadline(timeout), self._team(group)
+        context = self._context
+        if not (context.ready and context.plain) or group is not None or async_op:
+            limit, state = deadline(timeout), self._group_state(group)
             if async_op:
-                return self._begin(team, "barrier", lambda later: later.barrier())
-            return self._run(team, limit, lambda c: c.barrier(limit))
-        member.ready = False
+                return self._begin(state, "barrier", lambda later: later.barrier())
+            return self._run(state, limit, lambda c: c.barrier(limit))
+        context.ready = False
         try:
             self._world.barrier(None if timeout is None else deadline(timeout))
-            member.ready = True
+            context.ready = True
         except BaseException as error:
-            member.failed(error)
+            context.failed(error)
             raise
         return None
 
@@ -152,11 +152,11 @@ class Reductions(OperationBase):
             The array on `dst` would be written and is another rank's too.
         """
         limit = deadline(timeout)
-        team = self._team(group)
-        root = team.place(dst, group_dst, "dst", team.ranks[0])
+        state = self._group_state(group)
+        root = state.place(dst, group_dst, "dst", state.ranks[0])
         if async_op:
-            return self._begin(team, "reduce", lambda later: later.reduce(tensor, root, op))
-        return self._run(team, limit, lambda c: c.reduce(tensor, root, op, limit))
+            return self._begin(state, "reduce", lambda later: later.reduce(tensor, root, op))
+        return self._run(state, limit, lambda c: c.reduce(tensor, root, op, limit))
 
     def reduce_scatter(
         self,
@@ -197,23 +197,23 @@ class Reductions(OperationBase):
             Wrong sizes; or an output lies over another rank's shared memory.
         """
         limit = deadline(timeout)
-        team = self._team(group)
+        state = self._group_state(group)
         if output is not MISSING:
             if tensor is not MISSING or input_list is MISSING:
                 raise TypeError("reduce_scatter fills output from an input_list: pass both, and no tensor")
             tensor = output
         values, to_fill = value_and_outputs(tensor, input_list, "reduce_scatter")
         target = None if to_fill is MISSING else check_output(to_fill, "reduce_scatter")
-        parts = parts_of(values, len(team.ranks), "reduce_scatter")
+        parts = parts_of(values, len(state.ranks), "reduce_scatter")
         if async_op:
             return self._begin(
-                team,
+                state,
                 "reduce_scatter",
                 lambda later: later.reduce_scatter(parts, op, target),
                 tensor if target is not None else None,
             )
         whole = values if type(values) is np.ndarray else None
-        found = self._run(team, limit, lambda c: c.reduce_scatter(parts, whole, op, target, limit))
+        found = self._run(state, limit, lambda c: c.reduce_scatter(parts, whole, op, target, limit))
         return found if target is None else tensor
 
     def reduce_scatter_tensor(
@@ -231,15 +231,15 @@ class Reductions(OperationBase):
         input : array
             Of all parts one behind the other along axis 0, or stacked along a first axis of `world_size`.
         """
-        team = self._team(group)
+        state = self._group_state(group)
         target = check_output(output, "reduce_scatter_tensor")
-        parts = equal_parts(input, target, len(team.ranks), "reduce_scatter_tensor", "input")
+        parts = equal_parts(input, target, len(state.ranks), "reduce_scatter_tensor", "input")
         if async_op:
             return self._begin(
-                team, "reduce_scatter_tensor", lambda later: later.reduce_scatter(parts, op, target), output
+                state, "reduce_scatter_tensor", lambda later: later.reduce_scatter(parts, op, target), output
             )
         whole = input if type(input) is np.ndarray else None
-        self._run(team, None, lambda c: c.reduce_scatter(parts, whole, op, target, None))
+        self._run(state, None, lambda c: c.reduce_scatter(parts, whole, op, target, None))
         return output
 
     reduce_scatter_single = reduce_scatter_tensor

@@ -17,7 +17,7 @@ import numpy as np
 from nbparallel import sharing
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.bootstrap.init_method import InitMethod
-from nbparallel.distributed.bootstrap.rendezvous import Admission, meet
+from nbparallel.distributed.bootstrap.rendezvous import Admission, arrive_and_wait
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
 from nbparallel.errors import ChannelClosedError, ForkedRankError
@@ -43,7 +43,7 @@ class ProcessGroup:
         world_size, client = len(joined.members), client_of(rank)
         self._broker = SegmentClient(admission.channel, client=client)
         self._channel = admission.channel
-        self._oversight = SupervisorLiveness(admission.supervisor, joined.members)
+        self._liveness = SupervisorLiveness(admission.supervisor, joined.members)
         self._store = _store()
         renumber(self._store, client)
         self._store.connect(self._broker)
@@ -55,7 +55,7 @@ class ProcessGroup:
                 self._store,
                 epoch=1,
                 usable_cpus=joined.usable_cpus,
-                overseer=self._oversight,
+                liveness_check=self._liveness,
             )
         finally:
             os.close(admission.control)
@@ -107,11 +107,11 @@ class ProcessGroup:
         self.communicator.close()
         renumber(self._store, 0)
         try:
-            self._channel.send(Kind.DEPART, abandon=lambda: self._oversight.lost() is not None)
+            self._channel.send(Kind.DEPART, abandon=lambda: self._liveness.lost() is not None)
         except ChannelClosedError:
             pass  # it was ended, and whoever waits for it will see that
         self._broker.close()
-        self._oversight.close()
+        self._liveness.close()
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -134,7 +134,7 @@ def join(who: InitMethod, seconds: float, caller: FrameType | None) -> ProcessGr
         )
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     join = Join(who.rank, who.world_size, _versions(), tuple(sorted(cpus)))
-    return ProcessGroup(meet(who.place, join, seconds), who.rank, _script(caller))
+    return ProcessGroup(arrive_and_wait(who.place, join, seconds), who.rank, _script(caller))
 
 
 def _store() -> Store:

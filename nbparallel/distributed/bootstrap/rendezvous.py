@@ -61,7 +61,7 @@ class Admission:
     """Who is there."""
 
 
-def meet(place: str, join: Join, seconds: float) -> Admission:
+def arrive_and_wait(place: str, join: Join, seconds: float) -> Admission:
     """Wait in `place` until all processes of the world are there.
 
     Raises
@@ -73,12 +73,12 @@ def meet(place: str, join: Join, seconds: float) -> Admission:
     StartError
         The supervisor could not be started.
     """
-    meeting = _Meeting(place, join, time.monotonic() + seconds, seconds)
+    protocol = _Meeting(place, join, time.monotonic() + seconds, seconds)
     while True:
-        admission = meeting.attempt()
+        admission = protocol.attempt()
         if admission is not None:
             return admission
-        if meeting.left <= 0:
+        if protocol.left <= 0:
             raise CollectiveTimeoutError(
                 f"rank {join.rank} found no other rank of {join.world_size} within {seconds:g} s in {place}"
             )

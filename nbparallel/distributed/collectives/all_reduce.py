@@ -67,12 +67,12 @@ class ReductionSignature:
 class AllReduce:
     """One rank's side of `all_reduce` in a group."""
 
-    def __init__(self, member: RankContext, meeting: InlineSlotProtocol, scratch: StagingBuffers) -> None:
-        self._member, self._memory = member, member.memory
-        self._meeting, self._scratch = meeting, scratch
-        self._index, self._size = meeting.index, len(meeting.ranks)
+    def __init__(self, context: RankContext, protocol: InlineSlotProtocol, staging: StagingBuffers) -> None:
+        self._context, self._memory = context, context.memory
+        self._protocol, self._staging = protocol, staging
+        self._index, self._size = protocol.index, len(protocol.ranks)
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
-        self.inline_nbytes = min(meeting.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
+        self.inline_nbytes = min(protocol.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
         self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], ReductionSignature] = {}
         self._labels: dict[tuple[str, str], Fingerprint] = {}
 
@@ -91,47 +91,47 @@ class AllReduce:
                 "all_reduce works in place and this array is read-only: pass x.copy(), or share it for "
                 "writing with `%share` in the notebook"
             )
-        member, meeting = self._member, self._meeting
+        context, protocol = self._context, self._protocol
         if self._size == 1:
             return x
         place = None if x.base is None else self._memory.place(x)
-        meeting.deadline_ns = deadline_ns
-        member.operations += 1
-        member.nbytes += plan.nbytes
+        protocol.deadline_ns = deadline_ns
+        context.operations += 1
+        context.nbytes += plan.nbytes
         if not plan.inline:
             self._all_reduce_large(x, plan, place)
-            meeting.end()
+            protocol.end()
             return x
-        generation = meeting.next_generation()
+        generation = protocol.next_generation()
         views = plan.views[generation] or self._views(plan, generation, x)
-        same = meeting.swap(_ALL_REDUCE, plan.fingerprint, member.calling.line(), x, place, views)
+        same = protocol.swap(_ALL_REDUCE, plan.fingerprint, context.call_site.line(), x, place, views)
         if not same:
-            meeting.compare()
-        if not same or (place is not None and not meeting.disjoint()):
-            meeting.check_overlap(meeting.bits())
+            protocol.compare()
+        if not same or (place is not None and not protocol.disjoint()):
+            protocol.check_overlap(protocol.bits())
         self._combine_slots(plan, views, x)
-        meeting.end()
+        protocol.end()
         return x
 
     def run_plan(self, x: AnyArray, plan: ReductionSignature, deadline_ns: int | None) -> bool:
         """Combine a writable `x` as a plan says, which is lenient; False, on all ranks: nothing was done."""
-        member, meeting = self._member, self._meeting
+        context, protocol = self._context, self._protocol
         if self._size == 1:
             return True
         place = None if x.base is None else self._memory.place(x)
-        meeting.deadline_ns = deadline_ns
-        member.operations += 1
-        member.nbytes += plan.nbytes
+        protocol.deadline_ns = deadline_ns
+        context.operations += 1
+        context.nbytes += plan.nbytes
         if plan.inline:
-            generation = meeting.next_generation()
+            generation = protocol.next_generation()
             views = plan.views[generation] or self._views(plan, generation, x)
-            same = meeting.swap(plan.operation, plan.fingerprint, member.calling.line(), x, place, views)
-            agreed = same or meeting.agree()
+            same = protocol.swap(plan.operation, plan.fingerprint, context.call_site.line(), x, place, views)
+            agreed = same or protocol.agree()
             if agreed:
                 self._combine_slots(plan, views, x)
         else:
             agreed = self._all_reduce_large(x, plan, place)
-        meeting.end()
+        protocol.end()
         return agreed
 
     def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
@@ -147,8 +147,8 @@ class AllReduce:
     def _views(self, plan: ReductionSignature, generation: int, x: AnyArray) -> list[AnyArray]:
         """Return every rank's slot as an array of the shape and dtype of `x`."""
         views: list[AnyArray] = [
-            np.ndarray(x.shape, x.dtype, self._meeting.area.buffer, start)
-            for start in self._meeting.payload_starts(generation)
+            np.ndarray(x.shape, x.dtype, self._protocol.area.buffer, start)
+            for start in self._protocol.payload_starts(generation)
         ]
         plan.views[generation] = views
         return views
@@ -177,64 +177,64 @@ class AllReduce:
             x[...] = out
 
     def _all_reduce_large(self, x: AnyArray, plan: ReductionSignature, place: SharedSpan | None) -> bool:
-        meeting = self._meeting
-        generation = meeting.begin(plan.operation, plan.fingerprint, self._member.calling.line())
-        through_slots = plan.nbytes <= meeting.payload_nbytes
+        protocol = self._protocol
+        generation = protocol.begin(plan.operation, plan.fingerprint, self._context.call_site.line())
+        through_slots = plan.nbytes <= protocol.payload_nbytes
         if through_slots and place is None:
             views = plan.views[generation] or self._views(plan, generation, x)
             if fault_injection.ARMED:
-                fault_injection.hit("half_payload", self._member.rank)
+                fault_injection.hit("half_payload", self._context.rank)
             views[self._index][...] = x
         direct = place is not None and place.direct
         source: AnyArray = x if x.flags.c_contiguous else np.ascontiguousarray(x)
         pieces = StagingLayout(x.size, x.itemsize, self._size)
         if place is not None and direct:
-            meeting.put(self._memory.packed(x, place))
-            self._member.exposed = True
+            protocol.put(self._memory.packed(x, place))
+            self._context.exposed = True
         elif not through_slots:
-            meeting.put(self._scratch.offer(source, pieces))
+            protocol.put(self._staging.offer(source, pieces))
         elif place is not None:
-            views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
+            views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
             views[self._index][...] = x
         bits = (SHARED if place is not None else 0) | (DIRECT if direct else 0)
-        if not meeting.meet(bits, place):
+        if not protocol.arrive_and_wait(bits, place):
             if not plan.lenient:
-                meeting.compare()
-            elif not meeting.agree():
-                self._member.exposed = False
+                protocol.compare()
+            elif not protocol.agree():
+                self._context.exposed = False
                 return False
-        everybody = meeting.bits()
+        everybody = protocol.bits()
         if any(everybody):
             self._check_overlap(everybody)
         if all(b & DIRECT for b in everybody):
             assert direct, "this rank is one of them"
-            direct_all_reduce(self._member, meeting, x, plan.operator, averaged=plan.averaged)
-            self._member.exposed = False
+            direct_all_reduce(self._context, protocol, x, plan.operator, averaged=plan.averaged)
+            self._context.exposed = False
             return True
-        self._member.exposed = False
+        self._context.exposed = False
         if through_slots:
             if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the slots
                 if direct:
-                    views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
+                    views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
                     views[self._index][...] = x
-                meeting.again()
-            views = plan.views[meeting.generation] or self._views(plan, meeting.generation, x)
+                protocol.again()
+            views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
             self._combine_slots(plan, views, x)
             return True
         if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
             if direct:
-                meeting.put(self._scratch.offer(source, pieces))
-            meeting.again()
-        self._scratch.reduce(source, plan.operator, pieces, source.reshape(-1), averaged=plan.averaged)
+                protocol.put(self._staging.offer(source, pieces))
+            protocol.again()
+        self._staging.reduce(source, plan.operator, pieces, source.reshape(-1), averaged=plan.averaged)
         if source is not x:
             x[...] = source
         return True
 
     def _check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
         try:
-            self._meeting.check_overlap(bits, root=root)
+            self._protocol.check_overlap(bits, root=root)
         except ValueError:
-            self._member.exposed = False  # nobody writes: all ranks have seen the same
+            self._context.exposed = False  # nobody writes: all ranks have seen the same
             raise
 
     def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
@@ -250,9 +250,9 @@ class AllReduce:
         value = check_number(operator, x)
         if self._size == 1:
             return combine_numbers(operator, [value])
-        self._meeting.deadline_ns = deadline_ns
+        self._protocol.deadline_ns = deadline_ns
         label = self._label(type(value).__name__, operator.name)
-        values = exchange_numbers(self._member, self._meeting, Operation.all_reduce, label, value)
+        values = exchange_numbers(self._context, self._protocol, Operation.all_reduce, label, value)
         return combine_numbers(operator, values)
 
     def _label(self, kind: str, operator: str) -> Fingerprint:

@@ -38,23 +38,23 @@ _READ_ONLY = "broadcast fills this array, and it is read-only: pass x.copy(), or
 class Broadcast:
     """One rank's side of `broadcast`."""
 
-    def __init__(self, member: RankContext, meeting: SlotProtocol, scratch: StagingBuffers) -> None:
-        self._member, self._meeting, self._scratch = member, meeting, scratch
+    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
+        self._context, self._protocol, self._staging = context, protocol, staging
         self._labels: dict[tuple[Any, ...], Fingerprint] = {}
 
     def __call__(self, x: Any, root: int) -> Any:
         """Return what `root` has; an array of this rank is filled."""
-        member, meeting = self._member, self._meeting
-        mine = meeting.index == root
+        context, protocol = self._context, self._protocol
+        mine = protocol.index == root
         array = as_plain_array(x)
-        place = None if array is None else member.memory.place(array)
+        place = None if array is None else context.memory.place(array)
         looks = array is not None and not mine and not array.flags.writeable
         if looks and place is None:  # else it may be what the root has, and nothing is to be written
             raise ValueError(_READ_ONLY)
-        if len(meeting.ranks) == 1:
+        if len(protocol.ranks) == 1:
             return x
-        data, keep = (b"", None) if array is not None or not mine else packing.dumps(x, member.store)
-        meeting.begin(Operation.broadcast, self._label(x, array, root, mine=mine), member.calling.line())
+        data, keep = (b"", None) if array is not None or not mine else packing.dumps(x, context.store)
+        protocol.begin(Operation.broadcast, self._label(x, array, root, mine=mine), context.call_site.line())
         if mine and array is not None:
             source = np.ascontiguousarray(array)
             lasting = self._leave_array(array, source, place is not None)
@@ -67,60 +67,60 @@ class Broadcast:
             and place is not None
             and place.direct
             and not looks
-            and array.nbytes > meeting.payload_nbytes
+            and array.nbytes > protocol.payload_nbytes
         ):
             direct = DIRECT  # if everybody's is, all members copy a slice each
             if not mine:
-                meeting.put(member.memory.packed(array, place))
-                member.exposed = True
-        same = meeting.meet((SHARED if place is not None else 0) | direct, place)
+                protocol.put(context.memory.packed(array, place))
+                context.exposed = True
+        same = protocol.arrive_and_wait((SHARED if place is not None else 0) | direct, place)
         try:
             if not same:
-                meeting.compare(root=root)
-            bits = meeting.bits()
+                protocol.compare(root=root)
+            bits = protocol.bits()
             if any(bits):
-                meeting.check_overlap(bits, root=root)
+                protocol.check_overlap(bits, root=root)
         except ValueError:
-            member.exposed = False  # nobody writes: all ranks have seen the same
+            context.exposed = False  # nobody writes: all ranks have seen the same
             raise
         if array is not None and all(b & DIRECT for b in bits):
             self._copy_together(array, root)
-            member.exposed = False
-            meeting.end()
+            context.exposed = False
+            protocol.end()
             return x
-        member.exposed = False
+        context.exposed = False
         if mine:
             if source is not None and lasting == _SCRATCH:
-                self._scratch.broadcast(source.reshape(-1).view(np.uint8), root, b"")
+                self._staging.broadcast(source.reshape(-1).view(np.uint8), root, b"")
             elif lasting in (_SHARED, _BLOB, _OBJECT):
-                meeting.wait_until_read()  # others look at this rank's memory until then
+                protocol.wait_until_read()  # others look at this rank's memory until then
             result = x
         elif looks and array is not None:
             seen = bool(bits[root] & SHARED) and self._shows(array, root)
             result = x if seen else self._take(None, None, root)  # the others go on in any case
-            meeting.end()
+            protocol.end()
             if not seen:
                 raise ValueError(_READ_ONLY)
             return result
         else:
             result = self._take(x, array, root)
-        meeting.end()
+        protocol.end()
         return result
 
     def _copy_together(self, array: AnyArray, root: int) -> None:
         """Copy one slice of the root's array to everybody else's, as all members do."""
-        member, meeting = self._member, self._meeting
+        context, protocol = self._context, self._protocol
         source, targets = array, []
-        for i in range(len(meeting.ranks)):
-            packed = bytes(meeting.get(i))
+        for i in range(len(protocol.ranks)):
+            packed = bytes(protocol.get(i))
             if i == root:
-                if i != meeting.index:
+                if i != protocol.index:
                     packed = packed[_HEAD.size + _HEAD.unpack_from(packed)[1] :]
-                    source = member.memory.attach(packed, writable=False)
-            elif not meeting.same_memory(i, root):
-                own = i == meeting.index
-                targets.append(array if own else member.memory.attach(packed, writable=True))
-        direct_broadcast(member, meeting, flat_octets(source), [flat_octets(x) for x in targets])
+                    source = context.memory.attach(packed, writable=False)
+            elif not protocol.same_memory(i, root):
+                own = i == protocol.index
+                targets.append(array if own else context.memory.attach(packed, writable=True))
+        direct_broadcast(context, protocol, flat_octets(source), [flat_octets(x) for x in targets])
 
     def _label(self, x: Any, array: AnyArray | None, root: int, *, mine: bool) -> Fingerprint:
         """Return the fingerprint; what is moved is left open by ranks that brought no array."""
@@ -129,7 +129,7 @@ class Broadcast:
         if label is None:
             if len(self._labels) >= MAX_LABELS:
                 self._labels.clear()
-            rank = self._meeting.ranks[root]
+            rank = self._protocol.ranks[root]
             if array is None:
                 kind = type(x).__name__ if mine else "-"
                 label = fingerprint("broadcast", kind, root=rank, content="object" if mine else None)
@@ -144,40 +144,40 @@ class Broadcast:
     # -- the root's side -------------------------------------------------------------------------------
 
     def _leave_array(self, array: AnyArray, source: AnyArray, shared: bool) -> int:
-        member, meeting = self._member, self._meeting
-        member.nbytes += array.nbytes
+        context, protocol = self._context, self._protocol
+        context.nbytes += array.nbytes
         meta = pickle.dumps((array.dtype, array.shape), 5)
-        room = meeting.payload_nbytes - _HEAD.size - len(meta)
+        room = protocol.payload_nbytes - _HEAD.size - len(meta)
         if array.nbytes <= room:
             kind, body = _INLINE, source.tobytes()
-        elif shared and (handle := member.store.handle(array, writable=False)) is not None:
+        elif shared and (handle := context.store.handle(array, writable=False)) is not None:
             kind, body = _SHARED, encode_handle(handle)
         else:
-            kind, body = _SCRATCH, self._scratch.offer(source.reshape(-1).view(np.uint8))
-        meeting.put(_HEAD.pack(kind, len(meta)) + meta + body)
+            kind, body = _SCRATCH, self._staging.offer(source.reshape(-1).view(np.uint8))
+        protocol.put(_HEAD.pack(kind, len(meta)) + meta + body)
         return kind
 
     def _leave_object(self, data: bytes, keep: object) -> tuple[int, object]:
-        meeting, store = self._meeting, self._member.store
-        self._member.nbytes += len(data)
-        if len(data) + _HEAD.size <= meeting.payload_nbytes:
-            meeting.put(_HEAD.pack(_OBJECT, 0) + data)
+        protocol, store = self._protocol, self._context.store
+        self._context.nbytes += len(data)
+        if len(data) + _HEAD.size <= protocol.payload_nbytes:
+            protocol.put(_HEAD.pack(_OBJECT, 0) + data)
             return _OBJECT, keep
         blob = store.empty((len(data),), np.uint8)
         blob[...] = np.frombuffer(data, np.uint8)
         handle = store.handle(blob, writable=False)
         if handle is None:
             raise InternalError("the store's own array is not shared")
-        meeting.put(_HEAD.pack(_BLOB, 0) + encode_handle(handle))
+        protocol.put(_HEAD.pack(_BLOB, 0) + encode_handle(handle))
         return _BLOB, (blob, keep)
 
     # -- everybody else's ------------------------------------------------------------------------------
 
     def _shows(self, array: AnyArray, root: int) -> bool:
         """Whether a shared array is the root's: the same elements in the same memory."""
-        if not self._meeting.same_memory(self._meeting.index, root):
+        if not self._protocol.same_memory(self._protocol.index, root):
             return False
-        payload = self._meeting.get(root)
+        payload = self._protocol.get(root)
         kind, length = _HEAD.unpack_from(payload)
         body = bytes(payload[_HEAD.size + length :])
         if kind == _INLINE:
@@ -185,42 +185,42 @@ class Broadcast:
         return kind == _SHARED and self._lies_as(array, decode_handle(body))
 
     def _lies_as(self, array: AnyArray, theirs: ArrayHandle) -> bool:
-        own = self._member.store.handle(array, writable=False)
+        own = self._context.store.handle(array, writable=False)
         return own is not None and (own.offset, own.strides) == (theirs.offset, theirs.strides)
 
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
-        member, meeting = self._member, self._meeting
-        payload = meeting.get(root)
+        context, protocol = self._context, self._protocol
+        payload = protocol.get(root)
         kind, length = _HEAD.unpack_from(payload)
         body = payload[_HEAD.size + length :]
         if kind == _OBJECT:
-            return packing.loads(bytes(body), member.store)
+            return packing.loads(bytes(body), context.store)
         if kind == _BLOB:
-            blob = member.attach(decode_handle(bytes(body)), writable=False)
-            return packing.loads(blob.tobytes(), member.store)
+            blob = context.attach(decode_handle(bytes(body)), writable=False)
+            return packing.loads(blob.tobytes(), context.store)
         result = x
         if array is None:
             dtype, shape = pickle.loads(payload[_HEAD.size : _HEAD.size + length])
             array = result = np.empty(shape, dtype)
-        member.nbytes += array.nbytes
+        context.nbytes += array.nbytes
         if kind == _INLINE:
             array[...] = np.frombuffer(body, array.dtype, array.size).reshape(array.shape)
         elif kind == _SHARED:
             self._copy_shared(array, bytes(body))
         else:
             target = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
-            self._scratch.broadcast(target.reshape(-1).view(np.uint8), root, bytes(body))
+            self._staging.broadcast(target.reshape(-1).view(np.uint8), root, bytes(body))
             if target is not array:
                 array[...] = target
         return result
 
     def _copy_shared(self, array: AnyArray, packed: bytes) -> None:
-        member = self._member
-        place = member.memory.place(array)
+        context = self._context
+        place = context.memory.place(array)
         theirs = decode_handle(packed)
         if place is not None and place.segment == theirs.segment and self._lies_as(array, theirs):
             return  # the very same memory
         # Attached as it lies: the root's strides need not be ours.
-        np.copyto(array, member.memory.look(packed))
+        np.copyto(array, context.memory.look(packed))
         # A root that failed meanwhile may be changing it already.
-        member.check_peers(self._meeting.peers)
+        context.check_peers(self._protocol.peers)

@@ -33,44 +33,44 @@ class GroupCollectives:
     Roots are places in the group, not ranks of the world.
     """
 
-    def __init__(self, member: RankContext, area: SlotArea) -> None:
-        self._member, self._area = member, area
-        self.meeting = PendingSlots(member, area)
-        self._scratch = StagingBuffers(member, self.meeting)
-        self.all_reduce = AllReduce(member, self.meeting, self._scratch)
-        self._broadcast = Broadcast(member, self.meeting, self._scratch)
-        reducing = Reduce(member, self.meeting, self._scratch)
+    def __init__(self, context: RankContext, area: SlotArea) -> None:
+        self._context, self._area = context, area
+        self.protocol = PendingSlots(context, area)
+        self._staging = StagingBuffers(context, self.protocol)
+        self.all_reduce = AllReduce(context, self.protocol, self._staging)
+        self._broadcast = Broadcast(context, self.protocol, self._staging)
+        reducing = Reduce(context, self.protocol, self._staging)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
-        self._exchange = Exchange(member, self.meeting, self._scratch)
+        self._exchange = Exchange(context, self.protocol, self._staging)
         gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
-        self.averaging = Averaging(member, self.meeting, self.all_reduce, gathering)
+        self.averaging = Averaging(context, self.protocol, self.all_reduce, gathering)
         self.later = Deferring(area.ranks, area.index)
-        self.begun = ProgressEngine(self.meeting, self._exchange, self._changed)
+        self.begun = ProgressEngine(self.protocol, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)
         self.scatter, self.all_to_all = self._scattering.scatter, self._scattering.all_to_all
 
     def _changed(self) -> None:
         """Let the quick ways of the world be taken only while nothing that was begun there is under way."""
         if self._area.is_world:
-            self._member.plain = self._member.whole and not self.begun
+            self._context.plain = self._context.whole and not self.begun
 
     def barrier(self, deadline_ns: int | None) -> None:
         """Wait until every member is here."""
-        meeting = self.meeting
-        meeting.deadline_ns = deadline_ns
-        meeting.begin(Operation.barrier, _BARRIER, self._member.calling.line())
-        if not meeting.meet():
-            meeting.compare()
-        meeting.end()
-        self._member.operations += 1
+        protocol = self.protocol
+        protocol.deadline_ns = deadline_ns
+        protocol.begin(Operation.barrier, _BARRIER, self._context.call_site.line())
+        if not protocol.arrive_and_wait():
+            protocol.compare()
+        protocol.end()
+        self._context.operations += 1
 
     def broadcast(self, x: Any, root: int, deadline_ns: int | None, *, view: bool = False) -> Any:
         """Give everybody what `root` has."""
         if view:
             return self._scattering.show(x, root, deadline_ns, mine=self._area.index == root)
-        self.meeting.deadline_ns = deadline_ns
-        self._member.operations += 1
+        self.protocol.deadline_ns = deadline_ns
+        self._context.operations += 1
         return self._broadcast(x, root)
 
     def release(self) -> None:
@@ -79,8 +79,8 @@ class GroupCollectives:
 
     def close(self) -> None:
         """Let go of all memory."""
-        self._scratch.close()
+        self._staging.close()
         self._exchange.close()
         self.all_reduce.close()
-        self.meeting.close()
+        self.protocol.close()
         self._area.close()

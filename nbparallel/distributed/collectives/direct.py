@@ -33,54 +33,54 @@ def slice_bounds(count: int, part: int, parts: int) -> tuple[int, int]:
 
 
 def direct_all_reduce(
-    member: RankContext, meeting: SlotProtocol, x: AnyArray, operator: Operator, *, averaged: bool
+    context: RankContext, protocol: SlotProtocol, x: AnyArray, operator: Operator, *, averaged: bool
 ) -> None:
     """Combine in place; everybody has left a handle of a C-contiguous array of this size and dtype."""
-    index, size = meeting.index, len(meeting.ranks)
+    index, size = protocol.index, len(protocol.ranks)
     arrays = [
-        x.reshape(-1) if i == index else member.memory.attach(bytes(meeting.get(i)), writable=True)
+        x.reshape(-1) if i == index else context.memory.attach(bytes(protocol.get(i)), writable=True)
         for i in range(size)
     ]
     start, stop = slice_bounds(x.size, index, size)
     if start < stop:
-        member.may_write(meeting.number, meeting.peers)
+        context.may_write(protocol.number, protocol.peers)
         blocks = range(start, stop, BLOCK)
         with np.errstate(all="ignore"):  # a warning made an error would leave the others half-way
             for i, begin in enumerate(blocks):
                 if i % CHECK_EVERY == CHECK_EVERY - 1:
-                    member.check_peers(meeting.peers)
+                    context.check_peers(protocol.peers)
                 combine_block(arrays, begin, min(begin + BLOCK, stop), operator, averaged=averaged)
                 if fault_injection.ARMED and i == len(blocks) // 2:
-                    fault_injection.hit("half_payload", member.rank)
-        member.waiter.fence()
-        member.words[member.writing] = 0
-    meeting.again()
+                    fault_injection.hit("half_payload", context.rank)
+        context.waiter.fence()
+        context.words[context.writing] = 0
+    protocol.again()
 
 
 def direct_broadcast(
-    member: RankContext, meeting: SlotProtocol, source: AnyArray, targets: list[AnyArray]
+    context: RankContext, protocol: SlotProtocol, source: AnyArray, targets: list[AnyArray]
 ) -> None:
     """Copy this member's slice of the bytes of `source` to all targets, as the others do with theirs."""
-    start, stop = slice_bounds(source.size, meeting.index, len(meeting.ranks))
+    start, stop = slice_bounds(source.size, protocol.index, len(protocol.ranks))
     if start < stop:
-        member.may_write(meeting.number, meeting.peers)
+        context.may_write(protocol.number, protocol.peers)
         blocks = range(start, stop, BLOCK_NBYTES)
         for i, begin in enumerate(blocks):
             if i % CHECK_EVERY == CHECK_EVERY - 1:
-                member.check_peers(meeting.peers)
+                context.check_peers(protocol.peers)
             block = source[begin : min(begin + BLOCK_NBYTES, stop)]
             for target in targets:
                 target[begin : begin + block.size] = block
             if fault_injection.ARMED and i == len(blocks) // 2:
-                fault_injection.hit("half_payload", member.rank)
-        member.waiter.fence()
-        member.words[member.writing] = 0
-    meeting.again()
+                fault_injection.hit("half_payload", context.rank)
+        context.waiter.fence()
+        context.words[context.writing] = 0
+    protocol.again()
 
 
 def direct_reduce(
-    member: RankContext,
-    meeting: SlotProtocol,
+    context: RankContext,
+    protocol: SlotProtocol,
     arrays: list[AnyArray],
     target: AnyArray,
     operator: Operator,
@@ -88,18 +88,18 @@ def direct_reduce(
     averaged: bool,
 ) -> None:
     """Combine this member's slice of all arrays into `target`, which may be one of them."""
-    start, stop = slice_bounds(target.size, meeting.index, len(meeting.ranks))
+    start, stop = slice_bounds(target.size, protocol.index, len(protocol.ranks))
     if start < stop:
-        member.may_write(meeting.number, meeting.peers)
-        _combine_into(member, meeting, arrays, target, start, stop, 0, operator, averaged=averaged)
-        member.waiter.fence()
-        member.words[member.writing] = 0
-    meeting.again()
+        context.may_write(protocol.number, protocol.peers)
+        _combine_into(context, protocol, arrays, target, start, stop, 0, operator, averaged=averaged)
+        context.waiter.fence()
+        context.words[context.writing] = 0
+    protocol.again()
 
 
 def direct_reduce_scatter(
-    member: RankContext,
-    meeting: SlotProtocol,
+    context: RankContext,
+    protocol: SlotProtocol,
     arrays: list[AnyArray],
     target: AnyArray,
     start: int,
@@ -109,13 +109,13 @@ def direct_reduce_scatter(
 ) -> None:
     """Combine the elements of all arrays from `start` on into `target`, which is none of them."""
     stop = start + target.size
-    _combine_into(member, meeting, arrays, target, start, stop, start, operator, averaged=averaged)
-    member.check_peers(meeting.peers)  # whoever failed meanwhile may be changing what was just read
+    _combine_into(context, protocol, arrays, target, start, stop, start, operator, averaged=averaged)
+    context.check_peers(protocol.peers)  # whoever failed meanwhile may be changing what was just read
 
 
 def _combine_into(
-    member: RankContext,
-    meeting: SlotProtocol,
+    context: RankContext,
+    protocol: SlotProtocol,
     arrays: list[AnyArray],
     target: AnyArray,
     start: int,
@@ -132,7 +132,7 @@ def _combine_into(
     with np.errstate(all="ignore"):
         for i, begin in enumerate(blocks):
             if i % CHECK_EVERY == CHECK_EVERY - 1:
-                member.check_peers(meeting.peers)
+                context.check_peers(protocol.peers)
             end = min(begin + BLOCK, stop)
             total = arrays[0][begin:end]
             out = target[begin - origin : end - origin]
@@ -142,7 +142,7 @@ def _combine_into(
             if averaged:
                 np.true_divide(out, len(arrays), out)
             if fault_injection.ARMED and i == len(blocks) // 2:
-                fault_injection.hit("half_payload", member.rank)
+                fault_injection.hit("half_payload", context.rank)
 
 
 def combine_block(

@@ -118,63 +118,63 @@ class Movement:
 class Exchange:
     """One rank's side of all movements in a group."""
 
-    def __init__(self, member: RankContext, meeting: PendingSlots, scratch: StagingBuffers) -> None:
-        self._member, self._meeting = member, meeting
-        self._relay = StagedCopy(member, meeting, scratch)
+    def __init__(self, context: RankContext, protocol: PendingSlots, staging: StagingBuffers) -> None:
+        self._context, self._protocol = context, protocol
+        self._relay = StagedCopy(context, protocol, staging)
         self._filled: dict[int, bool] = {}
         """Whether all readers of the last movement had buffers, by its fingerprint: so it will be again."""
-        self._packer = Packer(member.store, member.attach, member.memory.look, meeting.payload_nbytes)
+        self._packer = Packer(context.store, context.attach, context.memory.look, protocol.payload_nbytes)
         self._forms: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
         self._held: deque[tuple[int, object]] = deque()
 
     def __call__(self, movement: Movement, deadline_ns: int | None) -> list[Any]:
         """Move; return what came from each of the sources: new values, or the outputs, filled."""
-        member, meeting = self._member, self._meeting
+        context, protocol = self._context, self._protocol
         self.release()
         values = _apart(movement.values, movement.outputs)
         relay = not movement.view and self._filled.get(movement.label.word, False)
         draft, keep = self._write(movement, values, relay=relay)
-        letter, memory = self._fold(draft)
-        meeting.deadline_ns = deadline_ns
-        meeting.begin(movement.operation, movement.label, member.calling.line())
+        record, memory = self._fold(draft)
+        protocol.deadline_ns = deadline_ns
+        protocol.begin(movement.operation, movement.label, context.call_site.line())
         if keep or memory is not None:
-            self._held.append((meeting.number, (keep, memory)))
-        member.operations += 1
-        meeting.put(letter)
-        if not meeting.meet():
-            meeting.compare()
-        letters, found = self._read(movement, values)
-        self._remember_buffers(movement, letters)
-        if any(letter.waits for letter in letters):
-            member.check_peers(meeting.peers)  # who failed may be changing what was just copied
-            meeting.stop_reading()
+            self._held.append((protocol.number, (keep, memory)))
+        context.operations += 1
+        protocol.put(record)
+        if not protocol.arrive_and_wait():
+            protocol.compare()
+        records, found = self._read(movement, values)
+        self._remember_buffers(movement, records)
+        if any(record.waits for record in records):
+            context.check_peers(protocol.peers)  # who failed may be changing what was just copied
+            protocol.stop_reading()
             if draft.waits:
-                meeting.wait_until_read()
-        meeting.end()
+                protocol.wait_until_read()
+        protocol.end()
         return found
 
     def _read(self, movement: Movement, values: Sequence[Any]) -> tuple[list[ExchangeRecord], list[Any]]:
         """Compare all letters, and take what is for this member."""
-        letters = [self._open(i) for i in range(len(self._meeting.ranks))]
-        self._check_forms(letters, movement)
-        self._check_memory(letters)
+        records = [self._open(i) for i in range(len(self._protocol.ranks))]
+        self._check_forms(records, movement)
+        self._check_memory(records)
         came: dict[int, AnyArray] = {}
-        rounds = max(letter.rounds for letter in letters)
+        rounds = max(record.rounds for record in records)
         if rounds:
-            came = self._relayed(movement, letters, rounds)
-        return letters, [
-            came[i] if i in came else self._take(movement, values, letters[i], i) for i in movement.sources
+            came = self._relayed(movement, records, rounds)
+        return records, [
+            came[i] if i in came else self._take(movement, values, records[i], i) for i in movement.sources
         ]
 
-    def _relayed(self, movement: Movement, letters: list[ExchangeRecord], rounds: int) -> dict[int, AnyArray]:
+    def _relayed(self, movement: Movement, records: list[ExchangeRecord], rounds: int) -> dict[int, AnyArray]:
         """Take part in all rounds; return what came in them, by its source."""
-        index = self._meeting.index
+        index = self._protocol.index
         came: dict[int, AnyArray] = {}
         arrivals = []
         for source in movement.sources:
-            if source == index or not letters[source].rounds:
+            if source == index or not records[source].rounds:
                 continue
-            message = letters[source].parcel(source, index)
+            message = records[source].payload(source, index)
             form = self._packer.form(message) if message.kind == RELAYED else None
             if form is not None:
                 output = movement.outputs.get(source)
@@ -182,7 +182,7 @@ class Exchange:
                 target = output if output is not None and whole else np.empty(form[1], form[0])
                 arrivals.append(Arrival(target, bytes(message.body)))
                 came[source] = target
-                self._member.nbytes += target.nbytes
+                self._context.nbytes += target.nbytes
         self._relay.run(rounds, arrivals)
         for source, array in came.items():
             output = movement.outputs.get(source)
@@ -191,14 +191,14 @@ class Exchange:
                 came[source] = output
         return came
 
-    def _remember_buffers(self, movement: Movement, letters: Sequence[ExchangeRecord]) -> None:
+    def _remember_buffers(self, movement: Movement, records: Sequence[ExchangeRecord]) -> None:
         if movement.values:
-            index, root = self._meeting.index, movement.root
-            readers = (root,) if movement.to_root else range(len(letters))
+            index, root = self._protocol.index, movement.root
+            readers = (root,) if movement.to_root else range(len(records))
             if len(self._filled) >= MAX_FORMS:
                 self._filled.clear()
             self._filled[movement.label.word] = all(
-                letters[i].expects for i in readers if i is not None and i != index
+                records[i].expects for i in readers if i is not None and i != index
             )
 
     # -- without waiting -----------------------------------------------------------------------------------
@@ -209,34 +209,34 @@ class Exchange:
         # Also what this member takes itself.
         movement.values = [x.copy() if isinstance(x, np.ndarray) else x for x in movement.values]
         draft, keep = self._write(movement, movement.values)
-        letter, memory = self._fold(draft)
-        return letter, (keep, memory)
+        record, memory = self._fold(draft)
+        return record, (keep, memory)
 
     def post(self, movement: Movement, prepared: Prepared, line: int) -> Posting:
         """Leave a letter and arrive; there must be a free slot."""
-        member, meeting = self._member, self._meeting
-        outer = member.open  # posted while another operation waits: that one is still open afterwards
-        meeting.begin(movement.operation, movement.label, line)
-        self._held.append((meeting.number, prepared[1]))
-        member.operations += 1
-        meeting.put(prepared[0])
-        posting = meeting.arrive()
-        member.open = outer
-        return posting
+        context, protocol = self._context, self._protocol
+        outer = context.open  # posted while another operation waits: that one is still open afterwards
+        protocol.begin(movement.operation, movement.label, line)
+        self._held.append((protocol.number, prepared[1]))
+        context.operations += 1
+        protocol.put(prepared[0])
+        pending = protocol.arrive()
+        context.open = outer
+        return pending
 
-    def collect(self, movement: Movement, posting: Posting) -> list[Any]:
+    def collect(self, movement: Movement, pending: Posting) -> list[Any]:
         """Take from the letters of a posted movement, at which all have arrived."""
-        with self._meeting.resumed(posting):
-            self._meeting.compare()
+        with self._protocol.resumed(pending):
+            self._protocol.compare()
             _, found = self._read(movement, movement.values)
-            self._meeting.end(wake=True)
+            self._protocol.end(wake=True)
         return found
 
     def release(self) -> None:
         """Let go of copies that everybody has read."""
         held = self._held
         if held:
-            read = self._meeting.all_done()
+            read = self._protocol.all_done()
             while held and held[0][0] <= read:
                 held.popleft()
 
@@ -246,8 +246,8 @@ class Exchange:
         self, movement: Movement, values: Sequence[Any], *, relay: bool = False
     ) -> tuple[ExchangeRecordBuilder, list[object]]:
         """Return the letter, and what must live until it was read."""
-        index, size = self._meeting.index, len(self._meeting.ranks)
-        inline = (self._meeting.payload_nbytes - 8 * size) // max(1, len(values)) - 2 * OVERHEAD
+        index, size = self._protocol.index, len(self._protocol.ranks)
+        inline = (self._protocol.payload_nbytes - 8 * size) // max(1, len(values)) - 2 * OVERHEAD
         readers = 1 if len(values) > 1 or movement.to_root or size == 2 else size - 1
         draft = ExchangeRecordBuilder([], [])
         keep: list[object] = []
@@ -255,31 +255,31 @@ class Exchange:
             array = as_plain_array(value)
             alone = size == 1 or (movement.to_root and movement.root == index)
             own = array is not None and (alone or (len(values) > 1 and i == index))
-            own = own and (not movement.view or self._member.store.is_shared(array))
-            parcel = (
+            own = own and (not movement.view or self._context.store.is_shared(array))
+            payload = (
                 NOTHING
                 if own
                 else self._packer.leave(value, inline, view=movement.view, readers=readers, relay=relay)
             )
-            draft.parcels.append(parcel)
+            draft.payloads.append(payload)
             draft.brought.append(OBJECT_FORM if array is None else self._form(array))
-            if array is not None and parcel.kind == VIEW and not movement.view:  # with views nobody writes
+            if array is not None and payload.kind == VIEW and not movement.view:  # with views nobody writes
                 self._name_source(draft, array)
-            if parcel.keep is not None or movement.view:
-                keep.append((parcel.keep, value))
-            self._member.nbytes += parcel.nbytes
+            if payload.keep is not None or movement.view:
+                keep.append((payload.keep, value))
+            self._context.nbytes += payload.nbytes
         if movement.outputs:
             self._name_outputs(draft, movement)
-        relayed = [i for i, parcel in enumerate(draft.parcels) if parcel.kind == RELAYED]
+        relayed = [i for i, payload in enumerate(draft.payloads) if payload.kind == RELAYED]
         if relayed:
             arrays = [as_plain_array(values[i]) for i in relayed]
             bodies, draft.rounds = self._relay.offer([array for array in arrays if array is not None])
             for i, body in zip(relayed, bodies, strict=True):
-                draft.parcels[i].body = body
+                draft.payloads[i].body = body
         return draft, keep
 
     def _name_source(self, draft: ExchangeRecordBuilder, array: AnyArray) -> None:
-        location = self._member.store.location(array)
+        location = self._context.store.location(array)
         if location is not None:
             draft.reads = [*draft.reads, (location.segment, location.start, location.stop)]
             draft.waits = True
@@ -289,10 +289,10 @@ class Exchange:
         if movement.root is not None and not movement.to_root:
             draft.expected = [self._form(outputs[movement.root])]
         else:
-            draft.expected = [self._form(outputs[i]) for i in range(len(self._meeting.ranks))]
+            draft.expected = [self._form(outputs[i]) for i in range(len(self._protocol.ranks))]
         writes: list[Span] = []
         for array in outputs.values():
-            location = self._member.store.location(array)
+            location = self._context.store.location(array)
             if location is not None:
                 writes.append((location.segment, location.start, location.stop))
         draft.writes = writes
@@ -309,9 +309,9 @@ class Exchange:
     def _fold(self, draft: ExchangeRecordBuilder) -> tuple[bytes, AnyArray | None]:
         """Return the letter; if it is too long for a slot, where it lies, and that memory."""
         data = draft.pack()
-        if len(data) <= self._meeting.payload_nbytes:
+        if len(data) <= self._protocol.payload_nbytes:
             return data, None
-        store = self._member.store
+        store = self._context.store
         memory = store.empty((len(data),), np.uint8)
         memory[...] = np.frombuffer(data, np.uint8)
         handle = store.handle(memory, writable=False)
@@ -322,50 +322,50 @@ class Exchange:
     # -- reading -----------------------------------------------------------------------------------------
 
     def _open(self, index: int) -> ExchangeRecord:
-        data = self._meeting.get(index)
+        data = self._protocol.get(index)
         packed = reference(data)
         if packed is not None:
-            data = self._member.attach(decode_handle(packed), writable=False).data
+            data = self._context.attach(decode_handle(packed), writable=False).data
         return ExchangeRecord(data)
 
-    def _check_forms(self, letters: Sequence[ExchangeRecord], movement: Movement) -> None:
+    def _check_forms(self, records: Sequence[ExchangeRecord], movement: Movement) -> None:
         root = None if movement.to_root else movement.root
-        for reader, letter in enumerate(letters):
-            if not letter.expects:
+        for reader, record in enumerate(records):
+            if not record.expects:
                 continue
-            for source, other in enumerate(letters):
-                expected = letter.expected(source, root)
+            for source, other in enumerate(records):
+                expected = record.expected(source, root)
                 if expected and expected != other.brought(reader):
-                    ranks = self._meeting.ranks
-                    raise self._meeting.mismatch(
+                    ranks = self._protocol.ranks
+                    raise self._protocol.mismatch(
                         f"what rank {ranks[source]} passed to {movement.operation.name} does not fit the "
                         f"array that rank {ranks[reader]} gave to take it"
                     )
 
-    def _check_memory(self, letters: Sequence[ExchangeRecord]) -> None:
-        spans = [letter.spans() for letter in letters]
+    def _check_memory(self, records: Sequence[ExchangeRecord]) -> None:
+        spans = [record.spans() for record in records]
         if not any(writes for mine in spans for _, writes in mine):
             return
         found = conflict(spans)
         if found is not None:
             self._relay.forget()
-            raise self._meeting.overlap(*found)
+            raise self._protocol.overlap(*found)
 
-    def _take(self, movement: Movement, values: Sequence[Any], letter: ExchangeRecord, source: int) -> Any:
-        index = self._meeting.index
+    def _take(self, movement: Movement, values: Sequence[Any], record: ExchangeRecord, source: int) -> Any:
+        index = self._protocol.index
         output = movement.outputs.get(source)
         if source == index:
             own = values[index if len(values) > 1 else 0]
             array = as_plain_array(own)
             if array is not None:
                 return _own(array, output, view=movement.view)
-        message = letter.parcel(source, index)
+        message = record.payload(source, index)
         if output is not None:
             self._packer.fill(output, message)
-            self._member.nbytes += output.nbytes
+            self._context.nbytes += output.nbytes
             return output
         if message.kind == VIEW:
-            array = self._member.memory.look(message.body)
+            array = self._context.memory.look(message.body)
             return _read_only(array) if movement.view else np.array(array, order="C")
         if message.kind == OBJECT:
             message.body = bytes(message.body)

@@ -50,7 +50,7 @@ def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 class ExchangeRecordBuilder:
     """A letter that is being written."""
 
-    parcels: list[Payload]
+    payloads: list[Payload]
     """None, one for everybody, or one for each member."""
     brought: list[int]
     """Their forms."""
@@ -67,7 +67,7 @@ class ExchangeRecordBuilder:
 
     def pack(self) -> bytes:
         """Return the letter."""
-        bodies = [_PARCEL.pack(p.kind, len(p.meta)) + p.meta + p.body for p in self.parcels]
+        bodies = [_PARCEL.pack(p.kind, len(p.meta)) + p.meta + p.body for p in self.payloads]
         spans = [_SPAN.pack(*span) for span in self.reads]
         spans += [_SPAN.pack(segment | _WRITES, start, stop) for segment, start, stop in self.writes]
         count, expected = len(bodies), len(self.expected)
@@ -95,11 +95,11 @@ def reference(data: memoryview) -> bytes | None:
 class ExchangeRecord:
     """A letter as its readers see it."""
 
-    __slots__ = ("_data", "_expected", "_parcels", "_spans", "rounds", "waits")
+    __slots__ = ("_data", "_expected", "_payloads", "_spans", "rounds", "waits")
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        _, waits, self._parcels, self._expected, self._spans, self.rounds = _HEAD.unpack_from(data)
+        _, waits, self._payloads, self._expected, self._spans, self.rounds = _HEAD.unpack_from(data)
         self.waits = bool(waits)
 
     @property
@@ -109,9 +109,9 @@ class ExchangeRecord:
 
     def brought(self, reader: int) -> int:
         """Return the form of what is meant for a member; 0: nothing is."""
-        if not self._parcels:
+        if not self._payloads:
             return 0
-        at = reader if self._parcels > 1 else 0
+        at = reader if self._payloads > 1 else 0
         return int.from_bytes(self._data[_HEAD.size + 8 * at : _HEAD.size + 8 * at + 8], "little")
 
     def expected(self, source: int, root: int | None) -> int:
@@ -122,22 +122,22 @@ class ExchangeRecord:
             at = 0
         else:
             return 0
-        start = _HEAD.size + 8 * (self._parcels + at)
+        start = _HEAD.size + 8 * (self._payloads + at)
         return int.from_bytes(self._data[start : start + 8], "little")
 
     def spans(self) -> list[tuple[Span, bool]]:
         """Return the shared memory that is read or written, and which of the two."""
-        start = _HEAD.size + 8 * (self._parcels + self._expected)
+        start = _HEAD.size + 8 * (self._payloads + self._expected)
         found = []
         for i in range(self._spans):
             segment, first, last = _SPAN.unpack_from(self._data, start + i * _SPAN.size)
             found.append(((segment & ~_WRITES, first, last), bool(segment & _WRITES)))
         return found
 
-    def parcel(self, writer: int, reader: int) -> Envelope:
+    def payload(self, writer: int, reader: int) -> Envelope:
         """Return what is meant for a member; its bytes are those of the slot."""
-        at = reader if self._parcels > 1 else 0
-        table = _HEAD.size + 8 * (self._parcels + self._expected) + _SPAN.size * self._spans
+        at = reader if self._payloads > 1 else 0
+        table = _HEAD.size + 8 * (self._payloads + self._expected) + _SPAN.size * self._spans
         start, stop = struct.unpack_from("<QQ", self._data, table + 8 * at)
         kind, length = _PARCEL.unpack_from(self._data, start)
         middle = start + _PARCEL.size + length

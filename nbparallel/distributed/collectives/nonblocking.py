@@ -35,8 +35,8 @@ class PendingOperation:
 class ProgressEngine:
     """The collectives of one group that this rank has begun."""
 
-    def __init__(self, meeting: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
-        self._meeting, self._exchange, self._changed = meeting, exchange, changed
+    def __init__(self, protocol: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
+        self._protocol, self._exchange, self._changed = protocol, exchange, changed
         self._queue: deque[PendingOperation] = deque()
         self._busy = False
 
@@ -58,14 +58,14 @@ class ProgressEngine:
         try:
             while self._queue:
                 for pending in self._queue:
-                    if pending.posting is None and self._meeting.has_slot():
+                    if pending.posting is None and self._protocol.has_slot():
                         pending.posting = self._exchange.post(
                             pending.movement, pending.prepared, pending.work.line
                         )
                     if pending.posting is None:
                         break
                 first = self._queue[0]
-                if first.posting is None or not self._meeting.arrived(first.posting):
+                if first.posting is None or not self._protocol.arrived(first.posting):
                     return
                 self._finish(first, first.posting)
         finally:
@@ -97,7 +97,7 @@ class ProgressEngine:
             if self._queue and (work is None or not work.done):
                 self._busy = True  # what waits here has changed the meeting: nothing may be posted meanwhile
                 try:
-                    self._meeting.wait_for(self._queue[0].posting, deadline_ns)
+                    self._protocol.wait_for(self._queue[0].posting, deadline_ns)
                 finally:
                     self._busy = False
 
@@ -105,7 +105,7 @@ class ProgressEngine:
         """Go on without waiting; raises if `work` can never be finished, so that nobody asks for ever."""
         self.advance()
         first = self._queue[0] if self._queue and not work.done else None
-        if first is not None and first.posting is not None and self._meeting.is_hopeless(first.posting):
+        if first is not None and first.posting is not None and self._protocol.is_hopeless(first.posting):
             self.flush(work)
 
     def drop(self) -> None:

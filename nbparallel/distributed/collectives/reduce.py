@@ -68,9 +68,9 @@ class Reduction:
 class Reduce:
     """One rank's side of `reduce` and `reduce_scatter` in a group."""
 
-    def __init__(self, member: RankContext, meeting: SlotProtocol, scratch: StagingBuffers) -> None:
-        self._member, self._meeting, self._scratch = member, meeting, scratch
-        self._index, self._size = meeting.index, len(meeting.ranks)
+    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
+        self._context, self._protocol, self._staging = context, protocol, staging
+        self._index, self._size = protocol.index, len(protocol.ranks)
         self._labels: dict[Any, Fingerprint] = {}
 
     # -- reduce ------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Reduce:
     def reduce(self, x: Any, root: int, op: str, deadline_ns: int | None) -> Any:
         """Return the combination on `root`, where a writable array is filled; None elsewhere."""
         operator = find_operator(op)
-        self._meeting.deadline_ns = deadline_ns
+        self._protocol.deadline_ns = deadline_ns
         if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
             return self._reduce_number(x, root, operator)
         check_dtype(operator, x.dtype)
@@ -86,7 +86,7 @@ class Reduce:
         mine = self._index == root
         if self._size == 1:
             return x if x.flags.writeable else array.copy()
-        place = self._member.memory.place(array)
+        place = self._context.memory.place(array)
         source = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
         fills = mine and array.flags.writeable
         in_place = fills and array.flags.c_contiguous
@@ -106,16 +106,16 @@ class Reduce:
 
     def _result(self, array: AnyArray, place: SharedSpan | None) -> AnyArray:
         """Return memory for a result that does not go into the user's array."""
-        if place is None or array.nbytes <= self._meeting.payload_nbytes:
+        if place is None or array.nbytes <= self._protocol.payload_nbytes:
             return np.empty(array.size, array.dtype)
-        return self._member.store.empty((array.size,), array.dtype)
+        return self._context.store.empty((array.size,), array.dtype)
 
     def _reduce_number(self, x: Any, root: int, operator: Operator) -> Any:
         value = _number(x, operator, "reduce")
         if self._size == 1:
             return combine_numbers(operator, [value])
         label = self._label("reduce", operator, type(value).__name__, "number", root)
-        values = exchange_numbers(self._member, self._meeting, Operation.reduce, label, value)
+        values = exchange_numbers(self._context, self._protocol, Operation.reduce, label, value)
         return combine_numbers(operator, values) if self._index == root else None
 
     # -- reduce_scatter ------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Reduce:
             Filled with this member's part, and returned.
         """
         operator = find_operator(op)
-        self._meeting.deadline_ns = deadline_ns
+        self._protocol.deadline_ns = deadline_ns
         if not any(isinstance(part, np.ndarray) for part in parts):
             return self._reduce_scatter_numbers(parts, operator)
         arrays = [_part(part, i, parts[0]) for i, part in enumerate(parts)]
@@ -152,7 +152,7 @@ class Reduce:
                 return mine.copy()
             output[...] = mine
             return output
-        place = None if whole is None else self._member.memory.place(whole)
+        place = None if whole is None else self._context.memory.place(whole)
         direct = whole is not None and whole.flags.c_contiguous
         source = (
             whole.reshape(-1)
@@ -166,7 +166,7 @@ class Reduce:
             in_place = False  # others may still read what would be written
         target = output.reshape(-1) if output is not None and in_place else np.empty(mine.size, mine.dtype)
         shapes = tuple(a.shape for a in arrays) if whole is None else whole.shape
-        written = None if output is None else self._member.memory.place(output)
+        written = None if output is None else self._context.memory.place(output)
         self._run(
             Reduction(
                 Operation.reduce_scatter, operator,
@@ -187,56 +187,56 @@ class Reduce:
         if self._size == 1:
             return combine_numbers(operator, values)
         label = self._label("reduce_scatter", operator, "numbers", "number", None)
-        everybody = exchange_numbers(self._member, self._meeting, Operation.reduce_scatter, label, values)
+        everybody = exchange_numbers(self._context, self._protocol, Operation.reduce_scatter, label, values)
         return combine_numbers(operator, [theirs[self._index] for theirs in everybody])
 
     # -- both ------------------------------------------------------------------------------------------------
 
     def _run(self, reduction: Reduction) -> None:
         """Meet, compare, combine."""
-        member, meeting, source = self._member, self._meeting, reduction.source
-        meeting.begin(reduction.operation, reduction.label, member.calling.line())
-        member.operations += 1
-        member.nbytes += source.nbytes
-        meeting.write(reduction.target_place)
-        small = source.nbytes <= meeting.payload_nbytes
+        context, protocol, source = self._context, self._protocol, reduction.source
+        protocol.begin(reduction.operation, reduction.label, context.call_site.line())
+        context.operations += 1
+        context.nbytes += source.nbytes
+        protocol.write(reduction.target_place)
+        small = source.nbytes <= protocol.payload_nbytes
         pieces = StagingLayout(source.size, source.itemsize, self._size, reduction.parts)
         if small:
             if fault_injection.ARMED:
-                fault_injection.hit("half_payload", member.rank)
+                fault_injection.hit("half_payload", context.rank)
             self._slot(self._index, source)[...] = source
         elif reduction.direct:
-            meeting.put(self._addresses(reduction))
+            protocol.put(self._addresses(reduction))
         else:
-            meeting.put(self._scratch.offer(source, pieces))
+            protocol.put(self._staging.offer(source, pieces))
         bits = (SHARED if reduction.place is not None else 0) | (DIRECT if reduction.direct else 0)
-        if not meeting.meet(bits, reduction.place):
-            meeting.compare()
-        everybody = meeting.bits()
+        if not protocol.arrive_and_wait(bits, reduction.place):
+            protocol.compare()
+        everybody = protocol.bits()
         try:
-            meeting.check_writes(everybody)
+            protocol.check_writes(everybody)
         except ValueError:
-            member.exposed = False  # nobody writes: all ranks have seen the same
+            context.exposed = False  # nobody writes: all ranks have seen the same
             raise
         if small:
             self._combine_slots(reduction)
         elif all(b & DIRECT for b in everybody):
             self._combine_directly(reduction)
         else:
-            member.exposed = False
+            context.exposed = False
             if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the scratch
                 if reduction.direct:
-                    meeting.put(self._scratch.offer(source, pieces))
-                meeting.again()
-            self._scratch.reduce(
+                    protocol.put(self._staging.offer(source, pieces))
+                protocol.again()
+            self._staging.reduce(
                 source, reduction.operator, pieces, reduction.target, reduction.start,
                 averaged=reduction.averaged,
             )  # fmt: skip
-        meeting.end()
+        protocol.end()
 
     def _slot(self, index: int, like: AnyArray) -> AnyArray:
         return np.ndarray(
-            like.shape, like.dtype, self._meeting.area.buffer, self._meeting.payload_start(index)
+            like.shape, like.dtype, self._protocol.area.buffer, self._protocol.payload_start(index)
         )
 
     def _combine_slots(self, reduction: Reduction) -> None:
@@ -255,40 +255,40 @@ class Reduce:
 
     def _addresses(self, reduction: Reduction) -> bytes:
         """Return where this member's array lies, and where the root wants the result."""
-        memory, target = self._member.memory, reduction.target
+        memory, target = self._context.memory, reduction.target
         assert reduction.place is not None, "only shared memory is worked on directly"
         packed = memory.packed_flat(reduction.source)
         if reduction.root is None or target is None:
             return marshal.dumps((packed, b""))
-        self._member.exposed = True
+        self._context.exposed = True
         return marshal.dumps((packed, memory.packed_flat(target)))
 
     def _combine_directly(self, reduction: Reduction) -> None:
-        member, meeting = self._member, self._meeting
-        addresses = [marshal.loads(bytes(meeting.get(i))) for i in range(self._size)]
+        context, protocol = self._context, self._protocol
+        addresses = [marshal.loads(bytes(protocol.get(i))) for i in range(self._size)]
         arrays = [
-            reduction.source if i == self._index else member.memory.attach(packed, writable=False)
+            reduction.source if i == self._index else context.memory.attach(packed, writable=False)
             for i, (packed, _) in enumerate(addresses)
         ]
         if reduction.root is None:
             assert reduction.target is not None, "everybody takes a part"
             direct_reduce_scatter(
-                member, meeting, arrays, reduction.target, reduction.start, reduction.operator,
+                context, protocol, arrays, reduction.target, reduction.start, reduction.operator,
                 averaged=reduction.averaged,
             )  # fmt: skip
-            meeting.stop_reading()
-            meeting.wait_until_read()
+            protocol.stop_reading()
+            protocol.wait_until_read()
             return
         target = reduction.target
         if target is None:
             packed, wanted = addresses[reduction.root]
             target = (
-                member.memory.attach(wanted, writable=True)
+                context.memory.attach(wanted, writable=True)
                 if wanted == packed
-                else member.attach(decode_handle(wanted), writable=True)  # made for this: it is not kept
+                else context.attach(decode_handle(wanted), writable=True)  # made for this: it is not kept
             )
-        direct_reduce(member, meeting, arrays, target, reduction.operator, averaged=reduction.averaged)
-        member.exposed = False
+        direct_reduce(context, protocol, arrays, target, reduction.operator, averaged=reduction.averaged)
+        context.exposed = False
 
     def _label(
         self, operation: str, operator: Operator, dtype: Any, shape: Any, root: int | None
@@ -299,7 +299,7 @@ class Reduce:
             if len(self._labels) >= MAX_LABELS:
                 self._labels.clear()
             content = (getattr(dtype, "str", "number"), shape)
-            rank = None if root is None else self._meeting.ranks[root]
+            rank = None if root is None else self._protocol.ranks[root]
             label = self._labels[key] = fingerprint(
                 operation, str(dtype), "-" if shape == "number" else str(shape), root=rank,
                 operator=operator.name, content=content,

@@ -12,17 +12,17 @@ from nbparallel.wire.control import Operation
 
 
 def exchange_numbers(
-    member: RankContext, meeting: SlotProtocol, operation: Operation, label: Fingerprint, value: Any
+    context: RankContext, protocol: SlotProtocol, operation: Operation, label: Fingerprint, value: Any
 ) -> list[Any]:
     """Return every member's value; it is a number, or anything else that is short."""
     packed = pack_number(value)
-    if len(packed) > meeting.payload_nbytes:
+    if len(packed) > protocol.payload_nbytes:
         raise ValueError(f"a number of {len(packed)} bytes is too long for {operation.name}")
-    meeting.begin(operation, label, member.calling.line())
-    meeting.put(packed)
-    if not meeting.meet():
-        meeting.compare()
-    values = [unpack_number(bytes(meeting.get(i))) for i in range(len(meeting.ranks))]
-    meeting.end()
-    member.operations += 1
+    protocol.begin(operation, label, context.call_site.line())
+    protocol.put(packed)
+    if not protocol.arrive_and_wait():
+        protocol.compare()
+    values = [unpack_number(bytes(protocol.get(i))) for i in range(len(protocol.ranks))]
+    protocol.end()
+    context.operations += 1
     return values

@@ -62,15 +62,15 @@ class StagingLayout:
         longest = max(high - low for low, high in parts) if parts is not None else 0
         self.chunks = -(-longest // self._share) if parts is not None else -(-count // self._size)
 
-    def __call__(self, chunk: int, member: int) -> tuple[int, int, int]:
+    def __call__(self, chunk: int, context: int) -> tuple[int, int, int]:
         """Return the first element and the one behind the last of a member's piece, and its place."""
         if self._parts is None:
             begin = chunk * self._size
-            low, high = slice_bounds(min(self._size, self._count - begin), member, self._members)
+            low, high = slice_bounds(min(self._size, self._count - begin), context, self._members)
             return begin + low, begin + high, low
-        first, last = self._parts[member]
+        first, last = self._parts[context]
         low = min(first + chunk * self._share, last)
-        return low, min(low + self._share, last), member * self._share
+        return low, min(low + self._share, last), context * self._share
 
 
 def _combine(inputs: Sequence[AnyArray], out: AnyArray, operator: Operator, *, averaged: bool) -> None:
@@ -85,8 +85,8 @@ def _combine(inputs: Sequence[AnyArray], out: AnyArray, operator: Operator, *, a
 class StagingBuffers:
     """One rank's scratch memory and the others' as attached here; all are made on first use."""
 
-    def __init__(self, member: RankContext, meeting: SlotProtocol) -> None:
-        self._member, self._meeting = member, meeting
+    def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
+        self._context, self._protocol = context, protocol
         self._own: AnyArray | None = None
         self._packed = b""
         self._attached: dict[bytes, AnyArray] = {}
@@ -94,8 +94,8 @@ class StagingBuffers:
 
     def _mine(self) -> AnyArray:
         if self._own is None:
-            own = self._member.store.empty((CHUNKS * CHUNK,), np.uint8)
-            handle = self._member.store.handle(own, writable=False)
+            own = self._context.store.empty((CHUNKS * CHUNK,), np.uint8)
+            handle = self._context.store.handle(own, writable=False)
             if handle is None:
                 raise InternalError("the store's own array is not shared")
             self._own, self._packed = own, encode_handle(handle)
@@ -111,7 +111,7 @@ class StagingBuffers:
         """Return another rank's scratch; it stays attached for the epoch."""
         memory = self._attached.get(packed)
         if memory is None:
-            memory = self._attached[packed] = self._member.attach(decode_handle(packed), writable=False)
+            memory = self._attached[packed] = self._context.attach(decode_handle(packed), writable=False)
         return memory
 
     def window(self) -> tuple[AnyArray, bytes]:
@@ -150,18 +150,18 @@ class StagingBuffers:
         part = flat[index * count : (index + 1) * count]
         self._chunk(memory, position, flat)[: part.size] = part
         if fault_injection.ARMED:
-            fault_injection.hit("half_payload", self._member.rank)
+            fault_injection.hit("half_payload", self._context.rank)
 
     def _copy_pieces(
         self, memory: AnyArray, flat: AnyArray, pieces: StagingLayout, index: int, position: int
     ) -> None:
         chunk = self._chunk(memory, position, flat)
-        for member in range(len(self._meeting.ranks)):
-            if member != self._meeting.index:
-                low, high, place = pieces(index, member)
+        for context in range(len(self._protocol.ranks)):
+            if context != self._protocol.index:
+                low, high, place = pieces(index, context)
                 chunk[place : place + high - low] = flat[low:high]
         if fault_injection.ARMED:
-            fault_injection.hit("half_payload", self._member.rank)
+            fault_injection.hit("half_payload", self._context.rank)
 
     def reduce(
         self,
@@ -182,9 +182,9 @@ class StagingBuffers:
         start : int
             The first of them.
         """
-        index, size = self._meeting.index, len(self._meeting.ranks)
+        index, size = self._protocol.index, len(self._protocol.ranks)
         memories = [
-            self._mine() if i == index else self._attach(bytes(self._meeting.get(i))) for i in range(size)
+            self._mine() if i == index else self._attach(bytes(self._protocol.get(i))) for i in range(size)
         ]
         flat = x.reshape(-1)
         for chunk in range(pieces.chunks):
@@ -202,7 +202,7 @@ class StagingBuffers:
             self._position = position + 1
             if chunk + 1 < pieces.chunks:
                 self._copy_pieces(memories[index], flat, pieces, chunk + 1, position + 1)
-            self._meeting.again()
+            self._protocol.again()
             if target is None or not pieces.shown:
                 continue
             for i in range(size):
@@ -212,7 +212,7 @@ class StagingBuffers:
 
     def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
         """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
-        mine = self._meeting.index == root
+        mine = self._protocol.index == root
         flat = x.reshape(-1)
         count = CHUNK // flat.dtype.itemsize
         chunks = -(-flat.size // count)
@@ -227,7 +227,7 @@ class StagingBuffers:
                 part = flat[index * count : (index + 1) * count]
                 part[...] = self._chunk(memory, position, flat)[: part.size]
             if index + 1 < chunks:
-                self._meeting.again()
+                self._protocol.again()
 
     def close(self) -> None:
         """Let go of everything."""
@@ -252,8 +252,8 @@ class Arrival:
 class StagedCopy:
     """One rank's side of all relays in a group."""
 
-    def __init__(self, member: RankContext, meeting: SlotProtocol, scratch: StagingBuffers) -> None:
-        self._member, self._meeting, self._scratch = member, meeting, scratch
+    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
+        self._context, self._protocol, self._staging = context, protocol, staging
         self._leaving: list[AnyArray] = []
         self._share = CHUNK
 
@@ -261,7 +261,7 @@ class StagedCopy:
         """Copy the first pieces of C-contiguous arrays in; return where each lies, and how many rounds."""
         self._leaving = [flat_octets(x) for x in arrays]
         self._share = CHUNK // len(arrays) & ~63
-        packed = self._scratch.window()[1]
+        packed = self._staging.window()[1]
         self._copy_in(0)
         rounds = max(-(-data.size // self._share) for data in self._leaving)
         return [_WHERE.pack(i * self._share, self._share) + packed for i in range(len(arrays))], rounds
@@ -271,32 +271,32 @@ class StagedCopy:
         self._leaving = []
 
     def _copy_in(self, index: int) -> None:
-        memory, _ = self._scratch.window()
-        begin = self._scratch.place(index)
+        memory, _ = self._staging.window()
+        begin = self._staging.place(index)
         first, share = index * self._share, self._share
         for i, data in enumerate(self._leaving):
             piece = data[first : first + share]
             memory[begin + i * share : begin + i * share + piece.size] = piece
         if fault_injection.ARMED:
-            fault_injection.hit("half_payload", self._member.rank)
+            fault_injection.hit("half_payload", self._context.rank)
 
     def run(self, rounds: int, arrivals: Sequence[Arrival]) -> None:
         """Take part in all rounds; every member has offered what it brings."""
         incoming = []
         for arrival in arrivals:
             place, share = _WHERE.unpack_from(arrival.where)
-            memory = self._scratch.window_of(arrival.where[_WHERE.size :])
+            memory = self._staging.window_of(arrival.where[_WHERE.size :])
             incoming.append((memory, place, share, flat_octets(arrival.target)))
         for index in range(rounds):
             if index + 1 < rounds and self._leaving:
                 self._copy_in(index + 1)
-            begin = self._scratch.place(index)
+            begin = self._staging.place(index)
             for memory, place, share, data in incoming:
                 piece = data[index * share : (index + 1) * share]
                 piece[...] = memory[begin + place : begin + place + piece.size]
             if fault_injection.ARMED:
-                fault_injection.hit("half_payload", self._member.rank)
+                fault_injection.hit("half_payload", self._context.rank)
             if index + 1 < rounds:
-                self._meeting.again()
-        self._scratch.pass_by(rounds)
+                self._protocol.again()
+        self._staging.pass_by(rounds)
         self._leaving = []

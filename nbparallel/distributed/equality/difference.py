@@ -46,8 +46,8 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
     mine = take_apart(x, exact=False)
     told: list[bytes] = tell(b"".join(leaf.digest for leaf in mine))
     groups: dict[bytes, list[int]] = {}
-    for member, digests in enumerate(told):
-        groups.setdefault(digests, []).append(member)
+    for context, digests in enumerate(told):
+        groups.setdefault(digests, []).append(context)
     if len(groups) == 1:
         return None
     same = max(groups.values(), key=len)
@@ -62,7 +62,7 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
     found = _compare(mine, described, same[0], index, leaves, tell)
     texts = [_text(other, found.get(other.members[0]), leaves, same, ranks) for other in described]
     if len(others) > len(described):
-        rest = [ranks[member] for other in others[MAX_GROUPS:] for member in other.members]
+        rest = [ranks[context] for other in others[MAX_GROUPS:] for context in other.members]
         texts.append(f"so {'do' if len(rest) > 1 else 'does'} {rank_list(rest)}")
     agree = f"{rank_list(ranks[i] for i in same)} agree; " if len(same) > 1 else ""
     return DifferentDataError(

@@ -101,9 +101,9 @@ class _Walk:
         content = _plain(x)
         if content is not None:
             if type(x) in (str, bytes, bytearray) and len(x) > _SHORT:
-                letters = np.frombuffer(x, np.uint8) if type(x) is not str else np.array([x]).view("U1")
+                records = np.frombuffer(x, np.uint8) if type(x) is not str else np.array([x]).view("U1")
                 name = f"{type(x).__name__} of {len(x)}"
-                yield Leaf(path, None, name, checksums(letters, exact=self._exact), letters)
+                yield Leaf(path, None, name, checksums(records, exact=self._exact), records)
                 return
             yield Leaf(path, x, _kind(x), content)
             return

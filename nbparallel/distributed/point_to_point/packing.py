@@ -101,10 +101,10 @@ class Packer:
             return self._pack_view(x, array)
         if array is None:
             return self._pack_other(x, self._inline)
-        parcel = self._pack_inline(array, self._inline)
-        if parcel is None and stream is not None:
-            parcel = self._pack_stream(array, stream)
-        return parcel or self._pack_copy(array, ADOPTED)
+        payload = self._pack_inline(array, self._inline)
+        if payload is None and stream is not None:
+            payload = self._pack_stream(array, stream)
+        return payload or self._pack_copy(array, ADOPTED)
 
     def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Payload:
         """Return `x` as a parcel that waits for its readers while the sender waits for them.
@@ -119,9 +119,9 @@ class Packer:
             return self._pack_view(x, array)
         if array is None:
             return self._pack_other(x, inline)
-        parcel = self._pack_inline(array, inline)
-        if parcel is not None:
-            return parcel
+        payload = self._pack_inline(array, inline)
+        if payload is not None:
+            return payload
         handle = self._store.handle(array, writable=False)
         if handle is not None:
             return Payload(VIEW, b"", encode_handle(handle), None, array.nbytes)

@@ -34,21 +34,21 @@ T = TypeVar("T")
 class Receiver(Sender):
     """The messages of one rank."""
 
-    def __init__(self, member: RankContext) -> None:
-        super().__init__(member)
-        view, waiter, rank = member.view, member.waiter, member.rank
-        self._in = [RingReader(view, waiter, r, rank) for r in range(member.world_size)]
-        self._streams_in = [StreamIn(member, r) for r in range(member.world_size)]
-        self._pending: list[deque[Envelope]] = [deque() for _ in range(member.world_size)]
+    def __init__(self, context: RankContext) -> None:
+        super().__init__(context)
+        view, waiter, rank = context.view, context.waiter, context.rank
+        self._in = [RingReader(view, waiter, r, rank) for r in range(context.world_size)]
+        self._streams_in = [StreamIn(context, r) for r in range(context.world_size)]
+        self._pending: list[deque[Envelope]] = [deque() for _ in range(context.world_size)]
         self._introductions: dict[tuple[int, int], bytes] = {}
-        self._newest = [0] * member.world_size
+        self._newest = [0] * context.world_size
         self._last = -1
         self._spun = False
         """Whether the receive that begins has waited for a short while already."""
         self._posted = PostedReceives(lambda: [m for pending in self._pending for m in pending], self._serve)
         self._sources: tuple[int, ...] = ()
-        self._unreceived = UnexpectedMessages(member.world_size)
-        member.progress = self.drain
+        self._unreceived = UnexpectedMessages(context.world_size)
+        context.progress = self.drain
 
     # -- receiving -------------------------------------------------------------------------------------
 
@@ -71,10 +71,10 @@ class Receiver(Sender):
         sources : sequence of int
             Who may be meant by None, if not all.
         """
-        member = self._member
-        line = member.calling.line()
+        context = self._context
+        line = context.call_site.line()
         if fault_injection.ARMED:
-            fault_injection.hit("enter", member.rank)
+            fault_injection.hit("enter", context.rank)
         if self._posted:
             self.advance()
         message = self._find(src, tag, group)
@@ -87,9 +87,9 @@ class Receiver(Sender):
             value = self._content(buffer, message, line, deadline_ns)
         finally:
             self._took(message)
-        member.operations += 1
+        context.operations += 1
         # a large array travels elsewhere, and its handle here
-        member.nbytes += value.nbytes if message.kind in (ADOPTED, STREAMED) else len(message.body)
+        context.nbytes += value.nbytes if message.kind in (ADOPTED, STREAMED) else len(message.body)
         return value, message.source
 
     def _content(self, buffer: AnyArray | None, message: Envelope, line: int, deadline_ns: int | None) -> Any:
@@ -111,10 +111,10 @@ class Receiver(Sender):
         assert form is not None, "only arrays are streamed"
         whole = buffer is not None and buffer.flags.c_contiguous
         target = buffer if buffer is not None and whole else np.empty(form[1], form[0])
-        member = self._member
-        outer, member.open = member.open, member.open or -1  # half a message voids the epoch
+        context = self._context
+        outer, context.open = context.open, context.open or -1  # half a message voids the epoch
         self._streams_in[message.source].read(target, message.body, Call(line, message.tag, deadline_ns))
-        member.open = outer
+        context.open = outer
         if buffer is None or whole:
             return target
         np.copyto(buffer, target)
@@ -144,7 +144,7 @@ class Receiver(Sender):
 
     def _order(self) -> Sequence[int]:
         """Return all sources, beginning behind the last one that was served: nobody starves."""
-        n, last = self._member.world_size, self._last
+        n, last = self._context.world_size, self._last
         return [(last + 1 + i) % n for i in range(n)]
 
     def _took(self, message: Envelope) -> None:
@@ -166,24 +166,25 @@ class Receiver(Sender):
         look: Callable[[], T | None],
     ) -> T:
         """Wait until `look` finds something, which it does as soon as the right message is there."""
-        member = self._member
-        others = [r for r in sources or range(member.world_size) if r != member.rank]
-        peers = (others or [member.rank]) if src is None else [src]
+        context = self._context
+        others = [r for r in sources or range(context.world_size) if r != context.rank]
+        peers = (others or [context.rank]) if src is None else [src]
         rings = [self._in[r] for r in peers]
         only = rings[0] if len(rings) == 1 else None
         call = f"recv(src={src}{f', tag={tag}' if tag else ''})"
 
         def explain(finished: list[int]) -> NbParallelError:
             return DeadlockError(
-                f"deadlock: rank {member.rank} waits in {call} on line {line}, and {self._why_gone(finished)}"
+                f"deadlock: rank {context.rank} waits in {call} on line {line}, and "
+                + self._why_gone(finished)
                 + self._other_tags(peers)
             )
 
-        if peers == [member.rank] and deadline_ns is None:  # with a time-out it ends, and is no deadlock
-            raise member.doom(
+        if peers == [context.rank] and deadline_ns is None:  # with a time-out it ends, and is no deadlock
+            raise context.doom(
                 DeadlockError(
-                    f"deadlock: rank {member.rank} waits in {call} on line {line} for itself and has sent "
-                    "itself nothing that matches" + self._other_tags([member.rank])
+                    f"deadlock: rank {context.rank} waits in {call} on line {line} for itself and has sent "
+                    "itself nothing that matches" + self._other_tags([context.rank])
                 )
             )
 
@@ -200,8 +201,8 @@ class Receiver(Sender):
             self._sources = tuple(peers)
             spun, self._spun = self._spun, False
             try:
-                if spun or not member.waiter.spin_until(has_message):
-                    member.wait(has_message, -1 if src is None else src, wait)
+                if spun or not context.waiter.spin_until(has_message):
+                    context.wait(has_message, -1 if src is None else src, wait)
             finally:
                 self._sources = ()
             if self._posted:
@@ -225,16 +226,16 @@ class Receiver(Sender):
         if work.done:
             return
         sources = receive.sources if receive.src is None else (receive.src,)
-        others = [r for r in sources if r != self._member.rank]
-        self._member.check_peers(others if receive.src is not None else ())
-        if wait or (others and all(map(self._member.gone, others))):  # who only asks is told as well
-            src, line = receive.src, self._member.calling.line()
+        others = [r for r in sources if r != self._context.rank]
+        self._context.check_peers(others if receive.src is not None else ())
+        if wait or (others and all(map(self._context.gone, others))):  # who only asks is told as well
+            src, line = receive.src, self._context.call_site.line()
             look = partial(_served, work)
             self._wait_for_message(src, receive.tag, line, deadline_ns, receive.sources, look)
 
     def advance(self) -> None:
         """Take in everything that has arrived, and serve posted receives; not while a slot says "waiting"."""
-        for source in range(self._member.world_size):
+        for source in range(self._context.world_size):
             self._drain_from(source)
         self._posted.match()
 
@@ -255,8 +256,8 @@ class Receiver(Sender):
                 raise  # in the middle of it: nothing more can come through that stream
         finally:
             self._took(message)
-        self._member.operations += 1
-        self._member.nbytes += len(message.body)
+        self._context.operations += 1
+        self._context.nbytes += len(message.body)
 
     def drop(self) -> None:
         """End what was posted in a cell with it."""
@@ -273,18 +274,18 @@ class Receiver(Sender):
         """Tell a member of a group where it meets."""
         record = Payload(INTRODUCTION, b"", packed).record(-1, 0, group)
         if not self._out[dst].has_room(len(record)):
-            self._wait_for_room(dst, len(record), 0, self._member.calling.line(), deadline_ns)
+            self._wait_for_room(dst, len(record), 0, self._context.call_site.line(), deadline_ns)
         self._out[dst].put(record)
 
     def await_introduction(self, src: int, group: int, deadline_ns: int | None) -> bytes:
         """Return where a group meets, as soon as its first member has said so."""
-        member, incoming = self._member, self._in[src]
-        line = member.calling.line()
+        context, incoming = self._context, self._in[src]
+        line = context.call_site.line()
 
         def explain(finished: list[int]) -> NbParallelError:
             return CollectiveMismatchError(
-                f"rank {src} finished the cell without an operation of the group in which rank {member.rank} "
-                f"waits for it on line {line}"
+                f"rank {src} finished the cell without an operation of the group in which "
+                f"rank {context.rank} waits for it on line {line}"
             )
 
         while True:
@@ -298,14 +299,14 @@ class Receiver(Sender):
             )  # fmt: skip
             self._sources = (src,)
             try:
-                if not member.waiter.spin_until(incoming.has_message):
-                    member.wait(incoming.has_message, src, wait)
+                if not context.waiter.spin_until(incoming.has_message):
+                    context.wait(incoming.has_message, src, wait)
             finally:
                 self._sources = ()
 
     def _why_gone(self, ranks: list[int]) -> str:
-        absent = [r for r in ranks if r not in self._member.participants]
-        left = [r for r in ranks if r in self._member.participants]
+        absent = [r for r in ranks if r not in self._context.participants]
+        left = [r for r in ranks if r in self._context.participants]
         parts = [f"{rank_list(left)} finished the cell without sending it"] if left else []
         if absent:
             parts.append(f"{rank_list(absent)} {'is' if len(absent) == 1 else 'are'} not in this cell")
@@ -320,7 +321,7 @@ class Receiver(Sender):
 
     def drain(self) -> None:
         """Take in what has arrived, but from those whose messages are just being waited for."""
-        for source in self._member.others:
+        for source in self._context.others:
             if source not in self._sources:
                 self._drain_from(source)
         self._posted.match()
@@ -348,8 +349,8 @@ class Receiver(Sender):
             f"what rank {message.source} sent does not fit the buffer (nothing was written; "
             "it can still be received, x = recv(src=…) needs no buffer):\n"
             + (
-                table({message.source: sent, self._member.rank: mine})
-                if message.source != self._member.rank
+                table({message.source: sent, self._context.rank: mine})
+                if message.source != self._context.rank
                 else f"  sent: {sent[1:3]}, buffer: {mine[1:3]}"
             )
         )

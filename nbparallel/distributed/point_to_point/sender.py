@@ -26,14 +26,14 @@ longer."""
 class Sender:
     """The messages that one rank sends."""
 
-    def __init__(self, member: RankContext) -> None:
-        view, waiter, rank = member.view, member.waiter, member.rank
-        self._member = member
-        self._out = [RingWriter(view, waiter, rank, r) for r in range(member.world_size)]
-        self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(member.world_size)]
-        self._streams_out = [StreamOut(member, r) for r in range(member.world_size)]
+    def __init__(self, context: RankContext) -> None:
+        view, waiter, rank = context.view, context.waiter, context.rank
+        self._context = context
+        self._out = [RingWriter(view, waiter, rank, r) for r in range(context.world_size)]
+        self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(context.world_size)]
+        self._streams_out = [StreamOut(context, r) for r in range(context.world_size)]
         inline = min(INLINE, view.layout.ring_capacity // 2) - RECORD.size
-        self._packer = Packer(member.store, member.attach, member.memory.look, inline)
+        self._packer = Packer(context.store, context.attach, context.memory.look, inline)
         self.strict = False
 
     def _drain_from(self, source: int) -> None:
@@ -44,41 +44,41 @@ class Sender:
         self, x: Any, dst: int, tag: int, *, view: bool, deadline_ns: int | None, group: int = 0
     ) -> None:
         """Send `x`; returns when the receiver has it or it is buffered."""
-        member = self._member
-        line = member.calling.line()
-        stream = self._streams_out[dst] if dst != member.rank else None
-        parcel = self._packer.pack(x, view=view, stream=stream)
-        record = parcel.record(tag, line, group)
+        context = self._context
+        line = context.call_site.line()
+        stream = self._streams_out[dst] if dst != context.rank else None
+        payload = self._packer.pack(x, view=view, stream=stream)
+        record = payload.record(tag, line, group)
         ring = self._out[dst]
         self.release(dst)
         if fault_injection.ARMED:
-            fault_injection.hit("enter", member.rank)
+            fault_injection.hit("enter", context.rank)
         if not ring.has_room(len(record)):
             self._wait_for_room(dst, len(record), tag, line, deadline_ns)
         number = ring.number + 1
-        if parcel.keep is not None:
-            self._held[dst].append((number, parcel.keep))
+        if payload.keep is not None:
+            self._held[dst].append((number, payload.keep))
         if fault_injection.ARMED:
-            fault_injection.hit("wrote_header", member.rank)
-            fault_injection.hit("half_payload", member.rank)
-        if parcel.kind == STREAMED:
-            outer, member.open = member.open, member.open or -1  # half a message voids the epoch
+            fault_injection.hit("wrote_header", context.rank)
+            fault_injection.hit("half_payload", context.rank)
+        if payload.kind == STREAMED:
+            outer, context.open = context.open, context.open or -1  # half a message voids the epoch
             ring.put(record)
             array = as_plain_array(x)
             assert stream is not None and array is not None, "that is what was packed"  # noqa: PT018
             held = self._held[dst]
             stream.write(array, Call(line, tag, deadline_ns, number), lambda x: held.append((number, x)))
-            member.open = outer
+            context.open = outer
         else:
             ring.put(record)
         if fault_injection.ARMED:
-            fault_injection.hit("wrote_flag", member.rank)
-        member.operations += 1
-        member.nbytes += parcel.nbytes
+            fault_injection.hit("wrote_flag", context.rank)
+        context.operations += 1
+        context.nbytes += payload.nbytes
         if self.strict:
             self._wait_until_taken(dst, number, tag, line, deadline_ns)
         if fault_injection.ARMED:
-            fault_injection.hit("leave", member.rank)
+            fault_injection.hit("leave", context.rank)
 
     def sent(self, work: Work, dst: int) -> Callable[[int | None, bool], None]:
         """Return how to wait until the message that was sent last was taken."""
@@ -94,7 +94,7 @@ class Sender:
 
     def release(self, dst: int | None = None) -> None:
         """Let go of what receivers have taken over."""
-        for rank in range(self._member.world_size) if dst is None else (dst,):
+        for rank in range(self._context.world_size) if dst is None else (dst,):
             held = self._held[rank]
             while held and held[0][0] <= self._out[rank].taken():
                 held.popleft()
@@ -102,15 +102,15 @@ class Sender:
                 self._streams_out[rank].release()
 
     def _wait_for_room(self, dst: int, nbytes: int, tag: int, line: int, deadline_ns: int | None) -> None:
-        ring, member = self._out[dst], self._member
+        ring, context = self._out[dst], self._context
 
         def explain(finished: list[int]) -> NbParallelError:
             return DeadlockError(
-                f"deadlock: rank {member.rank} waits in send(dst={dst}) on line {line} for room, and rank "
+                f"deadlock: rank {context.rank} waits in send(dst={dst}) on line {line} for room, and rank "
                 f"{dst} finished the cell without receiving what was sent before"
             )
 
-        if dst == member.rank:  # nobody else makes room
+        if dst == context.rank:  # nobody else makes room
             self._drain_from(dst)
             return
 
@@ -118,24 +118,24 @@ class Sender:
             Operation.send, lambda: [] if ring.has_room(nbytes) else [dst], explain, line,
             peer=dst, tag=tag, deadline_ns=deadline_ns,
         )  # fmt: skip
-        member.wait(lambda: ring.has_room(nbytes), dst, wait)
+        context.wait(lambda: ring.has_room(nbytes), dst, wait)
 
     def _wait_until_taken(self, dst: int, number: int, tag: int, line: int, deadline_ns: int | None) -> None:
         """Rendezvous: what `strict_sync` is for."""
-        ring, member = self._out[dst], self._member
+        ring, context = self._out[dst], self._context
 
         def explain(finished: list[int]) -> NbParallelError:
             return DeadlockError(
-                f"deadlock: rank {member.rank} waits in send(dst={dst}) on line {line}, and rank {dst} "
+                f"deadlock: rank {context.rank} waits in send(dst={dst}) on line {line}, and rank {dst} "
                 "finished the cell without receiving it"
             )
 
-        if dst == member.rank:
-            raise member.doom(
+        if dst == context.rank:
+            raise context.doom(
                 DeadlockError(f"deadlock: rank {dst} sends to itself on line {line} and waits for itself")
             )
         wait = WaitRecord(
             Operation.send, lambda: [] if ring.newest_taken() >= number else [dst], explain, line,
             peer=dst, tag=tag, target=number, deadline_ns=deadline_ns,
         )  # fmt: skip
-        member.wait(lambda: ring.newest_taken() >= number, dst, wait)
+        context.wait(lambda: ring.newest_taken() >= number, dst, wait)

@@ -79,9 +79,9 @@ def flat_octets(x: AnyArray) -> AnyArray:
 class StreamOut:
     """The sending end of a pair's stream; its memory is made on first use in a cell."""
 
-    def __init__(self, member: RankContext, destination: int) -> None:
-        layout, rank = member.view.layout, member.rank
-        self._member, self._words, self._waiter = member, member.words, member.waiter
+    def __init__(self, context: RankContext, destination: int) -> None:
+        layout, rank = context.view.layout, context.rank
+        self._context, self._words, self._waiter = context, context.words, context.waiter
         self._destination = destination
         self._put = layout.tail_word(rank, destination) + 1
         self._taken = layout.head_word(rank, destination) + 3
@@ -128,17 +128,17 @@ class StreamOut:
             self._position = position + 1
             self._waiter.announce(words, self._put, position + 1)
             if fault_injection.ARMED:
-                fault_injection.hit("half_payload", self._member.rank)
+                fault_injection.hit("half_payload", self._context.rank)
 
     def _memory(self) -> AnyArray:
         if self._window is None:
-            window = self._member.store.empty((_HEAD + CHUNKS * CHUNK,), np.uint8)
+            window = self._context.store.empty((_HEAD + CHUNKS * CHUNK,), np.uint8)
             self._packed = self._pack(window)
             self._window = window
         return self._window
 
     def _pack(self, memory: AnyArray) -> bytes:
-        handle = self._member.store.handle(memory, writable=False)
+        handle = self._context.store.handle(memory, writable=False)
         if handle is None:
             raise InternalError("the store's own array is not shared")
         return encode_handle(handle)
@@ -156,7 +156,7 @@ class StreamOut:
     def _copy(self, data: AnyArray) -> AnyArray | None:
         """Return the rest of a message in memory of its own; None if there is none: then it has to wait."""
         try:
-            rest = self._member.store.empty((data.size,), np.uint8)
+            rest = self._context.store.empty((data.size,), np.uint8)
         except (SharedMemoryFullError, FileDescriptorLimitError):
             return None
         rest[...] = data
@@ -170,11 +170,11 @@ class StreamOut:
         self._waiter.announce(self._words, self._put, end)
 
     def _wait_for_room(self, call: Call) -> None:
-        member, destination = self._member, self._destination
+        context, destination = self._context, self._destination
 
         def explain(finished: list[int]) -> NbParallelError:
             return DeadlockError(
-                f"deadlock: rank {member.rank} waits in send(dst={destination}) on line {call.line}: there "
+                f"deadlock: rank {context.rank} waits in send(dst={destination}) on line {call.line}: there "
                 f"is no memory for a copy of what it sends, and rank {destination} finished the cell without "
                 "receiving it"
             )
@@ -183,7 +183,7 @@ class StreamOut:
             Operation.send, lambda: [] if self._has_room() else [destination], explain, call.line,
             peer=destination, tag=call.tag, target=call.number, deadline_ns=call.deadline_ns,
         )  # fmt: skip
-        member.wait(self._has_room, destination, wait)
+        context.wait(self._has_room, destination, wait)
 
     def release(self) -> None:
         """Let go of the window, if nothing in it is still to be read; the next message makes another one."""
@@ -198,9 +198,9 @@ class StreamOut:
 class StreamIn:
     """The receiving end of a pair's stream."""
 
-    def __init__(self, member: RankContext, source: int) -> None:
-        layout, rank = member.view.layout, member.rank
-        self._member, self._words, self._waiter = member, member.words, member.waiter
+    def __init__(self, context: RankContext, source: int) -> None:
+        layout, rank = context.view.layout, context.rank
+        self._context, self._words, self._waiter = context, context.words, context.waiter
         self._source = source
         self._put = layout.tail_word(source, rank) + 1
         self._taken = layout.head_word(source, rank) + 3
@@ -229,24 +229,24 @@ class StreamIn:
             part[...] = window[place : place + part.size]
             waiter.announce(words, self._taken, position + 1)
             if fault_injection.ARMED:
-                fault_injection.hit("half_payload", self._member.rank)
+                fault_injection.hit("half_payload", self._context.rank)
         waiter.announce(words, self._taken, base + -(-data.size // CHUNK))
 
     def _attach(self, packed: bytes) -> AnyArray:
         """Return the sender's window, which stays attached until the cell ends."""
         if self._window is None or packed != self._packed:
-            self._window = self._member.attach(decode_handle(packed), writable=False)
+            self._window = self._context.attach(decode_handle(packed), writable=False)
             self._packed = packed
         return self._window
 
     def _rest(self, window: AnyArray) -> AnyArray:
         (length,) = _LENGTH.unpack_from(window.data)
         packed = window[_LENGTH.size : _LENGTH.size + length].tobytes()
-        return self._member.attach(decode_handle(packed), writable=False)
+        return self._context.attach(decode_handle(packed), writable=False)
 
     def _wait_for(self, position: int, call: Call) -> None:
         """Wait for a chunk of a sender who waits for nobody: never part of a deadlock."""
-        member, words, source = self._member, self._words, self._source
+        context, words, source = self._context, self._words, self._source
 
         def arrived() -> bool:
             return words[self._put] > position
@@ -255,13 +255,13 @@ class StreamIn:
             return InternalError(f"rank {source} ended the cell in the middle of a message")
 
         def check() -> None:
-            member.check_alone(wait)
+            context.check_alone(wait)
 
         wait = WaitRecord(
             Operation.recv, lambda: [] if arrived() else [source], explain, call.line,
             peer=source, tag=call.tag, deadline_ns=call.deadline_ns,
         )  # fmt: skip
-        member.waiter.until(arrived, source, check=check)
+        context.waiter.until(arrived, source, check=check)
 
     def release(self) -> None:
         """Let go of the sender's window; the next message names it again."""

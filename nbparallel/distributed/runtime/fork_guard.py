@@ -44,8 +44,8 @@ class ForkedRankContext(RankContext):
         pass  # the operation that the child was born into says that it has ended
 
 
-def make_inert(member: RankContext) -> None:
+def make_inert(context: RankContext) -> None:
     """Make what a forked child has of a rank inert."""
-    member.forked()
-    member.__class__ = ForkedRankContext
-    member.waiter.__class__ = ForkedWaiter
+    context.forked()
+    context.__class__ = ForkedRankContext
+    context.waiter.__class__ = ForkedWaiter

@@ -94,8 +94,8 @@ class RankContext:
             bytes, SlotArea
         ] = {}  # of groups, by handle: this rank's own, and those it looked at
         self.nbytes = self.operations = 0
-        self.overseer: LivenessCheck | None = None
-        self.calling = CallSite()
+        self.liveness_check: LivenessCheck | None = None
+        self.call_site = CallSite()
         self._began_ns = self._past_ns = 0
         self._go_on = self._forked = False
 
@@ -111,7 +111,7 @@ class RankContext:
         self.peers = tuple(r for r in participants if r != self.rank)
         self.whole = self.plain = len(self.participants) == self.world_size
         self._go_on = go_on
-        self.calling = CallSite(filename)
+        self.call_site = CallSite(filename)
         self._began_ns = time.monotonic_ns()
         self._statement = 0
         self.view.write_slot(self.rank, cell, State.COMPUTING)
@@ -237,7 +237,7 @@ class RankContext:
                 raise
             self.open = opened  # what is waited for came first: who brought it may fail on its own then
             return False
-        lost = None if self.overseer is None else self.overseer.lost()
+        lost = None if self.liveness_check is None else self.liveness_check.lost()
         if lost is not None:
             raise self.doom(lost)
         left = [r for r in self.others if self.gone(r)]
@@ -373,5 +373,5 @@ class RankContext:
             words[view.word_writing(peer)]
             and not words[view.word_death(peer)]
             and words[view.word_left(peer)] < self.cell
-            and not (self.overseer is not None and self.overseer.vanished(peer))
+            and not (self.liveness_check is not None and self.liveness_check.vanished(peer))
         )

@@ -27,12 +27,12 @@ APART_NS = 200_000_000
 """Between the two looks."""
 
 
-def awaited_of(member: RankContext, record: SlotRecord) -> list[int] | None:
+def awaited_of(context: RankContext, record: SlotRecord) -> list[int] | None:
     """Return for whom the rank of `record` waits in vain; None if what it waits for is there."""
-    view, layout, me = member.view, member.view.layout, record.rank
+    view, layout, me = context.view, context.view.layout, record.rank
     words = view.words
     if record.operation in (Operation.recv, Operation.new_group):
-        sources = [record.peer] if record.peer >= 0 else [r for r in member.participants if r != me]
+        sources = [record.peer] if record.peer >= 0 else [r for r in context.participants if r != me]
         if any(words[layout.tail_word(s, me)] != words[layout.head_word(s, me)] for s in sources):
             return None
         return sources
@@ -44,41 +44,41 @@ def awaited_of(member: RankContext, record: SlotRecord) -> list[int] | None:
     if not record.target:
         return None
     if record.area:
-        area = area_of(member, record)
+        area = area_of(context, record)
         return None if area is None else area.missing(record.target) or None
-    missing = [r for r in member.participants if words[view.word_arrive(r)] < record.target]
+    missing = [r for r in context.participants if words[view.word_arrive(r)] < record.target]
     return missing or None
 
 
-def area_of(member: RankContext, record: SlotRecord) -> SlotArea | None:
+def area_of(context: RankContext, record: SlotRecord) -> SlotArea | None:
     """Return where the group meets in which a rank waits, which need not be a group of this rank."""
-    area = member.areas.get(record.area)
+    area = context.areas.get(record.area)
     if area is None and record.area:
         try:
-            memory = member.store.attach(decode_handle(record.area), writable=False)
+            memory = context.store.attach(decode_handle(record.area), writable=False)
         except (SegmentLostError, InvalidHandleError, ValueError, EOFError, TypeError):
             return None  # torn, or gone with its maker: then nothing is known
-        area = group_area(memory, record.area, member.rank)
+        area = group_area(memory, record.area, context.rank)
         if area is not None:
-            member.areas[record.area] = area
+            context.areas[record.area] = area
     return area
 
 
-def stuck_ranks(member: RankContext) -> Mapping[int, tuple[SlotRecord, list[int]]]:
+def stuck_ranks(context: RankContext) -> Mapping[int, tuple[SlotRecord, list[int]]]:
     """Return every rank that can never go on by itself, with its slot and whom it waits for."""
     waiting: dict[int, tuple[SlotRecord, list[int]]] = {}
-    for rank in member.participants:
-        record = member.view.read_slot(rank)
+    for rank in context.participants:
+        record = context.view.read_slot(rank)
         if (
             record.readable
             and record.state is State.WAITING
-            and record.cell == member.cell
+            and record.cell == context.cell
             and not record.deadline
         ):
-            awaited = awaited_of(member, record)
+            awaited = awaited_of(context, record)
             if awaited is not None:
                 waiting[rank] = record, awaited
-    finished = {r for r in range(member.world_size) if member.gone(r)}
+    finished = {r for r in range(context.world_size) if context.gone(r)}
     while True:
         hopeless = waiting.keys() | finished
         free = [rank for rank, (record, awaited) in waiting.items() if not _stuck(record, awaited, hopeless)]
@@ -94,7 +94,7 @@ def _stuck(record: SlotRecord, awaited: list[int], hopeless: set[int]) -> bool:
     return not hopeless.isdisjoint(awaited)
 
 
-def look_for_deadlock(member: RankContext, wait: WaitRecord) -> None:
+def look_for_deadlock(context: RankContext, wait: WaitRecord) -> None:
     """Raise `DeadlockError` if this rank is part of one; called in every slice of a wait."""
     now = time.monotonic_ns()
     if (
@@ -103,8 +103,8 @@ def look_for_deadlock(member: RankContext, wait: WaitRecord) -> None:
         or now - wait.suspected_ns < APART_NS
     ):
         return
-    stuck = stuck_ranks(member)
-    if member.rank not in stuck:
+    stuck = stuck_ranks(context)
+    if context.rank not in stuck:
         wait.suspicion = None
         wait.suspected_ns = now
         return
@@ -112,17 +112,17 @@ def look_for_deadlock(member: RankContext, wait: WaitRecord) -> None:
     if wait.suspicion != seen:
         wait.suspicion, wait.suspected_ns = seen, now
         return
-    raise member.doom(DeadlockError(describe(member, stuck)))
+    raise context.doom(DeadlockError(describe(context, stuck)))
 
 
-def describe(member: RankContext, stuck: Mapping[int, tuple[SlotRecord, list[int]]]) -> str:
+def describe(context: RankContext, stuck: Mapping[int, tuple[SlotRecord, list[int]]]) -> str:
     """Return who waits for whom, on which line."""
     parts = []
     for rank, (record, awaited) in sorted(stuck.items()):
-        area = area_of(member, record)
+        area = area_of(context, record)
         group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
         parts.append(f"rank {rank} waits {wait_text(record, awaited, group)}")
-    finished = [r for r in range(member.world_size) if r in member.participants and member.gone(r)]
+    finished = [r for r in range(context.world_size) if r in context.participants and context.gone(r)]
     if finished:
         parts.append(f"{rank_list(finished)} finished the cell")
     return "deadlock: " + "; ".join(parts)

@@ -30,60 +30,60 @@ class PendingSlots(InlineSlotProtocol):
         if self._written[self.generation] is not fingerprint:
             self._describe(self.generation, slot, fingerprint)
         if fault_injection.ARMED:
-            fault_injection.hit("wrote_header", self._member.rank)
+            fault_injection.hit("wrote_header", self._context.rank)
         self.arrivals += 1
         self._waiter.announce(self._words, self._arrive, self.arrivals)
         if fault_injection.ARMED:
-            fault_injection.hit("wrote_flag", self._member.rank)
-        self._member.open = 0
+            fault_injection.hit("wrote_flag", self._context.rank)
+        self._context.open = 0
         return self._posting()
 
     def _posting(self) -> Posting:
         return (
             self.number, self.generation, self.arrivals, self._operation, self._fingerprint, self._line,
-            self._member.open, self.deadline_ns,
+            self._context.open, self.deadline_ns,
         )  # fmt: skip
 
-    def arrived(self, posting: Posting) -> bool:
+    def arrived(self, pending: Posting) -> bool:
         """Whether every member has come to a collective."""
         words = self._words
-        return all(words[arrive] >= posting[2] for _, arrive, _ in self._peers)
+        return all(words[arrive] >= pending[2] for _, arrive, _ in self._peers)
 
-    def is_hopeless(self, posting: Posting) -> bool:
+    def is_hopeless(self, pending: Posting) -> bool:
         """Whether somebody who has not come to a collective will not come any more."""
-        member, words = self._member, self._words
-        member.check_peers(self.peers)
-        return any(words[arrive] < posting[2] and member.gone(rank) for rank, arrive, _ in self._peers)
+        context, words = self._context, self._words
+        context.check_peers(self.peers)
+        return any(words[arrive] < pending[2] and context.gone(rank) for rank, arrive, _ in self._peers)
 
     @contextlib.contextmanager
-    def resumed(self, posting: Posting) -> Iterator[None]:
+    def resumed(self, pending: Posting) -> Iterator[None]:
         """Be in an earlier collective meanwhile, and end it."""
         former = self._posting()
-        self._resume((*posting[:6], posting[0], posting[7]))
-        self._member.waiter.fence()  # the others' slots after their words
+        self._resume((*pending[:6], pending[0], pending[7]))
+        self._context.waiter.fence()  # the others' slots after their words
         try:
             yield
         finally:
-            broken = self._member.open  # it did not come to its end
+            broken = self._context.open  # it did not come to its end
             self._resume(former)
             if broken:
-                self._member.open = broken
+                self._context.open = broken
 
-    def _resume(self, posting: Posting) -> None:
-        self.number, self.generation, self.arrivals, self._operation, self._fingerprint = posting[:5]
-        self._line, self._member.open, self.deadline_ns = posting[5:]
+    def _resume(self, pending: Posting) -> None:
+        self.number, self.generation, self.arrivals, self._operation, self._fingerprint = pending[:5]
+        self._line, self._context.open, self.deadline_ns = pending[5:]
 
-    def wait_for(self, posting: Posting | None, deadline_ns: int | None) -> None:
+    def wait_for(self, pending: Posting | None, deadline_ns: int | None) -> None:
         """Wait until every member has come to a collective; for a free slot, if it was not posted yet."""
-        if posting is None:
+        if pending is None:
             self.deadline_ns = deadline_ns
             self._wait_for_readers(self.number + 1)
             return
         former = self._posting()
-        self._resume((*posting[:7], deadline_ns))
+        self._resume((*pending[:7], deadline_ns))
         try:
             for rank, arrive, _ in self._peers:
-                if self._words[arrive] < posting[2]:
+                if self._words[arrive] < pending[2]:
                     self._wait_for_arrival(rank, arrive, compare=True)
         finally:
-            self._resume((*former[:6], self._member.open, former[7]))
+            self._resume((*former[:6], self._context.open, former[7]))

@@ -57,10 +57,10 @@ class SlotProtocol:
         Index of its slot.
     """
 
-    def __init__(self, member: RankContext, area: SlotArea) -> None:
+    def __init__(self, context: RankContext, area: SlotArea) -> None:
         self.area, self.ranks, self.index = area, area.ranks, area.index
-        self._member, self._words, self._octets = member, area.words, area.octets
-        self._waiter = member.waiter
+        self._context, self._words, self._octets = context, area.words, area.octets
+        self._waiter = context.waiter
         self.payload_nbytes = area.payload_nbytes
         self._arrive, self._done = area.arrive[area.index], area.done[area.index]
         self._slot_words = [[start // 8 for start in slots] for slots in area.slots]
@@ -70,7 +70,7 @@ class SlotProtocol:
         self._peers = [(area.ranks[i], area.arrive[i], self._slot_words[i]) for i in area.others]
         self._readers = [(area.ranks[i], area.done[i]) for i in area.others]
         self.number = self.arrivals = self.generation = 0
-        self._strong_order = member.waiter.strong_order
+        self._strong_order = context.waiter.strong_order
         self._all_done = 0
         self._written: list[Fingerprint] = [_NO_FINGERPRINT] * GENERATIONS
         self._fingerprint = _NO_FINGERPRINT
@@ -87,13 +87,13 @@ class SlotProtocol:
         self._operation, self._fingerprint, self._line = operation, fingerprint, line
         if number - GENERATIONS > self._all_done:
             self._wait_for_readers(number)
-        self._member.open = self.number = number
+        self._context.open = self.number = number
         self.generation = generation = number % GENERATIONS
         if fault_injection.ARMED:
-            fault_injection.hit("enter", self._member.rank)
+            fault_injection.hit("enter", self._context.rank)
         return generation
 
-    def meet(self, bits: int = 0, place: SharedSpan | None = None) -> bool:
+    def arrive_and_wait(self, bits: int = 0, place: SharedSpan | None = None) -> bool:
         """Leave the fingerprint, arrive, wait for everybody; whether all words equal mine, bits included."""
         words, slot, fingerprint = self._words, self._mine[self.generation], self._fingerprint
         generation = self.generation
@@ -107,17 +107,17 @@ class SlotProtocol:
         if self._written[generation] is not fingerprint:
             self._describe(generation, slot, fingerprint)
         if fault_injection.ARMED:
-            fault_injection.hit("wrote_header", self._member.rank)
+            fault_injection.hit("wrote_header", self._context.rank)
         self.arrivals = arrivals = self.arrivals + 1
         self._waiter.announce(words, self._arrive, arrivals)
         if fault_injection.ARMED:
-            fault_injection.hit("wrote_flag", self._member.rank)
+            fault_injection.hit("wrote_flag", self._context.rank)
         same = True
         for rank, arrive, slots in self._peers:
             if words[arrive] < arrivals and not self._waiter.spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=True)
             if not self._strong_order:
-                self._member.waiter.fence()  # his slot after his word
+                self._context.waiter.fence()  # his slot after his word
             if words[slots[generation]] != mine:
                 same = False
         return same
@@ -139,20 +139,20 @@ class SlotProtocol:
             if words[arrive] < arrivals and not self._waiter.spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=False)
         if not self._strong_order:
-            self._member.waiter.fence()
+            self._context.waiter.fence()
 
     def end(self, *, wake: bool = False) -> None:
         """Give the others' slots free, and this rank's next operation; wake who waits for that."""
-        if self._member.inert:
+        if self._context.inert:
             return  # a child that was forked within the operation: it is the rank that ends it
         if not self._strong_order:
-            self._member.waiter.fence()  # all reads before the word that gives the slots free
+            self._context.waiter.fence()  # all reads before the word that gives the slots free
         self._words[self._done] = self.number
         if wake:
             self.stop_reading()
-        self._member.open = 0
+        self._context.open = 0
         if fault_injection.ARMED:
-            fault_injection.hit("leave", self._member.rank)
+            fault_injection.hit("leave", self._context.rank)
 
     # -- comparing ---------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class SlotProtocol:
         if fault_injection.ARMED:
             half = nbytes // 2
             self._octets[start : start + half] = data[:half]
-            fault_injection.hit("half_payload", self._member.rank)
+            fault_injection.hit("half_payload", self._context.rank)
         self._octets[start : start + nbytes] = data
         self._words[self._mine[self.generation] + NBYTES] = nbytes
 
@@ -315,7 +315,7 @@ class SlotProtocol:
             deadline_ns=self.deadline_ns,
             area=self.area,
         )
-        self._member.wait(satisfied, rank, wait)
+        self._context.wait(satisfied, rank, wait)
 
     def _wait_for_arrival(self, rank: int, arrive: int, *, compare: bool) -> None:
         words, arrivals = self._words, self.arrivals
@@ -335,7 +335,7 @@ class SlotProtocol:
             area=self.area,
         )
         self._wait_began_ns = wait.began_ns
-        self._member.wait(satisfied, rank, wait)
+        self._context.wait(satisfied, rank, wait)
 
     def _arrived(self) -> list[int]:
         words, arrivals = self._words, self.arrivals
@@ -349,7 +349,7 @@ class SlotProtocol:
         words, generation = self._words, self.generation
         calls = {words[self._slot_words[i][generation] + CALL] for i in self._arrived()}
         if len(calls) > 1:
-            raise self._member.doom(
+            raise self._context.doom(
                 CollectiveMismatchError(
                     "ranks called different operations, or the same with different arguments:\n"
                     + table(self._rows(()))
@@ -361,10 +361,10 @@ class SlotProtocol:
         for rank in self.ranks:
             if rank in rows:
                 continue
-            if rank in finished or self._member.gone(rank):
+            if rank in finished or self._context.gone(rank):
                 rows[rank] = f"rank {rank} finished the cell"
                 continue
-            record = self._member.view.read_slot(rank)
+            record = self._context.view.read_slot(rank)
             waiting = record.readable and record.state is State.WAITING
             rows[rank] = "waits " + wait_text(record, []) if waiting else "has not called it yet"
         return rows

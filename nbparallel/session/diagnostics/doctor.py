@@ -243,8 +243,8 @@ def _blas(machine: Machine) -> Finding:
 
 def _stale(machine: Machine) -> Iterator[Finding]:
     """Yield what is to be said about names that no living session of this user needs."""
-    dead = [name for name in machine.names if name.fate is Liveness.DEAD]
-    unknown = [name for name in machine.names if name.fate is Liveness.UNKNOWN]
+    dead = [name for name in machine.names if name.liveness is Liveness.DEAD]
+    unknown = [name for name in machine.names if name.liveness is Liveness.UNKNOWN]
     if dead:
         yield Finding(
             "stale names",

@@ -65,12 +65,12 @@ class SessionActivity:
     """Memory that is kept for the next arrays, in bytes."""
 
 
-def take(crew: RankPool, tasks: TaskDispatcher) -> SessionActivity:
+def take(pool: RankPool, tasks: TaskDispatcher) -> SessionActivity:
     """Return what happens now; waits for nobody, from any thread."""
-    here = sharing.current_store().segments(crew.supervisor.broker)
+    here = sharing.current_store().segments(pool.supervisor.broker)
     made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
     pooled = sum(segment.nbytes for segment in here if segment.phase == "pooled")
-    handles = list(crew.handles)
+    handles = list(pool.handles)
     memories = [handle.memory for handle in handles if handle.alive]
     clock = tasks.clock
     now = time.monotonic_ns()
@@ -78,7 +78,7 @@ def take(crew: RankPool, tasks: TaskDispatcher) -> SessionActivity:
         running=clock.running,
         number=clock.number,
         seconds=((now if clock.running else clock.ended_ns) - clock.began_ns) / 1e9,
-        ranks=tuple(_rank(handle, crew.control, tasks, now) for handle in handles),
+        ranks=tuple(_rank(handle, pool.control, tasks, now) for handle in handles),
         strategy=sharing.get_sharing_strategy(),
         segments=len(made) + sum(memory.count for memory in memories),
         nbytes=sum(made) + sum(memory.nbytes for memory in memories),

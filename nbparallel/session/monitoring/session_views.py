@@ -32,7 +32,7 @@ class SessionViews:
 
     _id: str
     _start_method: str
-    _crew: RankPool | None
+    _pool: RankPool | None
     _names: NameDelivery
     _tasks: TaskDispatcher
 
@@ -52,7 +52,7 @@ class SessionViews:
         from nbparallel.session.monitoring import statistics
 
         names = self._names.namespace if namespace is None else namespace
-        return statistics.take(self._id, self._start_method, self._running_crew(), names)
+        return statistics.take(self._id, self._start_method, self._running_pool(), names)
 
     def who(
         self, namespace: Mapping[str, Any] | None = None, hidden: Mapping[str, Any] | None = None
@@ -75,10 +75,10 @@ class SessionViews:
         """
         from nbparallel.session.monitoring.who import compare
 
-        crew = self._running_crew()
+        pool = self._running_pool()
         names = self._names.namespace if namespace is None else namespace
-        handles = list(crew.handles)
-        said = crew.looking.ask(handles)
+        handles = list(pool.handles)
+        said = pool.looking.ask(handles)
         return compare(names or {}, hidden or {}, sharing.current_store(), handles, said)
 
     def complete(self, text: str, cursor: int, patience: float = 0.1) -> tuple[Completion, ...]:
@@ -86,10 +86,10 @@ class SessionViews:
 
         Nothing if rank 0 is busy or does not run: it is not disturbed.
         """
-        crew = self._crew
-        if crew is None or not crew.handles:
+        pool = self._pool
+        if pool is None or not pool.handles:
             return ()
-        return crew.looking.complete(crew.handles[0], text, cursor, patience).found
+        return pool.looking.complete(pool.handles[0], text, cursor, patience).found
 
     def activity(self) -> SessionActivity:
         """Return what ranks do at this moment; takes a tenth of a millisecond and disturbs nobody.
@@ -101,7 +101,7 @@ class SessionViews:
         """
         from nbparallel.session.monitoring import activity
 
-        return activity.take(self._running_crew(), self._tasks)
+        return activity.take(self._running_pool(), self._tasks)
 
     def timeline(self) -> Timeline | None:
         """Return what each rank did when in the last cell or call that has ended; None if there was none.
@@ -117,10 +117,10 @@ class SessionViews:
     @property
     def broker(self) -> SegmentClient:
         """Who hands out this session's segments; RuntimeError as `statistics`."""
-        return self._running_crew().supervisor.broker
+        return self._running_pool().supervisor.broker
 
-    def _running_crew(self) -> RankPool:
-        crew = self._crew
-        if crew is None:
+    def _running_pool(self) -> RankPool:
+        pool = self._pool
+        if pool is None:
             raise RuntimeError("no ranks are running; the first cell starts them")
-        return crew
+        return pool

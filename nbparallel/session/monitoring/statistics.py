@@ -77,29 +77,29 @@ class SessionStatistics:
 
 
 def take(
-    session: str, start_method: str, crew: RankPool, namespace: Mapping[str, Any] | None
+    session: str, start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None
 ) -> SessionStatistics:
     """Return a picture of the session now; waits for no rank, and a second at most for the supervisor."""
     import resource
 
     store = sharing.current_store()
-    ledger = crew.supervisor.ledger.ask()
-    here = store.segments(crew.supervisor.broker)
+    ledger = pool.supervisor.ledger.ask()
+    here = store.segments(pool.supervisor.broker)
     made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
     pooled = sum(segment.nbytes for segment in here if segment.phase == "pooled")
-    of_ranks = [handle.memory for handle in crew.handles if handle.alive]
-    gone = [] if ledger is None else given_back(ledger, crew.handles)
+    of_ranks = [handle.memory for handle in pool.handles if handle.alive]
+    gone = [] if ledger is None else given_back(ledger, pool.handles)
     names = {} if namespace is None else names_by_segment(namespace, store)
     return SessionStatistics(
         session=session,
         start_method=start_method,
-        world_size=len(crew.handles),
-        epoch=crew.epoch,
+        world_size=len(pool.handles),
+        epoch=pool.epoch,
         strategy=sharing.get_sharing_strategy(),
-        supervisor_pid=crew.supervisor.pid,
-        template_pid=crew.supervisor.template_pid,
-        ranks=tuple(_rank(handle, crew) for handle in crew.handles),
-        segments=gather(here, ledger or (), crew.handles, names),
+        supervisor_pid=pool.supervisor.pid,
+        template_pid=pool.supervisor.template_pid,
+        ranks=tuple(_rank(handle, pool) for handle in pool.handles),
+        segments=gather(here, ledger or (), pool.handles, names),
         shared_segments=len(made) + sum(memory.count for memory in of_ranks) - len(gone),
         shared_nbytes=sum(made) + sum(memory.nbytes for memory in of_ranks) - sum(n.nbytes for n in gone),
         pooled_nbytes=pooled + sum(memory.pooled_nbytes for memory in of_ranks),
@@ -110,12 +110,12 @@ def take(
     )
 
 
-def _rank(handle: RankHandle, crew: RankPool) -> RankStatistics:
+def _rank(handle: RankHandle, pool: RankPool) -> RankStatistics:
     import psutil
 
     state, operation, line = ("idle" if not handle.busy else "computing"), "", 0
-    if handle.busy and crew.control is not None and handle.rank < crew.control.world_size:
-        slot = crew.control.read_slot(handle.rank)
+    if handle.busy and pool.control is not None and handle.rank < pool.control.world_size:
+        slot = pool.control.read_slot(handle.rank)
         if slot.readable and slot.state.name == "WAITING":
             state, operation, line = "waiting", slot.operation.name.lower(), slot.line
     rss = private = threads = 0

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from nbparallel.channel import Channel
 from nbparallel.errors import StartError
 from nbparallel.session.processes import process_context
-from nbparallel.session.processes.process_context import circumstances
+from nbparallel.session.processes.process_context import process_attributes
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
 
@@ -61,7 +61,7 @@ class SupervisorLaunch:
         segments, segments_theirs = Channel.pair()
         self.control, self.segments = Channel(control), Channel(segments)
         try:
-            self._circumstances = circumstances()
+            self._process_attributes = process_attributes()
             given = [control_theirs.fileno(), segments_theirs.fileno(), kernel, self.log]
             self.popen = subprocess.Popen(
                 [*process_context.supervisor_argv(), *map(str, given)],
@@ -93,10 +93,10 @@ class SupervisorLaunch:
         return (
             start_method == self.start_method
             and self.popen.poll() is None
-            and circumstances() == self._circumstances
+            and process_attributes() == self._process_attributes
         )
 
-    def put_out(self) -> None:
+    def terminate(self) -> None:
         """End the supervisor that nobody took, and all it has started."""
         if os.getpid() != self._pid:
             return

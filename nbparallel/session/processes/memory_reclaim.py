@@ -25,9 +25,9 @@ class MemoryReclaimer:
     It never waits for a thread that uses the store, and sleeps while nothing is due.
     """
 
-    def __init__(self, pump: EventLoop, store: Store, broker: SegmentBroker, fd: int) -> None:
-        self._pump, self._store, self._broker, self._fd = pump, store, broker, fd
-        pump.watch(fd, self._on_notice)
+    def __init__(self, event_loop: EventLoop, store: Store, broker: SegmentBroker, fd: int) -> None:
+        self._event_loop, self._store, self._broker, self._fd = event_loop, store, broker, fd
+        event_loop.watch(fd, self._on_notice)
         store.pool.on_first.append(self._on_pooled)
 
     def close(self) -> None:
@@ -36,19 +36,19 @@ class MemoryReclaimer:
             self._store.pool.on_first.remove(self._on_pooled)
 
     def _on_pooled(self) -> None:
-        self._pump.call(self._tend)
+        self._event_loop.call(self._tend)
 
     def _on_notice(self) -> None:
         # It stays readable while another thread is about to read it.
-        self._pump.forget(self._fd)
-        self._pump.later(time.monotonic() + PAUSE_SECONDS, self._watch)
+        self._event_loop.forget(self._fd)
+        self._event_loop.later(time.monotonic() + PAUSE_SECONDS, self._watch)
         self._tend()
 
     def _watch(self) -> None:
         if self._store.connected(self._broker):
-            self._pump.watch(self._fd, self._on_notice)
+            self._event_loop.watch(self._fd, self._on_notice)
 
     def _tend(self) -> None:
         seconds = self._store.tend()
         if seconds is not None:
-            self._pump.later(time.monotonic() + seconds, self._tend)
+            self._event_loop.later(time.monotonic() + seconds, self._tend)

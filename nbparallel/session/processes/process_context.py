@@ -92,7 +92,7 @@ class ProcessAttributes:
     """Which files are installed as this package, if any are: another version may have come."""
 
 
-def circumstances() -> ProcessAttributes:
+def process_attributes() -> ProcessAttributes:
     """Return those of this process now (0.05 ms)."""
     return ProcessAttributes(
         (tuple(template_argv()), tuple(engine_argv())),

@@ -65,7 +65,7 @@ class RankHandle:
         self,
         rank: int,
         client: int,
-        pump: EventLoop,
+        event_loop: EventLoop,
         *,
         post: Callable[[RankHandle, Any], None],
         output_of: Callable[[int], TaskOutput | None],
@@ -93,7 +93,7 @@ class RankHandle:
         """Which decision about sharing strategies it has heard of; see `registry.generation`."""
         self.told_place: WorkingContext | None = None
         """Where it was told that this process is."""
-        self._pump = pump
+        self._event_loop = event_loop
         self._post = post
         self._output_of = output_of
         self._on_sighting = on_sighting
@@ -110,8 +110,8 @@ class RankHandle:
         self._theirs: list[int] = [theirs.detach(), out_write, err_write]
         for name, fd in self._pipes.items():
             os.set_blocking(fd, False)
-            pump.watch(fd, lambda name=name: self._on_pipe(name))  # type: ignore[misc]
-        pump.watch(self.channel.fileno(), self._on_socket)
+            event_loop.watch(fd, lambda name=name: self._on_pipe(name))  # type: ignore[misc]
+        event_loop.watch(self.channel.fileno(), self._on_socket)
 
     def give_away(self) -> list[int]:
         """Return the rank's ends (socket, stdout, stderr); call `close_theirs` once they are sent."""
@@ -150,7 +150,7 @@ class RankHandle:
         if now - self._flushed >= COALESCE_SECONDS:
             self.flush()
         else:
-            self._pump.later(self._flushed + COALESCE_SECONDS, self.flush)
+            self._event_loop.later(self._flushed + COALESCE_SECONDS, self.flush)
 
     def flush(self) -> None:
         """Pass on the text that waits; only in the pump's thread."""
@@ -174,7 +174,7 @@ class RankHandle:
                 finally:
                     frame.close()
             except ChannelClosedError:
-                self._pump.forget(self.channel.fileno())
+                self._event_loop.forget(self.channel.fileno())
                 return
             except ProtocolError as error:
                 self._give_up(error)
@@ -183,7 +183,7 @@ class RankHandle:
     def _give_up(self, error: ProtocolError) -> None:
         """End a rank that talks nonsense: user code has hit its socket or its memory; the others go on."""
         self.nonsense = self.nonsense or str(error)
-        self._pump.forget(self.channel.fileno())
+        self._event_loop.forget(self.channel.fileno())
         self.channel.shut_down()
         self._end(self)
 
@@ -234,7 +234,7 @@ class RankHandle:
     def _close_pipe(self, name: str) -> None:
         fd = self._pipes.pop(name, None)
         if fd is not None:
-            self._pump.forget(fd)
+            self._event_loop.forget(fd)
             os.close(fd)
 
     def changed(self) -> None:
@@ -302,14 +302,14 @@ class RankHandle:
 
     def close_later(self) -> None:
         """Close everything, from the pump's thread."""
-        self._pump.call(self.close)
+        self._event_loop.call(self.close)
 
     def close(self) -> None:
         """Close everything; the pump no longer runs, or this is its thread."""
         self.close_theirs()
         for name in list(self._pipes):
             self._close_pipe(name)
-        self._pump.forget(self.channel.fileno())
+        self._event_loop.forget(self.channel.fileno())
         self.channel.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)

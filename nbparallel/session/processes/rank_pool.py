@@ -60,10 +60,10 @@ class RankPool:
 
     def __init__(
         self,
-        ignition: SupervisorLaunch,
+        launch: SupervisorLaunch,
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
-        self.session, self._seed = ignition.session, ignition.seed
+        self.session, self._seed = launch.session, launch.seed
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
         self._listener: Callable[[Any], None] = lambda message: None
@@ -75,23 +75,25 @@ class RankPool:
         self.epoch = 0
         self.control: ControlView | None = None
         self._void = True
-        self._pump = EventLoop(f"nbparallel-{ignition.session}", lambda error: self._fail(_internal(error)))
-        self._pump.start()
+        self._event_loop = EventLoop(
+            f"nbparallel-{launch.session}", lambda error: self._fail(_internal(error))
+        )
+        self._event_loop.start()
         try:
             self.supervisor = SupervisorClient(
-                ignition,
-                self._pump,
+                launch,
+                self._event_loop,
                 on_start_failed=lambda text: self._fail(StartError(text)),
                 on_death=lambda: self._fail(SupervisorDiedError("the supervisor process died")),
             )
         except BaseException:
-            self._pump.stop()
+            self._event_loop.stop()
             os.close(self._wake)
-            ignition.put_out()
+            launch.terminate()
             raise
         store, broker = sharing.current_store(), self.supervisor.broker
         store.connect(broker)
-        self._tending = MemoryReclaimer(self._pump, store, broker, broker.fileno())
+        self._reclaimer = MemoryReclaimer(self._event_loop, store, broker, broker.fileno())
 
     # events -------------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class RankPool:
         handle = RankHandle(
             rank,
             client,
-            self._pump,
+            self._event_loop,
             post=self._post,
             output_of=self._output_of,
             on_sighting=self.looking.take,
@@ -322,13 +324,13 @@ class RankPool:
         for handle in self.handles:
             handle.leave()
         owned_names.renew()
-        self._tending.close()
+        self._reclaimer.close()
         try:
             sharing.current_store().disconnect(self.supervisor.broker)
         finally:
             self.supervisor.stop()
             self._see_the_end()
-            self._pump.stop()
+            self._event_loop.stop()
             for handle in self.handles:
                 handle.close()
             self.supervisor.close()

@@ -37,14 +37,14 @@ def chosen(ranks: Iterable[int] | None, world_size: int) -> tuple[int, ...]:
     return tuple(who)
 
 
-def revive(crew: RankPool, names: NameDelivery, presses: InterruptCounter) -> list[str]:
+def revive(pool: RankPool, names: NameDelivery, presses: InterruptCounter) -> list[str]:
     """Give every dead rank a fresh process under its number; return a line for each."""
-    dead = [(handle.rank, handle.death) for handle in crew.dead()]
+    dead = [(handle.rank, handle.death) for handle in pool.dead()]
     if not dead:
         return []
     for rank, _ in dead:
         names.forget(rank)
-    crew.start([rank for rank, _ in dead], len(crew.handles), presses)
+    pool.start([rank for rank, _ in dead], len(pool.handles), presses)
     return [
         f"rank {rank} {describe_death(death)}; it is back with its number, its variables are gone"
         for rank, death in dead
@@ -52,18 +52,18 @@ def revive(crew: RankPool, names: NameDelivery, presses: InterruptCounter) -> li
     ]
 
 
-def grow(crew: RankPool, world_size: int, presses: InterruptCounter) -> None:
+def grow(pool: RankPool, world_size: int, presses: InterruptCounter) -> None:
     """Add ranks up to `world_size`; if one cannot start, none of the new ones stays."""
-    before = len(crew.handles)
+    before = len(pool.handles)
     try:
-        crew.start(list(range(before, world_size)), world_size, presses)
+        pool.start(list(range(before, world_size)), world_size, presses)
     except BaseException:
-        crew.shrink(before)
+        pool.shrink(before)
         raise
 
 
 def shrink(
-    crew: RankPool, tasks: TaskDispatcher, names: NameDelivery, world_size: int, presses: InterruptCounter
+    pool: RankPool, tasks: TaskDispatcher, names: NameDelivery, world_size: int, presses: InterruptCounter
 ) -> None:
     """End the ranks from `world_size` on.
 
@@ -72,9 +72,9 @@ def shrink(
     ValueError
         One of them holds variables that would be lost.
     """
-    who, number = tuple(range(world_size, len(crew.handles))), tasks.next_number()
+    who, number = tuple(range(world_size, len(pool.handles))), tasks.next_number()
     task = NamesTask(number, who, (), True, None)
-    result = tasks.finish(tasks.launch(crew, number, who, lambda _: task, presses, notes=[]), presses)
+    result = tasks.finish(tasks.launch(pool, number, who, lambda _: task, presses, notes=[]), presses)
     holding = {rank: held for rank, held in result.values.items() if held}
     if holding:
         rank, held = next(iter(holding.items()))
@@ -86,10 +86,10 @@ def shrink(
         )
     for rank in who:
         names.forget(rank)
-    crew.shrink(world_size)
+    pool.shrink(world_size)
 
 
-def start_crew(
+def start_pool(
     early: SupervisorLaunch | None,
     start_method: str,
     world_size: int,
@@ -104,26 +104,26 @@ def start_crew(
         As `RankPool.start`; nothing is left running.
     """
     if early is not None and not early.fits(start_method):
-        early.put_out()
+        early.terminate()
         early = None
     if early is not None and early.waited:
         try:
-            return _crew_of(early, world_size, output_of, presses)
+            return _pool_of(early, world_size, output_of, presses)
         except StartError:
             early = None  # it was killed meanwhile, or has imported what was replaced since
-    return _crew_of(early or SupervisorLaunch(start_method), world_size, output_of, presses)
+    return _pool_of(early or SupervisorLaunch(start_method), world_size, output_of, presses)
 
 
-def _crew_of(
-    ignition: SupervisorLaunch,
+def _pool_of(
+    launch: SupervisorLaunch,
     world_size: int,
     output_of: Callable[[int], TaskOutput | None],
     presses: InterruptCounter,
 ) -> RankPool:
-    crew = RankPool(ignition, output_of)
+    pool = RankPool(launch, output_of)
     try:
-        crew.start(list(range(world_size)), world_size, presses)
+        pool.start(list(range(world_size)), world_size, presses)
     except BaseException:
-        crew.stop()
+        pool.stop()
         raise
-    return crew
+    return pool

@@ -42,14 +42,14 @@ class SupervisorClient:
 
     def __init__(
         self,
-        ignition: SupervisorLaunch,
-        pump: EventLoop,
+        launch: SupervisorLaunch,
+        event_loop: EventLoop,
         *,
         on_start_failed: Callable[[str], None],
         on_death: Callable[[], None],
     ) -> None:
-        self._session = ignition.session
-        self._pump = pump
+        self._session = launch.session
+        self._event_loop = event_loop
         self._on_start_failed, self._on_death = on_start_failed, on_death
         self._ranks: dict[int, RankHandle] = {}
         self.template_pid = 0
@@ -58,16 +58,16 @@ class SupervisorClient:
         """Lines for the next cell that ends."""
         self.stopping = False
         self.dead = False
-        self._popen, self._log = ignition.popen, ignition.log
-        self.control = ignition.control
-        self.broker = SegmentClient(ignition.segments, client=0)
+        self._popen, self._log = launch.popen, launch.log
+        self.control = launch.control
+        self.broker = SegmentClient(launch.segments, client=0)
         self.pid = self._popen.pid
         self._pidfd = os.pidfd_open(self.pid)
         self.ledger = LedgerQuery(
             lambda number: self._send(Kind.LEDGER, {}, sequence=number), lambda: self.dead
         )
-        pump.watch(self._pidfd, self._on_pidfd)
-        pump.watch(self.control.fileno(), self._on_control)
+        event_loop.watch(self._pidfd, self._on_pidfd)
+        event_loop.watch(self.control.fileno(), self._on_control)
 
     def ended(self, milliseconds: float = 0) -> bool:
         """Return whether the process has ended, heard of or not, after waiting for that as long as said."""
@@ -115,7 +115,7 @@ class SupervisorClient:
             try:
                 frame = self.control.receive_nowait()
             except ChannelClosedError:
-                self._pump.forget(self.control.fileno())
+                self._event_loop.forget(self.control.fileno())
                 return
             if frame is None:
                 return
@@ -159,7 +159,7 @@ class SupervisorClient:
 
     def _on_pidfd(self) -> None:
         self._on_control()  # deaths that it told before its own
-        self._pump.forget(self._pidfd)
+        self._event_loop.forget(self._pidfd)
         self.dead = True
         if not self.stopping:
             self._on_death()

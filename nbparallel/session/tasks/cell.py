@@ -134,7 +134,7 @@ def _check_numbers(timeout: Any, seed: Any) -> None:
 def launch(
     cell: str,
     options: CellOptions,
-    crew: RankPool,
+    pool: RankPool,
     names: NameDelivery,
     tasks: TaskDispatcher,
     who: tuple[int, ...],
@@ -149,7 +149,7 @@ def launch(
         try:
             prepared = names.prepare(cell, options.namespace, who, tuple(options.share))
         except ChannelClosedError as error:
-            if not crew.supervisor.ended(DEATH_MILLISECONDS):
+            if not pool.supervisor.ended(DEATH_MILLISECONDS):
                 raise
             raise SupervisorDiedError(
                 "the supervisor process died while the cell's arrays were on their way: the next cell starts "
@@ -167,7 +167,7 @@ def launch(
         )  # fmt: skip
 
     return tasks.launch(
-        crew, number, who, make, presses, kept=prepared, notes=notes, sink=options.sink,
+        pool, number, who, make, presses, kept=prepared, notes=notes, sink=options.sink,
         timeout=options.timeout, started=started, go_on=options.go_on,
         copied=prepared.copied_nbytes if prepared is not None else None,
         shared=prepared.shared_nbytes if prepared is not None else None,

@@ -33,7 +33,7 @@ KEPT_OUTPUTS = 200
 class RunningTask:
     """A task that is on its ranks."""
 
-    crew: RankPool
+    pool: RankPool
     run: TaskRun
     output: TaskOutput
     control: ControlView
@@ -91,7 +91,7 @@ class TaskDispatcher:
 
     def launch(
         self,
-        crew: RankPool,
+        pool: RankPool,
         number: int,
         who: tuple[int, ...],
         make: Callable[[int], Task],
@@ -109,23 +109,23 @@ class TaskDispatcher:
         """Send ``make(rank)`` to every rank in `who`; `kept` lives until they have ended the task."""
         begin = time.monotonic() if started is None else started
         output = self._new_output(number, sink, notes)
-        control = crew.ensure_epoch()
-        handles: dict[int, RankHandle] = {rank: crew.handles[rank] for rank in who}
+        control = pool.ensure_epoch()
+        handles: dict[int, RankHandle] = {rank: pool.handles[rank] for rank in who}
         run = TaskRun(
             number,
             handles,
             output,
             control,
-            next_event=crew.next_event,
-            kill=crew.supervisor.kill,
+            next_event=pool.next_event,
+            kill=pool.supervisor.kill,
             timeout=timeout,
             go_on=go_on,
-            listen=crew.listen,
+            listen=pool.listen,
         )
-        self._tell_strategy(crew, handles.values())
+        self._tell_strategy(pool, handles.values())
         tell_place(handles.values())
-        crew.supervisor.memory_kills.glance()
-        presses.wake = crew.wake
+        pool.supervisor.memory_kills.glance()
+        presses.wake = pool.wake
         presses.check()  # nothing was sent yet
         task, pickled = None, b""
         former = {rank: control.read_timing(rank) for rank in handles}
@@ -134,32 +134,32 @@ class TaskDispatcher:
             handle.task, handle.busy, handle.stderr_tail = number, True, ""
             if (other := make(rank)) != task:  # as a rule it is the same for all
                 task, pickled = other, pickle.dumps(other, 5)
-            handle.send_pickled(Kind.CELL, pickled, epoch=crew.epoch)
+            handle.send_pickled(Kind.CELL, pickled, epoch=pool.epoch)
         if runs_user_code(task):
             self.clock = CellClock(getattr(task, "execution_count", 0), began, 0, former)
         return RunningTask(
-            crew, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept, task
+            pool, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept, task
         )
 
     def finish(self, launched: RunningTask, presses: InterruptCounter) -> CellResult:
         """Wait for all ranks, and raise what there is to raise."""
-        crew, run, output, notes = launched.crew, launched.run, launched.output, launched.notes
+        pool, run, output, notes = launched.pool, launched.run, launched.output, launched.notes
         try:
             run.wait(presses)
-            crew.check()
+            pool.check()
         except NbParallelError:
-            crew.void()
+            pool.void()
             raise
         finally:
             if runs_user_code(launched.task):
                 self.clock = replace(self.clock, ended_ns=time.monotonic_ns())
-        while crew.supervisor.notes:
-            notes.append(crew.supervisor.notes.popleft())
+        while pool.supervisor.notes:
+            notes.append(pool.supervisor.notes.popleft())
             output.note(notes[-1])
         self._note_delivery(run, output, notes)
         self.record = outcomes.record_of(run, launched.task) or self.record
         store = sharing.current_store()
-        broker = crew.supervisor.broker
+        broker = pool.supervisor.broker
         result = outcomes.result_of(
             run,
             output,
@@ -171,20 +171,20 @@ class TaskDispatcher:
         )
         output.forget()
         if run.deaths or any(not outcome.ok or outcome.void for outcome in run.outcomes.values()):
-            crew.void()
+            pool.void()
         store.drain()
         session_views.load()
         outcomes.raise_if_failed(run, result, launched.handles, launched.control)
         return result
 
-    def _tell_strategy(self, crew: RankPool, handles: Iterable[RankHandle]) -> None:
+    def _tell_strategy(self, pool: RankPool, handles: Iterable[RankHandle]) -> None:
         """Let ranks decide as the user has before their next task; a dead one hears of it when back."""
         generation = registry.generation()
         late = [handle for handle in handles if handle.told_strategy != generation]
         if not late:
             return
         pickled = pickling.dumps(
-            registry.choice(), sharing.current_store(), broker=crew.supervisor.broker, name="sharing strategy"
+            registry.choice(), sharing.current_store(), broker=pool.supervisor.broker, name="sharing strategy"
         )
         self._kept_choice = pickled
         for handle in late:

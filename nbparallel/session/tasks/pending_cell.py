@@ -23,7 +23,7 @@ class PendingCell:
         give_back: Callable[[], None],
         output: TaskOutput,
     ) -> None:
-        self._finish, self._presses, self._give_back, self._output = finish, presses, give_back, output
+        self._finish, self._interrupts, self._give_back, self._output = finish, presses, give_back, output
         self._callbacks: list[Callable[[PendingCell], None]] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -94,7 +94,7 @@ class PendingCell:
         """
         if self._ended.is_set():
             return False
-        self._presses.press()
+        self._interrupts.press()
         return True
 
     def stdout(self, rank: int) -> str:

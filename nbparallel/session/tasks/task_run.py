@@ -56,7 +56,7 @@ class TaskRun:
         self._output = output
         self._next_event = next_event
         self._kill = kill
-        self._ladder = InterruptEscalation(control, number)
+        self._escalation = InterruptEscalation(control, number)
         self.timeout = timeout
         """Seconds, or None."""
         self._deadline = None if timeout is None else time.monotonic() + timeout
@@ -100,7 +100,7 @@ class TaskRun:
                 self._ask(presses)
 
     def _slice(self) -> float | None:
-        if self._failed_at is not None or self._ladder.since is not None or self._deadline is not None:
+        if self._failed_at is not None or self._escalation.since is not None or self._deadline is not None:
             return SLICE_SECONDS
         return None  # a press wakes us as well
 
@@ -156,25 +156,25 @@ class TaskRun:
             stuck = rank_list(handle.rank for handle in running)
             self._output.note(f"{stuck} not stopped yet (in C code?); interrupt once more to end them")
         for handle in running:
-            self._ladder.interrupt(handle)
+            self._escalation.interrupt(handle)
 
     def _look_at_the_clock(self) -> None:
-        if self._deadline is None and self._failed_at is None and self._ladder.since is None:
+        if self._deadline is None and self._failed_at is None and self._escalation.since is None:
             return  # nothing is ever due
         now = time.monotonic()
         running = self.running
         if self._deadline is not None and now >= self._deadline and not self.timed_out and running:
             self.timed_out = True
             for handle in running:
-                self._ladder.interrupt(handle)
+                self._escalation.interrupt(handle)
         if self._failed_at is not None and now - self._failed_at >= GRACE_SECONDS:
             for handle in running:
                 if handle.rank not in self.freed and not self.interrupted and not self.timed_out:
                     self.freed.add(handle.rank)
-                    self._ladder.interrupt(handle)
-        self._ladder.repeat(running)
+                    self._escalation.interrupt(handle)
+        self._escalation.repeat(running)
         wanted = self.interrupted or self.timed_out
-        since = self._ladder.since
+        since = self._escalation.since
         if wanted and since is not None and now - since >= KILL_SECONDS:
             self._end(running)
 

@@ -22,7 +22,7 @@ WORTH_NBYTES = 16 << 20
 """Smaller memory is not waited for."""
 
 
-def await_return(holdings: SegmentTable, nbytes: int, strategy: str) -> Block | None:
+def await_return(table: SegmentTable, nbytes: int, strategy: str) -> Block | None:
     """Return pooled memory, also if it comes back in this moment; None if there is none.
 
     Whoever deletes a large array and makes the next is often quicker than the ranks' word that they do not
@@ -30,25 +30,25 @@ def await_return(holdings: SegmentTable, nbytes: int, strategy: str) -> Block | 
     """
     limit = time.monotonic() + nbytes * WORTH_SECONDS
     while True:
-        holdings.collect()
-        block = holdings.pool.take(nbytes, strategy)
+        table.collect()
+        block = table.pool.take(nbytes, strategy)
         if block is not None or nbytes < WORTH_NBYTES or time.monotonic() >= limit:
             return block
-        if not holdings.pool.allowance.allows(nbytes, nbytes):
+        if not table.pool.budget.allows(nbytes, nbytes):
             return None  # it will not be kept
-        if not any(holdings.pool.fits(away, nbytes, strategy) for away in holdings.released):
+        if not any(table.pool.fits(away, nbytes, strategy) for away in table.released):
             return None
         time.sleep(PAUSE_SECONDS)
 
 
-def make_room(holdings: SegmentTable) -> bool:
+def make_room(table: SegmentTable) -> bool:
     """Give back what is pooled or comes back in this moment; return whether there was anything."""
-    given = holdings.kept.trim(0.0) + holdings.pool.trim(0.0) > 0
+    given = table.kept.trim(0.0) + table.pool.trim(0.0) > 0
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := len(holdings.released):
-        holdings.collect()
-        holdings.pool.trim(0.0)
-        if len(holdings.released) < left:
+    while left := len(table.released):
+        table.collect()
+        table.pool.trim(0.0)
+        if len(table.released) < left:
             given = True
         elif time.monotonic() >= deadline:
             break
@@ -60,8 +60,8 @@ def make_room(holdings: SegmentTable) -> bool:
 class Allocator:
     """Makes segments of one strategy and right; not thread-safe, the store locks."""
 
-    def __init__(self, holdings: SegmentTable, strategy: Strategy, *, writable: bool) -> None:
-        self._holdings, self._strategy, self._writable = holdings, strategy, writable
+    def __init__(self, table: SegmentTable, strategy: Strategy, *, writable: bool) -> None:
+        self._table, self._strategy, self._writable = table, strategy, writable
 
     def alone(self, nbytes: int, content: Root | None = None) -> tuple[Root, bool]:
         """Return the root of a segment of its own, and whether it is fresh: zeros, or `content`."""
@@ -70,30 +70,30 @@ class Allocator:
             # It may have been written through its descriptor only.
             block.mapping.populate()
         poolable = self._strategy.reuses_memory
-        return self._holdings.add(block, writable=self._writable, poolable=poolable), fresh
+        return self._table.add(block, writable=self._writable, poolable=poolable), fresh
 
     def packed(self, nbytes: int) -> Root:
         """Return room in a region that other arrays lie in as well; its content is arbitrary.
 
         Where regions have become wasteful it is a segment of its own, as long as there are not many.
         """
-        regions = self._holdings.regions
-        room = regions.take(self._strategy, nbytes, writable=self._writable)
-        if room is None:
-            few = self._holdings.mapped < descriptor_limit() // MOST_ALONE
+        regions = self._table.regions
+        extent = regions.take(self._strategy, nbytes, writable=self._writable)
+        if extent is None:
+            few = self._table.mapped < descriptor_limit() // MOST_ALONE
             if few and regions.wasteful(self._strategy, writable=self._writable):
                 return self.alone(nbytes)[0]
-            self._holdings.add_region(
+            self._table.add_region(
                 self._region_block(nbytes), writable=self._writable, poolable=self._strategy.reuses_memory
             )
-            room = regions.take(self._strategy, nbytes, writable=self._writable)
-        if room is None:
+            extent = regions.take(self._strategy, nbytes, writable=self._writable)
+        if extent is None:
             raise InternalError(f"a new region has no room for {nbytes} bytes: please file a bug")
-        return room
+        return extent
 
     def _region_block(self, nbytes: int) -> Block:
         """Return memory for a region; where there is little left, for a small one."""
-        size = self._holdings.regions.next_nbytes(self._strategy, nbytes, writable=self._writable)
+        size = self._table.regions.next_nbytes(self._strategy, nbytes, writable=self._writable)
         while True:
             try:
                 return self._block(size)[0]
@@ -105,12 +105,12 @@ class Allocator:
 
     def _block(self, nbytes: int, content: Root | None = None) -> tuple[Block, bool]:
         """Return memory, and whether it is fresh: zeros, or `content`."""
-        holdings, name = self._holdings, self._strategy.name
-        pooled = holdings.pool.take(nbytes, name)
+        table, name = self._table, self._strategy.name
+        pooled = table.pool.take(nbytes, name)
         if pooled is None:
             # Only now: to hear the sessions takes as long as all the rest.
-            pooled = await_return(holdings, nbytes, name)
-            holdings.trim()
+            pooled = await_return(table, nbytes, name)
+            table.trim()
         return (self._fresh_block(nbytes, content), True) if pooled is None else (pooled, False)
 
     def _fresh_block(self, nbytes: int, content: Root | None) -> Block:
@@ -119,7 +119,7 @@ class Allocator:
             return self._mapped_block(nbytes, data)
         except (SharedMemoryFullError, FileDescriptorLimitError):
             # What lies in the pool, or comes back in this moment, may be all that is missing.
-            if not make_room(self._holdings):
+            if not make_room(self._table):
                 raise
         return self._mapped_block(nbytes, data)
 
@@ -128,10 +128,10 @@ class Allocator:
 
         def intend(path: str) -> None:
             intended.append(path)
-            self._holdings.sessions.intend(path)
+            self._table.sessions.intend(path)
 
         source = None
-        check_mappings(self._holdings.mapped, nbytes)
+        check_mappings(self._table.mapped, nbytes)
         try:
             source = self._strategy.create(nbytes, content, intend)
             check_descriptor(source.fd)
@@ -140,5 +140,5 @@ class Allocator:
             if source is not None:
                 source.close()
             for path in intended:
-                self._holdings.sessions.removed(path)
+                self._table.sessions.removed(path)
             raise

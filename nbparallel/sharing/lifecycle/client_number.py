@@ -22,25 +22,25 @@ def renumber(store: Store, client: int) -> None:
     ValueError
         The store is in a session, where its segments are known by their ids.
     """
-    holdings = store._holdings
-    if holdings.brokers:
+    table = store._table
+    if table.brokers:
         raise ValueError(
             f"this process is client {store.client} of a session, and cannot be {client} as well"
         )
-    store.client = holdings.client = client
-    holdings.announcing.renumber(client, holdings.pool.blocks)
+    store.client = table.client = client
+    table.registrar.renumber(client, table.pool.blocks)
     store.rights_changes += 1
-    segments = list(holdings._own.values())
-    holdings._own.clear()
+    segments = list(table._own.values())
+    table._own.clear()
     for segment in segments:
-        segment.id = holdings.announcing.new_id()
-        holdings._own[segment.id] = segment
+        segment.id = table.registrar.new_id()
+        table._own[segment.id] = segment
         block = segment.block
         if client and not segment.writable and block is not None and block.mapping.access is Access.WRITE:
-            taking = segment.region is not None and holdings.regions.close(segment)
+            taking = segment.region is not None and table.regions.close(segment)
             segment.writable = True
             if taking:
-                holdings.regions.open(segment)
+                table.regions.open(segment)
         if block is not None:
-            holdings.announcing.freed(block)
+            table.registrar.freed(block)
             segment.receive(block, poolable=segment.poolable)

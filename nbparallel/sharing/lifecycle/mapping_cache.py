@@ -56,8 +56,8 @@ class MappingCache:
         Called when something is about to be kept again: somebody has to `trim` it in time.
     """
 
-    def __init__(self, allowance: PoolBudget, on_first: list[Callable[[], None]]) -> None:
-        self._allowance = allowance
+    def __init__(self, budget: PoolBudget, on_first: list[Callable[[], None]]) -> None:
+        self._budget = budget
         self._on_first = on_first
         self._kept: dict[tuple[SegmentBroker, int, Access], _Kept] = {}
 
@@ -71,7 +71,7 @@ class MappingCache:
 
     def put(self, broker: SegmentBroker, segment: Segment, mapping: Mapping) -> None:
         """Keep a mapping of a released segment; unmap the oldest ones if it gets too much."""
-        if not self._allowance.allows(mapping.nbytes):
+        if not self._budget.allows(mapping.nbytes):
             mapping.unmap()  # rather than everything that is older
             return
         if not self._kept:
@@ -82,7 +82,7 @@ class MappingCache:
             self._unmap(key)
         self._kept[key] = _Kept(mapping, segment.strategy, segment.id, time.monotonic())
         for oldest in list(self._kept):
-            if self._allowance.allows(self.nbytes) and len(self._kept) <= min(MAX_MAPPINGS, spare()):
+            if self._budget.allows(self.nbytes) and len(self._kept) <= min(MAX_MAPPINGS, spare()):
                 break
             self._unmap(oldest)
 
@@ -100,7 +100,7 @@ class MappingCache:
             return None
         return kept.mapping if self._kept.pop(key, None) is kept else None
 
-    def heed(self, broker: SegmentBroker, notice: Notice) -> bool:
+    def handle_notice(self, broker: SegmentBroker, notice: Notice) -> bool:
         """Act on a notice if it concerns memory that may be kept mapped, and return whether it does."""
         if notice.kind is NoticeKind.UNMAP:
             self.drop(broker, notice.memory)

@@ -80,7 +80,7 @@ class MemoryPool:
     """
 
     def __init__(self, max_nbytes: int | None = None) -> None:
-        self.allowance = PoolBudget(max_nbytes)
+        self.budget = PoolBudget(max_nbytes)
         self.lasting = max_nbytes is not None
         """Whether memory is kept without a session as well."""
         self._blocks: list[tuple[int, int, Block]] = []
@@ -118,7 +118,7 @@ class MemoryPool:
 
     def put(self, block: Block) -> None:
         """Keep a block, closing the oldest ones if it gets too much."""
-        if not self.allowance.allows(block.nbytes, block.nbytes):
+        if not self.budget.allows(block.nbytes, block.nbytes):
             self.close_block(block)  # rather than everything that is older
             return
         block.freed = time.monotonic()
@@ -159,7 +159,7 @@ class MemoryPool:
 
     def _allowed(self) -> bool:
         nbytes = self.nbytes
-        return self.allowance.allows(nbytes, nbytes)
+        return self.budget.allows(nbytes, nbytes)
 
     def _remove(self, entry: tuple[int, int, Block]) -> bool:
         try:

@@ -67,11 +67,11 @@ class Region:
     def __init__(self, mapping: Mapping, dead: deque[Lease]) -> None:
         self.mapping = mapping
         self._dead = dead
-        self._rooms: dict[int, Extent] = {}
+        self._extents: dict[int, Extent] = {}
         self._living: set[Extent] = set()
         self._starts: list[int] = []
         """Where rooms begin, ascending; some may have ended."""
-        self._holes: list[tuple[int, int]] = [(mapping.nbytes // ALIGNMENT * ALIGNMENT, 0)]
+        self._free_extents: list[tuple[int, int]] = [(mapping.nbytes // ALIGNMENT * ALIGNMENT, 0)]
         """(length, start), ascending; neighbours are not always joined."""
         self._loose = 0
         """Bytes that have come free since holes were last joined."""
@@ -90,96 +90,102 @@ class Region:
 
     def may_hold(self, nbytes: int) -> bool:
         """Return False if `take` is sure to find nothing."""
-        holes = self._holes
-        return (bool(holes) and holes[-1][0] >= nbytes) or self._loose * JOIN_SHARE >= self.nbytes
+        free_extents = self._free_extents
+        return (
+            bool(free_extents) and free_extents[-1][0] >= nbytes
+        ) or self._loose * JOIN_SHARE >= self.nbytes
 
     def take(self, nbytes: int) -> Root | None:
         """Return room for an array, its content arbitrary; None if there is not enough."""
         length = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if self._loose * JOIN_SHARE >= self.nbytes and not (self._holes and self._holes[-1][0] >= length):
+        if self._loose * JOIN_SHARE >= self.nbytes and not (
+            self._free_extents and self._free_extents[-1][0] >= length
+        ):
             self.join()
-        holes = self._holes
-        if not holes or holes[-1][0] < length:
+        free_extents = self._free_extents
+        if not free_extents or free_extents[-1][0] < length:
             return None
-        free, start = holes.pop(bisect_left(holes, (length,)))
+        free, start = free_extents.pop(bisect_left(free_extents, (length,)))
         while free < length:  # a smaller one came in between: see note [re-entrance]
-            insort(holes, (free, start))
-            free, start = holes.pop(bisect_left(holes, (length,)))
+            insort(free_extents, (free, start))
+            free, start = free_extents.pop(bisect_left(free_extents, (length,)))
         if free > length:
-            insort(holes, (free - length, start + length))
-        room = self._rooms[start] = Extent(start, start + length)
+            insort(free_extents, (free - length, start + length))
+        extent = self._extents[start] = Extent(start, start + length)
         at = bisect_left(self._starts, start)
         if at == len(self._starts) or self._starts[at] != start:
             self._starts.insert(at, start)
-        return self._enter(room, nbytes)
+        return self._enter(extent, nbytes)
 
-    def _enter(self, room: Extent, nbytes: int) -> Root:
-        self._living.add(room)
-        root, room.lease = self.mapping.part(room.start, nbytes, self._dead)
+    def _enter(self, extent: Extent, nbytes: int) -> Root:
+        self._living.add(extent)
+        root, extent.lease = self.mapping.part(extent.start, nbytes, self._dead)
         return root
 
-    def room(self, offset: int) -> Extent | None:
+    def extent(self, offset: int) -> Extent | None:
         """Return the room that the byte at `offset` belongs to."""
         for at in range(bisect_right(self._starts, offset) - 1, -1, -1):
-            room = self._rooms.get(self._starts[at])
-            if room is not None:
-                return room if offset < room.stop else None
+            extent = self._extents.get(self._starts[at])
+            if extent is not None:
+                return extent if offset < extent.stop else None
         return None
 
     def holds(self, root: object, offset: int) -> bool:
         """Return whether `root` is that of a room which has its begin, end or a byte at `offset`."""
-        rooms = (self.room(offset), self.room(offset - 1))
-        return any(room is not None and room.lease is not None and room.lease() is root for room in rooms)
+        extents = (self.extent(offset), self.extent(offset - 1))
+        return any(
+            extent is not None and extent.lease is not None and extent.lease() is root for extent in extents
+        )
 
     def show(self, offset: int) -> None:
         """Take note that others learn of the array that has a byte at `offset`; see note [packed arrays]."""
-        room = self.room(offset)
-        if room is not None:
-            room.shown = True
+        extent = self.extent(offset)
+        if extent is not None:
+            extent.shown = True
 
-    def root(self, room: Extent) -> Root:
+    def root(self, extent: Extent) -> Root:
         """Return the root of a room, which may come back after it had ended."""
-        root = None if room.lease is None else room.lease()
+        root = None if extent.lease is None else extent.lease()
         if root is not None:
             return root
-        if room not in self._living:
-            self.wasted -= room.stop - room.start
-        return self._enter(room, room.stop - room.start)
+        if extent not in self._living:
+            self.wasted -= extent.stop - extent.start
+        return self._enter(extent, extent.stop - extent.start)
 
     def vacate(self, lease: Lease) -> None:
         """Take note that an array has died; again is fine."""
-        room = self._rooms.get(lease.start)
-        if room is not None and room.lease is lease:
-            self._vacate(room)
+        extent = self._extents.get(lease.start)
+        if extent is not None and extent.lease is lease:
+            self._vacate(extent)
 
-    def _vacate(self, room: Extent) -> None:
-        length = room.stop - room.start
-        if not room.shown:
-            if self._rooms.pop(room.start, None) is not None:
+    def _vacate(self, extent: Extent) -> None:
+        length = extent.stop - extent.start
+        if not extent.shown:
+            if self._extents.pop(extent.start, None) is not None:
                 self._loose += length
-                insort(self._holes, (length, room.start))
-        elif room in self._living:
+                insort(self._free_extents, (length, extent.start))
+        elif extent in self._living:
             self.wasted += length
-        self._living.discard(room)
+        self._living.discard(extent)
 
     def repair(self) -> None:
         """Look at every room: something was interrupted."""
-        for room in list(self._rooms.values()):
-            if not room.taken:
-                self._vacate(room)
-        self._living = {room for room in self._rooms.values() if room.taken}
-        self.wasted = sum(room.stop - room.start for room in self._rooms.values() if not room.taken)
+        for extent in list(self._extents.values()):
+            if not extent.taken:
+                self._vacate(extent)
+        self._living = {extent for extent in self._extents.values() if extent.taken}
+        self.wasted = sum(extent.stop - extent.start for extent in self._extents.values() if not extent.taken)
         self.join()
 
     def join(self) -> None:
         """Make one hole of neighbouring ones."""
         self._loose = 0
-        rooms = sorted((room.start, room.stop) for room in list(self._rooms.values()))
-        holes, end = [], 0
-        for start, stop in rooms:
+        extents = sorted((extent.start, extent.stop) for extent in list(self._extents.values()))
+        free_extents, end = [], 0
+        for start, stop in extents:
             if start > end:
-                holes.append((start - end, end))
+                free_extents.append((start - end, end))
             end = stop
         if self.nbytes // ALIGNMENT * ALIGNMENT > end:
-            holes.append((self.nbytes // ALIGNMENT * ALIGNMENT - end, end))
-        self._starts, self._holes = [start for start, _ in rooms], sorted(holes)
+            free_extents.append((self.nbytes // ALIGNMENT * ALIGNMENT - end, end))
+        self._starts, self._free_extents = [start for start, _ in extents], sorted(free_extents)

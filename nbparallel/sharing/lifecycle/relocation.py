@@ -34,7 +34,7 @@ _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def movable(holdings: SegmentTable, x: object) -> Segment:
+def movable(table: SegmentTable, x: object) -> Segment:
     """Return the segment of `x` if it can be rehomed.
 
     Raises
@@ -44,7 +44,7 @@ def movable(holdings: SegmentTable, x: object) -> Segment:
     SegmentInUseError
         Other arrays are packed into the segment, or it belongs to another process.
     """
-    place = holdings.find(x)
+    place = table.find(x)
     if place is None:
         raise ValueError("only an array in shared memory can be migrated; see nbp.share(x, strategy=…)")
     segment = place.segment
@@ -58,7 +58,7 @@ def movable(holdings: SegmentTable, x: object) -> Segment:
     return segment
 
 
-def rehome(holdings: SegmentTable, x: object, strategy: Strategy) -> None:
+def rehome(table: SegmentTable, x: object, strategy: Strategy) -> None:
     """Give the segment of `x` memory of another strategy.
 
     It has a new id, which no session knows yet; the old one means nothing any more, anywhere.
@@ -70,7 +70,7 @@ def rehome(holdings: SegmentTable, x: object, strategy: Strategy) -> None:
     SharedMemoryFullError, FileDescriptorLimitError
         There is no room for the copy.  Nothing has changed.
     """
-    segment = movable(holdings, x)
+    segment = movable(table, x)
     old = segment.block
     root = None if old is None else old.mapping.living_root()
     if old is None or root is None:
@@ -79,7 +79,7 @@ def rehome(holdings: SegmentTable, x: object, strategy: Strategy) -> None:
 
     def intend(path: str) -> None:
         intended.append(path)
-        holdings.sessions.intend(path)
+        table.sessions.intend(path)
 
     source = None
     try:
@@ -87,7 +87,7 @@ def rehome(holdings: SegmentTable, x: object, strategy: Strategy) -> None:
             source = strategy.create(old.nbytes, root.data, intend)
         except (SharedMemoryFullError, FileDescriptorLimitError):
             # What lies in the pool may be all that is missing.
-            if not make_room(holdings):
+            if not make_room(table):
                 raise
             source = strategy.create(old.nbytes, root.data, intend)
         check_descriptor(source.fd)
@@ -95,26 +95,26 @@ def rehome(holdings: SegmentTable, x: object, strategy: Strategy) -> None:
         # A user's file is mapped to its last byte, what the pool gives out to its last page.
         poolable = strategy.reuses_memory and source.nbytes == old.mapping.nbytes
         try:
-            _replace(holdings, segment, new, poolable=poolable)
+            _replace(table, segment, new, poolable=poolable)
         except KeyboardInterrupt:
             # It fell in between: each step may be done twice, none may be missing.
-            _replace(holdings, segment, new, poolable=poolable)
+            _replace(table, segment, new, poolable=poolable)
             raise
         finally:
             if segment.block is new:
-                _give_up(holdings, old, new)
+                _give_up(table, old, new)
     except BaseException:
         if source is None or segment.block is old:
             if source is not None:
                 source.close()
             for path in intended:
-                holdings.sessions.removed(path)
+                table.sessions.removed(path)
         raise
 
 
-def _replace(holdings: SegmentTable, segment: Segment, block: Block, *, poolable: bool) -> None:
+def _replace(table: SegmentTable, segment: Segment, block: Block, *, poolable: bool) -> None:
     _map_over(block)
-    holdings.renew(segment, block, poolable=poolable)
+    table.renew(segment, block, poolable=poolable)
 
 
 def _map_over(block: Block) -> None:
@@ -131,7 +131,7 @@ def _map_over(block: Block) -> None:
     mapping.advise(block.source.fd)
 
 
-def _give_up(holdings: SegmentTable, old: Block, new: Block) -> None:
+def _give_up(table: SegmentTable, old: Block, new: Block) -> None:
     """Give the old memory back to the system, and remove its name; a user's file stays."""
     source = old.source
     if source.fd >= 0 and (source.path or os.fstat(source.fd).st_nlink == 0):
@@ -139,7 +139,7 @@ def _give_up(holdings: SegmentTable, old: Block, new: Block) -> None:
     path = source.path
     source.close()
     if path:
-        holdings.sessions.removed(path)
+        table.sessions.removed(path)
 
 
 def _redirect(old: SegmentSource, new: SegmentSource) -> None:

@@ -49,15 +49,15 @@ class SegmentTable:
         self.sessions = Sessions(self.disconnect)
         self.brokers = self.sessions.brokers
         pool.close_block = self.give_back
-        self.kept = MappingCache(pool.allowance, pool.on_first)
+        self.kept = MappingCache(pool.budget, pool.on_first)
         self._own: dict[int, Segment] = {}
         """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
-        self.announcing = SegmentRegistrar(client, self.sessions, self._own)
+        self.registrar = SegmentRegistrar(client, self.sessions, self._own)
         self._fetched: dict[tuple[SegmentBroker, int], Segment] = {}
         self._orphans: set[Segment] = set()
         """Fetched ones whose session is over, while arrays look at them."""
         self._by_mapping: dict[Mapping, Segment] = {}
-        self._atlas = AddressMap()
+        self._address_map = AddressMap()
         self.regions = RegionSet()
         self._dead = RetryQueue[Lease]()
         self._notices = RetryQueue[tuple[SegmentBroker, Notice]]()
@@ -92,10 +92,10 @@ class SegmentTable:
         self.regions.open(segment)
 
     def _identify(self, block: Block, *, writable: bool, poolable: bool) -> Segment:
-        identifier = self.announcing.new_id()
+        identifier = self.registrar.new_id()
         if block.for_all and not writable:
             # Who keeps it mapped for writing must not reach what may only be read.
-            self.announcing.freed(block)
+            self.registrar.freed(block)
         segment = Segment(identifier, block.nbytes, block.source.strategy, writable)
         segment.receive(block, poolable=poolable)
         self._own[identifier] = segment
@@ -103,7 +103,7 @@ class SegmentTable:
 
     def find(self, x: object) -> ArrayLocation | None:
         """Return where `x` lies, or None if nobody else could reach it there."""
-        place = self._atlas.find(x)
+        place = self._address_map.find(x)
         if place is not None and not place.segment.reachable:
             return None
         return place
@@ -111,16 +111,16 @@ class SegmentTable:
     def show(self, place: ArrayLocation, broker: SegmentBroker | None) -> int:
         """Return the id under which a session knows the segment of an array whose handle goes out."""
         place.segment.show(place.offset)
-        return self.announcing.register(place.segment, broker)
+        return self.registrar.register(place.segment, broker)
 
     def renew(self, segment: Segment, block: Block, *, poolable: bool) -> None:
         """Give an own segment other memory and another id, which no session knows; again is fine."""
         for broker, known_as in list(segment.registered.items()):
             self.sessions.forget(broker, known_as)
         if segment.block is not None and segment.block is not block:
-            self.announcing.freed(segment.block)
+            self.registrar.freed(segment.block)
         self._own.pop(segment.id, None)
-        segment.renew(self.announcing.new_id(), block, poolable=poolable)
+        segment.renew(self.registrar.new_id(), block, poolable=poolable)
         self._own[segment.id] = segment
 
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
@@ -156,8 +156,8 @@ class SegmentTable:
         broker: SegmentBroker | None,
     ) -> tuple[Root, int]:
         region = segment.region
-        room = None if region is None else region.room(offset)
-        if region is not None and room is None:
+        extent = None if region is None else region.extent(offset)
+        if region is not None and extent is None:
             raise lost(segment.id)
         if segment.phase is Phase.RELEASED and not segment.private:
             if broker is None or broker not in segment.registered:
@@ -169,10 +169,10 @@ class SegmentTable:
             segment.private.add(mapping)
             return self._begin(segment, mapping), 0
         segment.phase = Phase.LIVE
-        if region is None or room is None:
+        if region is None or extent is None:
             return self._begin(segment, block.mapping), 0
         self._enter(segment, block.mapping)
-        return region.root(room), room.start
+        return region.root(extent), extent.start
 
     def _fetch(
         self,
@@ -212,12 +212,12 @@ class SegmentTable:
 
     def _enter(self, segment: Segment, mapping: Mapping) -> None:
         if mapping.access is not Access.PRIVATE:
-            self._atlas.add(mapping, segment)
+            self._address_map.add(mapping, segment)
         self._by_mapping[mapping] = segment
 
     # Deaths
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Act on mappings that no array looks at any more."""
         while (lease := self._dead.first()) is not None:
             mapping = lease.mapping
@@ -227,7 +227,7 @@ class SegmentTable:
             self._dead.finish(lease)
 
     def _end(self, segment: Segment, mapping: Mapping) -> None:
-        self._atlas.remove(mapping)
+        self._address_map.remove(mapping)
         own, broker = segment.block is not None and mapping is segment.block.mapping, segment.broker
         if own:
             segment.phase = Phase.RELEASED
@@ -284,7 +284,7 @@ class SegmentTable:
                 self.sessions.release(broker, wanted)
         self._asked.clear()
         used = [segment.block for segment in self._own.values() if segment.block is not None]
-        self.announcing.repair([*used, *self.pool.blocks])
+        self.registrar.repair([*used, *self.pool.blocks])
         self.doubtful = False
 
     def _leave(self, segment: Segment) -> None:
@@ -314,7 +314,7 @@ class SegmentTable:
     def give_back(self, block: Block) -> None:
         """Give a block back to the system, here and wherever it is kept mapped."""
         block.close()
-        self.announcing.freed(block)
+        self.registrar.freed(block)
 
     def trim(self, keep_seconds: float | None = None) -> int:
         """Give back what has been kept for so long (`pool.KEEP_SECONDS`); return the bytes."""
@@ -333,7 +333,7 @@ class SegmentTable:
         if broker in self.brokers:
             self.brokers.remove(broker)
         self.kept.drop(broker)
-        self.announcing.disconnect(broker)
+        self.registrar.disconnect(broker)
         if not self.brokers and not self.pool.lasting:
             self.pool.trim(0.0)
         self._asked = {asked for asked in self._asked if asked[0] is not broker}
@@ -366,12 +366,12 @@ class SegmentTable:
         while (first := self._notices.first()) is not None:
             broker, notice = first
             if broker in self.brokers:
-                self._heed(broker, notice)
+                self._handle_notice(broker, notice)
             self._notices.finish(first)
 
-    def _heed(self, broker: SegmentBroker, notice: Notice) -> None:
+    def _handle_notice(self, broker: SegmentBroker, notice: Notice) -> None:
         kind, known_as = notice.kind, notice.segment
-        if self.kept.heed(broker, notice):
+        if self.kept.handle_notice(broker, notice):
             return
         segment = self._own.get(known_as) or self._fetched.get((broker, known_as))
         if kind is NoticeKind.STRAY:

@@ -31,15 +31,15 @@ class SegmentDirectory:
             It does not; the message has the numbers.
         """
         try:
-            room = os.statvfs(self.directory)
+            extent = os.statvfs(self.directory)
         except OSError:
             return
-        if room.f_files and not room.f_favail:
+        if extent.f_files and not extent.f_favail:
             raise SharedMemoryFullError(
-                f"no file can be added to {self}: all {room.f_files} names that it can hold are taken; "
+                f"no file can be added to {self}: all {extent.f_files} names that it can hold are taken; "
                 f"{self.first}, or {self.remedy}"
             )
-        free = room.f_bavail * room.f_frsize
+        free = extent.f_bavail * extent.f_frsize
         if free < nbytes:
             # Raised as it is made: an error that a variable of its own traceback holds is a cycle, which
             # would keep the caller's arrays alive until the garbage collector comes.
@@ -57,11 +57,11 @@ class SegmentDirectory:
 
     def __str__(self) -> str:
         try:
-            room = os.statvfs(self.directory)
+            extent = os.statvfs(self.directory)
         except OSError:
             return self.directory
         kind = file_system_of(self.directory) or "file system"
-        return f"{self.directory} ({kind} of {size_text(room.f_blocks * room.f_frsize)})"
+        return f"{self.directory} ({kind} of {size_text(extent.f_blocks * extent.f_frsize)})"
 
 
 def file_system_of(path: str) -> str:

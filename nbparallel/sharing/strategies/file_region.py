@@ -16,8 +16,8 @@ from nbparallel.sharing.strategies.strategy import REGION_NBYTES
 class FileRegionStrategy(MemfdStrategy):
     """Large sealed memfds that hold arrays of up to half their size."""
 
-    def __init__(self, region_nbytes: int = REGION_NBYTES, headroom: MemoryGuard | None = None) -> None:
-        super().__init__(headroom)
+    def __init__(self, region_nbytes: int = REGION_NBYTES, guard: MemoryGuard | None = None) -> None:
+        super().__init__(guard)
         self._region_nbytes = region_nbytes
 
     # docstrings inherited

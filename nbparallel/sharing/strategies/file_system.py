@@ -23,9 +23,9 @@ DIRECTORY = "/dev/shm"
 class FileSystemStrategy(Strategy):
     """Named shared memory under `directory`."""
 
-    def __init__(self, directory: str = DIRECTORY, headroom: MemoryGuard | None = None) -> None:
+    def __init__(self, directory: str = DIRECTORY, guard: MemoryGuard | None = None) -> None:
         self._directory = directory
-        self._headroom = headroom or MemoryGuard()
+        self._guard = guard or MemoryGuard()
 
     # docstrings inherited
 
@@ -59,7 +59,7 @@ class FileSystemStrategy(Strategy):
         place = SegmentDirectory(
             self._directory, "use `%sharing_strategy file_descriptor`, or make it larger (Docker: --shm-size)"
         )
-        return create_named(place, nbytes, content, intend, strategy=self.name, headroom=self._headroom)
+        return create_named(place, nbytes, content, intend, strategy=self.name, guard=self._guard)
 
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
         return adopt_named(fd, nbytes, strategy=self.name, own=True)

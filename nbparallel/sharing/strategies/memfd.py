@@ -35,8 +35,8 @@ MFD_NOEXEC_SEAL = 0x8
 class MemfdStrategy(Strategy):
     """What all strategies have in common whose segments are sealed memfds."""
 
-    def __init__(self, headroom: MemoryGuard | None = None) -> None:
-        self._headroom = headroom or MemoryGuard()
+    def __init__(self, guard: MemoryGuard | None = None) -> None:
+        self._guard = guard or MemoryGuard()
 
     # docstrings inherited
 
@@ -58,7 +58,7 @@ class MemfdStrategy(Strategy):
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
         size, name = whole_pages(nbytes), self.name
-        self._headroom.require(size)
+        self._guard.require(size)
         try:
             # Owned at once, so that nothing that is raised from here on leaves it open.
             source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, name)

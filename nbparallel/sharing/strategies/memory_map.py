@@ -95,7 +95,7 @@ class MemoryMapStrategy(Strategy):
     def create(  # noqa: D102
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
-        return create_named(place(self.directory), nbytes, content, intend, strategy=self.name, headroom=None)
+        return create_named(place(self.directory), nbytes, content, intend, strategy=self.name, guard=None)
 
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
         # A file that the user opened may be another user's.

@@ -35,7 +35,7 @@ def create_named(
     intend: Intend,
     *,
     strategy: str,
-    headroom: MemoryGuard | None,
+    guard: MemoryGuard | None,
 ) -> SegmentSource:
     """Make a file of its own in `place`, reserved; errors as `Strategy.create`.
 
@@ -45,8 +45,8 @@ def create_named(
         Of memory, if the file lies there.
     """
     size = whole_pages(nbytes)
-    if headroom is not None:
-        headroom.require(size)
+    if guard is not None:
+        guard.require(size)
     place.require(size)
     try:
         source = _create(place.directory, size, intend, strategy)

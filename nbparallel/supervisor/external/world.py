@@ -66,33 +66,33 @@ class ExternalWorld:
         Connection of the process that started this one.
     """
 
-    def __init__(self, door: Listener, first: socket.socket) -> None:
+    def __init__(self, listener: Listener, first: socket.socket) -> None:
         self._watch = SupervisorEventLoop()
-        self._door = door
-        self._roll = Membership()
+        self._listener = listener
+        self._membership = Membership()
         self._members: list[WorldMember] = []
         self._by_client: dict[int, WorldMember] = {}
-        self._desk = SegmentServer()
+        self._server = SegmentServer()
         self._view: ControlView | None = None
         self._refused = False
-        self._watch.add(door.fileno(), self._on_knock)
+        self._watch.add(listener.fileno(), self._on_knock)
         self._welcome(first)
 
     def run(self) -> None:
         """Serve until nobody is connected any more."""
         try:
             while self._members:
-                self._watch.wait(block=not self._desk.unsettled)
+                self._watch.wait(block=not self._server.unsettled)
                 self._settle()
         finally:
-            self._door.close()
-            self._desk.close()
+            self._listener.close()
+            self._server.close()
 
     # coming -----------------------------------------------------------------------------------------
 
     def _on_knock(self) -> None:
         try:
-            for sock in self._door.admit():
+            for sock in self._listener.admit():
                 self._welcome(sock)
         except OSError as error:
             self._refuse(Reason.WRONG, f"the supervisor of the world cannot take in anybody: {error}")
@@ -108,19 +108,19 @@ class ExternalWorld:
         pidfd = member.pidfd = frame.fds.pop()
         member.rank, member.process = join.rank, process_of(peer_of(member.socket)[0])
         self._watch.add(pidfd, lambda: self._on_death(member))
-        problem = self._roll.enter(join, member.process)
+        problem = self._membership.enter(join, member.process)
         if problem:
             self._refuse(Reason.WRONG, problem)
-        elif self._roll.complete:
+        elif self._membership.complete:
             self._begin()
 
     def _begin(self) -> None:
         """Let the world come to life; its names go first, so that the next one can meet there."""
-        roll = self._roll
+        membership = self._membership
         try:
-            fd = control.create(roll.world_size, 1, label="world")
+            fd = control.create(membership.world_size, 1, label="world")
         except OSError as error:
-            self._refuse(Reason.WRONG, f"there is no memory for a world of {roll.world_size}: {error}")
+            self._refuse(Reason.WRONG, f"there is no memory for a world of {membership.world_size}: {error}")
             return
         mine = -1
         try:
@@ -128,13 +128,13 @@ class ExternalWorld:
             self._close_door()
             self._view = ControlView(fd)
             quota = cgroup_quota()
-            cpus = max(1, roll.cpus if quota is None else min(roll.cpus, int(quota)))
-            payload = Joined(cpus, roll.members).pack()
+            cpus = max(1, membership.cpus if quota is None else min(membership.cpus, int(quota)))
+            payload = Joined(cpus, membership.members).pack()
             for member in [member for member in self._members if member.rank < 0]:
                 self._forget(member)  # one too many: it will find nobody, and begin anew
             for member in self._members:
                 self._by_client[client_of(member.rank)] = member
-                self._desk.client_joined(client_of(member.rank))
+                self._server.client_joined(client_of(member.rank))
             for member in list(self._members):
                 member.outbox.send(Kind.JOINED, payload, [fd, mine])
         finally:
@@ -148,7 +148,7 @@ class ExternalWorld:
             return
         self._refused = True
         try:
-            for sock in self._door.admit():  # whoever has come already learns of it too
+            for sock in self._listener.admit():  # whoever has come already learns of it too
                 self._welcome(sock)
         except OSError:
             pass  # those find nobody, and begin anew
@@ -157,9 +157,9 @@ class ExternalWorld:
             member.outbox.send(Kind.REFUSED, Refused(reason, text).pack())
 
     def _close_door(self) -> None:
-        if self._door.fileno() >= 0:
-            self._watch.drop(self._door.fileno())
-            self._door.close()
+        if self._listener.fileno() >= 0:
+            self._watch.drop(self._listener.fileno())
+            self._listener.close()
 
     # while they are here ------------------------------------------------------------------------------
 
@@ -198,11 +198,11 @@ class ExternalWorld:
             # What it has sent may be under way still: its segments stay until the world ends.
             self._forget(member)
         elif self._view is not None:
-            self._deliver(self._desk.receive(client_of(member.rank), frame))
+            self._deliver(self._server.receive(client_of(member.rank), frame))
         elif frame.kind is Kind.JOIN:
             self._join(member, frame)
         elif frame.kind is Kind.GIVE_UP and member.rank >= 0:
-            text = f"rank {member.rank} has waited {float(frame.payload):g} s for {self._roll.missing}"
+            text = f"rank {member.rank} has waited {float(frame.payload):g} s for {self._membership.missing}"
             self._refuse(Reason.LATE, f"{text}, which did not come")
         else:
             raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
@@ -218,12 +218,12 @@ class ExternalWorld:
 
     def _settle(self) -> None:
         """Decide what depends on who says what, after everybody has been heard; see `Supervisor`."""
-        if not self._desk.unsettled:
+        if not self._server.unsettled:
             return
-        turn = self._desk.mark()
+        turn = self._server.mark()
         for member in list(self._members):
             self._hear(member)
-        self._deliver(self._desk.settle(turn))
+        self._deliver(self._server.settle(turn))
 
     def _hear(self, member: WorldMember) -> None:
         for _ in range(MOST_FRAMES):
@@ -256,10 +256,10 @@ class ExternalWorld:
         self._forget(member)
         if self._view is not None:
             self._view.write_death(member.rank, exit_code=code, signal=number)
-            self._deliver(self._desk.client_gone(client_of(member.rank)))
+            self._deliver(self._server.client_gone(client_of(member.rank)))
         elif member.rank >= 0:
             who = f"rank {member.rank} (process {member.process.pid})"
-            self._refuse(Reason.WRONG, f"{who} left or ended before {self._roll.missing} had come")
+            self._refuse(Reason.WRONG, f"{who} left or ended before {self._membership.missing} had come")
 
     def _forget(self, member: WorldMember) -> None:
         self._members.remove(member)

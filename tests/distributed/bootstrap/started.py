@@ -79,14 +79,14 @@ class Launcher:
     """Starts scripts in a folder; their places to meet lie in another one, `meeting`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.meeting = folder / "scripts", folder / "meeting"
+        self.folder, self.protocol = folder / "scripts", folder / "meeting"
         self.folder.mkdir()
-        self.meeting.mkdir()
+        self.protocol.mkdir()
         self.scripts: list[Script] = []
 
     def start(self, code: str, **environment: object) -> Script:
         """Start one process."""
-        values = {"TMPDIR": str(self.meeting), "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
+        values = {"TMPDIR": str(self.protocol), "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
         values |= {name: str(value) for name, value in environment.items()}
         self.scripts.append(Script(self.folder, len(self.scripts), code, values))
         return self.scripts[-1]
@@ -102,7 +102,7 @@ class Launcher:
 
     def places(self) -> list[str]:
         """Return what lies where worlds meet."""
-        return sorted(str(path.relative_to(self.meeting)) for path in self.meeting.rglob("*"))
+        return sorted(str(path.relative_to(self.protocol)) for path in self.protocol.rglob("*"))
 
     def close(self) -> None:
         """End what still runs."""

@@ -190,7 +190,7 @@ def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
     for words in ([], [b"hello"], [b"NBP1" + b"\xff" * 60], [b"x" * 60_000, b"y"]):
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         strangers.append(stranger)
-        stranger.connect(str(launcher.meeting / place))
+        stranger.connect(str(launcher.protocol / place))
         for word in words:
             try:
                 stranger.send(word)
@@ -209,7 +209,7 @@ def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
         pytest.skip("only root can act as another user")
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
     until(lambda: listening(launcher))
-    (door,) = (launcher.meeting / place for place in launcher.places() if place.endswith(f"/{SOCKET}"))
+    (door,) = (launcher.protocol / place for place in launcher.places() if place.endswith(f"/{SOCKET}"))
     assert [path.stat().st_mode & 0o077 for path in (door, door.parent)] == [0, 0]
     if opened:
         door.chmod(0o777)
@@ -273,12 +273,12 @@ attempt(dist.barrier)
     scripts = launcher.world(3, MEET + code)
     _victim(scripts).process.kill()
     scripts[1].wait(-signal.SIGKILL)
-    (launcher.meeting / "go").touch()
+    (launcher.protocol / "go").touch()
     for script in (scripts[0], scripts[2]):
         said = script.wait()
         assert said["kind"] == "PeerFailedError"
         assert "rank 1 died: its process was killed by SIGKILL" in said["text"]
-    (launcher.meeting / "go").unlink()
+    (launcher.protocol / "go").unlink()
 
 
 @pytest.mark.parametrize("size", [1, 50_000, 2_000_000])

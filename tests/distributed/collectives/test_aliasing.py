@@ -79,7 +79,7 @@ def test_overlapping_parts_of_one_array(ranks: Any, n: int) -> None:
             starts = tuple(int(v) for v in rng.integers(0, room - n * size, 2))
             x = np.arange(room, dtype="f8") * (c.rank + 1)
             if turn // len(OPERATIONS) % 2:
-                x = c._member.store.share(x)
+                x = c._context.store.share(x)
             y = x.copy()
             try:
                 overlapping(c, name, x, y, (starts[0], starts[1]), size)
@@ -98,7 +98,7 @@ def test_targets_over_each_other_are_refused(ranks: Any) -> None:
     """Two buffers of one call that share memory: ValueError on the caller, nothing sent, nothing written."""
 
     def work(c: Communicator) -> None:
-        for make in (np.array, c._member.store.share):
+        for make in (np.array, c._context.store.share):
             x = make(np.arange(8.0))
             for call in (
                 lambda x=x: c.all_gather([x[:3], x[2:5]], x[5:]),

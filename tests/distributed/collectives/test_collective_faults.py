@@ -27,7 +27,7 @@ SIZES = {"8 B": 1, "4 MiB": 1 << 19}
 
 def arrays(c: Communicator, count: int, shared: bool) -> list[np.ndarray[Any, Any]]:
     """Return an input and outputs for three ranks."""
-    make = c._member.store.empty if shared else np.empty
+    make = c._context.store.empty if shared else np.empty
     return [make(count) for _ in range(4)]
 
 
@@ -166,7 +166,7 @@ def test_no_late_writer_into_the_root(outcomes: Any) -> None:
     """A root of reduce that is interrupted raises only when no stopped peer can still write its part."""
 
     def work(c: Communicator) -> float:
-        x = c._member.store.empty(2 << 20)
+        x = c._context.store.empty(2 << 20)
         x[...] = 1
         if c.rank == 0:
             try:
@@ -215,7 +215,7 @@ def killed_at_random(outcomes: Any, seed: int, times: int) -> None:
         moment, victim, n = rng.uniform(0.0, 0.06), int(rng.integers(3)), 3
 
         def work(c: Communicator, n: int = n) -> Any:
-            small, shared, large = np.ones(10), c._member.store.empty(60_000), np.ones(300_000)
+            small, shared, large = np.ones(10), c._context.store.empty(60_000), np.ones(300_000)
             shared[...] = 1
             try:
                 while True:

@@ -32,7 +32,7 @@ def test_every_dtype_size_operator_and_root(ranks: Any, n: int) -> None:
             with np.errstate(all="ignore"):
                 want = expected(op, inputs)
             part = np.array_split(want, n)[me]
-            for make in (np.array, c._member.store.share):
+            for make in (np.array, c._context.store.share):
                 root = done % n
                 x = make(inputs[me])
                 found = c.reduce(x, root, op)
@@ -57,7 +57,7 @@ def test_layouts_and_guards(ranks: Any, n: int) -> None:
     """Arrays that lie differently meet; what lies beside them stays; a read-only root gets a new array."""
 
     def work(c: Communicator) -> None:
-        store, me = c._member.store, c.rank
+        store, me = c._context.store, c.rank
         for size in (4, 3000, 50_000, 300_000):
             inputs = [example("f8", size, r, 4) for r in range(n)]
             want = expected("sum", inputs)
@@ -128,7 +128,7 @@ def test_an_output_inside_the_input(ranks: Any, size: int) -> None:
     """A part of the input may take the result, whoever still reads it, in private and shared memory."""
 
     def work(c: Communicator) -> None:
-        for make in (np.array, c._member.store.share):
+        for make in (np.array, c._context.store.share):
             for at in range(3):
                 x = make(np.arange(3.0 * size) + c.rank)
                 c.reduce_scatter_tensor(x[at * size : (at + 1) * size], x)
@@ -143,7 +143,7 @@ def test_memory_that_several_use(ranks: Any) -> None:
     """The root's array may not be another rank's too; a part that is to be filled neither; others may."""
 
     def work(c: Communicator) -> None:
-        store, me = c._member.store, c.rank
+        store, me = c._context.store, c.rank
         for size in (6, 3000, 60_000):
             handle = None
             if me == 0:

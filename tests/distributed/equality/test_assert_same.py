@@ -80,7 +80,7 @@ def test_equal_data(ranks: Any, n: int) -> None:
         strided[...] = x
         frozen = x.copy()
         frozen.flags.writeable = False
-        shared = c._member.store.share(x)
+        shared = c._context.store.share(x)
         nan = np.array([-np.nan, 1.0]) if c.rank else np.array([np.nan, 1.0])
         nan.view(np.uint64)[0] ^= c.rank  # another NaN on every rank
         items = {"w": x, "b": nan, 3: [1, 2.5, "three", None]}
@@ -185,13 +185,13 @@ def test_only_what_differs_travels(ranks: Any, n: int) -> None:
 
     def work(c: Communicator) -> tuple[str, list[int]]:
         x = np.zeros((5000, 600))
-        x = c._member.store.share(x) if c.rank else x
+        x = c._context.store.share(x) if c.rank else x
         moved = []
 
         def compare(value: Any) -> str:
-            before = c._member.nbytes
+            before = c._context.nbytes
             text = message(c, value)
-            moved.append(c._member.nbytes - before)
+            moved.append(c._context.nbytes - before)
             return text
 
         assert compare(x) == ""
@@ -308,17 +308,17 @@ def test_everybody_gets_the_error(outcomes: Any) -> None:
         def last_step_late(*args: Any) -> Any:
             if next(step) == 2:
                 if c.rank == 0:
-                    while c._member.view.read_slot(1).state is not State.WAITING:
+                    while c._context.view.read_slot(1).state is not State.WAITING:
                         time.sleep(0.001)
                 else:
-                    check, view = c._member.check, c._member.view
+                    check, view = c._context.check, c._context.view
 
                     def late(wait: Any) -> None:
                         while not view.words[view.word_failed(0)]:
                             time.sleep(0.001)
                         check(wait)
 
-                    c._member.check = late  # type: ignore[method-assign]
+                    c._context.check = late  # type: ignore[method-assign]
             return run(*args)
 
         c._run = last_step_late  # type: ignore[method-assign]
@@ -333,7 +333,7 @@ def test_somebody_writes_meanwhile(ranks: Any) -> None:
     """Data that change while they are compared give an error or silence, never a wait or a crash."""
 
     def work(c: Communicator) -> int:
-        shared = c.broadcast(c._member.store.share(np.zeros(300_000)) if c.rank == 0 else None, view=True)
+        shared = c.broadcast(c._context.store.share(np.zeros(300_000)) if c.rank == 0 else None, view=True)
         if c.rank == 0:
             stop = threading.Event()
 
@@ -432,7 +432,7 @@ def test_many_groups() -> None:
     barrier, board = threading.Barrier(11), [None] * 11
     said: list[str] = []
 
-    def member(index: int) -> None:
+    def context(index: int) -> None:
         def tell(value: Any) -> list[Any]:
             board[index] = value
             barrier.wait(10)
@@ -443,7 +443,7 @@ def test_many_groups() -> None:
         error = find_difference(np.full(3, max(1, index)), ranks, index, tell)
         said.append(str(error))
 
-    threads = [threading.Thread(target=member, args=(i,)) for i in ranks]
+    threads = [threading.Thread(target=context, args=(i,)) for i in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -44,11 +44,11 @@ class Group:
         words = {f"arrive{m}": 0 for m in range(self.members)}
         for m in range(self.members):
             words |= {f"{part}{m}.{i}": 0 for part in ("brought", "result") for i in range(self.chunks)}
-        programs = [lambda me=me: member(self, me) for me in range(self.members)]
+        programs = [lambda me=me: context(self, me) for me in range(self.members)]
         return Exploration(programs, words, order).run()
 
 
-def meet(g: Group, me: int, arrivals: int) -> Program:
+def arrive_and_wait(g: Group, me: int, arrivals: int) -> Program:
     """Arrive and wait for all: `SlotProtocol.meet` and `again`."""
     if g.weak:
         yield fence()
@@ -74,7 +74,7 @@ def copy_out(g: Group, me: int, part: str, place: int, content: int, sources: ra
             yield read(f"{part}{m}.{place % g.chunks}", content)
 
 
-def member(g: Group, me: int) -> Program:
+def context(g: Group, me: int) -> Program:
     """Take part in all operations."""
     position = arrivals = 0
     for i in range(len(g.operations)):
@@ -85,7 +85,7 @@ def member(g: Group, me: int) -> Program:
         if brings:
             yield from copy_in(g, me, position, content)
         arrivals += 1
-        yield from meet(g, me, arrivals)
+        yield from arrive_and_wait(g, me, arrivals)
         if kind == REFUSED:
             continue
         for index in range(rounds):
@@ -99,7 +99,7 @@ def member(g: Group, me: int) -> Program:
                 yield from copy_out(g, me, "brought", place, content + index, sources)
             if (more or kind == REDUCE) and not (g.wrong == "do not meet again" and index == 0):
                 arrivals += 1
-                yield from meet(g, me, arrivals)
+                yield from arrive_and_wait(g, me, arrivals)
             if kind == REDUCE:
                 yield from copy_out(g, me, "result", place, RESULT + content + index, sources)
         if g.wrong != "count no chunks":

@@ -91,7 +91,7 @@ class Ground:
         memory = np.zeros(streaming._HEAD + streaming.CHUNKS * CHUNK, np.uint8)
         return Watched(self.trace, memory, name, "read")
 
-    def member(self, names: Mapping[int, str]) -> Any:
+    def context(self, names: Mapping[int, str]) -> Any:
         """Return what a stream knows of its rank."""
         return SimpleNamespace(
             rank=0,
@@ -150,7 +150,7 @@ STREAM_WORDS = {PUT: "put", PUT + 1: "rest_from", TAKEN: "taken"}
 
 def stream_out(ground: Ground) -> Any:
     """Return a sending end."""
-    out = streaming.StreamOut(ground.member(STREAM_WORDS), 1)
+    out = streaming.StreamOut(ground.context(STREAM_WORDS), 1)
     window = ground.window()
     out._memory = lambda: window  # type: ignore[method-assign,assignment]
     out._pack = lambda _: b"where it lies"  # type: ignore[method-assign]
@@ -191,7 +191,7 @@ def test_writing_the_rest_elsewhere(ground: Ground) -> None:
 @pytest.mark.parametrize("rest", [False, True])
 def test_reading_a_stream(ground: Ground, rest: bool) -> None:
     """All of whose chunks are there; or all but the last two, which lie elsewhere."""
-    into = streaming.StreamIn(ground.member(STREAM_WORDS), 1)
+    into = streaming.StreamIn(ground.context(STREAM_WORDS), 1)
     count = streaming.CHUNKS + 2 if rest else 3
     ground.raw[PUT] = count
     ground.raw[PUT + 1] = count - 2 if rest else 0
@@ -277,12 +277,12 @@ def test_meeting(ground: Ground) -> None:
         ranks=(0, 1), index=0, others=(1,), words=ground.watched(ground.raw, names), octets=bytearray(8192),
         payload_nbytes=64, arrive=(60, 61), done=(62, 63), slots=[[0] * 4, [256] * 4],
     )  # fmt: skip
-    member = SimpleNamespace(rank=0, waiter=ground.waiter, open=0, inert=False)
-    group = slot_protocol.SlotProtocol(member, area)  # type: ignore[arg-type]
+    context = SimpleNamespace(rank=0, waiter=ground.waiter, open=0, inert=False)
+    group = slot_protocol.SlotProtocol(context, area)  # type: ignore[arg-type]
     called = fingerprint("barrier", "-", "-")
     ground.raw[61], ground.raw[32 + slot_protocol.WORD] = 1, called.word
     group.begin(Operation.barrier, called, 1)
-    assert group.meet()
+    assert group.arrive_and_wait()
     group.end()
     model = test_slots_model.World(2, 4, ((0, 1),), ground.weak)
     found = [(("read" if step == ("load", "slot1.1") else step[0]), step[1]) for step in short(ground.trace)]

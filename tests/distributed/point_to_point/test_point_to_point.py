@@ -58,7 +58,7 @@ def test_value_semantics(ranks: Any) -> None:
             for shared in (False, True):
                 x = np.ones(size)
                 if shared:
-                    x = c._member.store.share(x)
+                    x = c._context.store.share(x)
                 if c.rank == 0:
                     c.send(x, 1)
                     x[...] = 2
@@ -80,7 +80,7 @@ def test_views_and_shared_arrays_inside_objects(ranks: Any) -> None:
     """view=True shows the sender's memory read-only; a shared array inside an object is the same memory."""
 
     def work(c: Communicator) -> None:
-        x = c._member.store.share(np.ones(200_000))
+        x = c._context.store.share(np.ones(200_000))
         if c.rank == 0:
             c.send(x[::2], 1, view=True)
             c.send({"inside": x}, 1)

@@ -34,7 +34,7 @@ def test_stopped_at_every_point(outcomes: Any, size: str) -> None:
         victim, shared = turn % 2, bool(turn % 3)
 
         def work(c: Communicator, shared: bool = shared, victim: int = victim) -> int:
-            make = c._member.store.empty if shared else np.empty
+            make = c._context.store.empty if shared else np.empty
             x = make(SIZES[size])
             for i in range(4):
                 if c.rank != victim:

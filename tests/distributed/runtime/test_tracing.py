@@ -43,11 +43,11 @@ def alone() -> Iterator[Communicator]:
 def noted(c: Communicator, work: Callable[[], object]) -> RankTimeline:
     """Note what `work` does on a rank."""
     c.record()
-    recorder = c._recorder
-    assert recorder is not None
-    recorder.begin()
+    tracer = c._tracer
+    assert tracer is not None
+    tracer.begin()
     work()
-    recorder.end()
+    tracer.end()
     notes = c.timeline()
     assert notes is not None
     return notes

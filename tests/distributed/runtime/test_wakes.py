@@ -16,7 +16,7 @@ EARLY_SECONDS = 0.04
 
 def _watch(c: Communicator) -> list[bool]:
     """Return a list that grows by one entry for each sleep: whether something ended it before its time."""
-    waiter, early = c._member.waiter, []
+    waiter, early = c._context.waiter, []
 
     def sleep(*args: Any, sleep: Callable[..., None] = waiter._futex_wait) -> None:
         began = time.monotonic()

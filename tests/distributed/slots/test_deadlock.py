@@ -110,13 +110,13 @@ def test_it_is_told_after_two_looks_that_agree(monkeypatch: Any) -> None:
     monkeypatch.setattr(deadlock, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
     monkeypatch.setattr(deadlock, "stuck_ranks", stuck_ranks)
     monkeypatch.setattr(deadlock, "describe", lambda *_: "deadlock")
-    member: Any = SimpleNamespace(rank=0, doom=lambda error: error)
+    context: Any = SimpleNamespace(rank=0, doom=lambda error: error)
     wait = WaitRecord(Operation.recv, lambda: [1], lambda _: ValueError(), 1, began_ns=10**10)
 
     def look(milliseconds: int) -> bool:
         now[0] = 10**10 + milliseconds * 1_000_000
         try:
-            deadlock.look_for_deadlock(member, wait)
+            deadlock.look_for_deadlock(context, wait)
         except DeadlockError:
             return True
         return False

@@ -128,12 +128,12 @@ def test_f23_an_interrupt_while_something_is_warmed_or_put_out(
 
     def start_and_put_out() -> None:
         warm.start()
-        warm.put_out()
+        warm.terminate()
 
     with monkeypatch.context() as patched:
         pressed = press_at(patched, where)
         with pytest.raises(KeyboardInterrupt):
             start_and_put_out()
         assert pressed
-    warm.put_out()
+    warm.terminate()
     assert processes() == []

@@ -83,30 +83,30 @@ def test_f45_at_random_moments() -> None:
 
 
 @pytest.fixture
-def desk() -> Iterator[SegmentServer]:
+def server() -> Iterator[SegmentServer]:
     """Make a desk that keeps no descriptor at all, with two clients."""
-    desk = SegmentServer(0)
-    desk.client_joined(0)
-    desk.client_joined(1)
-    yield desk
-    desk.close()
+    server = SegmentServer(0)
+    server.client_joined(0)
+    server.client_joined(1)
+    yield server
+    server.close()
 
 
-def ask(desk: SegmentServer, *, writable: bool = False) -> tuple[Kind, LostReason | None, list[int]]:
+def ask(server: SegmentServer, *, writable: bool = False) -> tuple[Kind, LostReason | None, list[int]]:
     """Ask for the segment as client 1; return the answer's kind, reason and descriptors."""
-    (answer,) = desk.receive(1, Frame(Kind.FETCH, 0, 5, Fetch(SEGMENT, writable).pack(), []))
+    (answer,) = server.receive(1, Frame(Kind.FETCH, 0, 5, Fetch(SEGMENT, writable).pack(), []))
     reason = Lost.unpack(answer.payload).reason if answer.kind is Kind.LOST else None
     return answer.kind, reason, answer.fds
 
 
 @pytest.mark.parametrize("put", [None, "another file", "a link", "a FIFO"])
-def test_f45_truly_gone(desk: SegmentServer, tmp_path: Path, put: str | None) -> None:
+def test_f45_truly_gone(server: SegmentServer, tmp_path: Path, put: str | None) -> None:
     """Without a kept descriptor it is found by its name; if that is gone, the error says who does such."""
     source = FileSystemStrategy(str(tmp_path)).create(5000)
     payload = Register(SEGMENT, source.nbytes, True, source.path).pack()
-    assert desk.receive(0, Frame(Kind.REGISTER, 0, 0, payload, [os.dup(source.fd)])) == []
+    assert server.receive(0, Frame(Kind.REGISTER, 0, 0, payload, [os.dup(source.fd)])) == []
     for writable in (False, True):
-        kind, _, fds = ask(desk, writable=writable)
+        kind, _, fds = ask(server, writable=writable)
         assert kind is Kind.FETCHED
         assert os.fstat(fds[0]).st_ino == os.fstat(source.fd).st_ino
         rights = fcntl.fcntl(fds[0], fcntl.F_GETFL) & os.O_ACCMODE
@@ -119,7 +119,7 @@ def test_f45_truly_gone(desk: SegmentServer, tmp_path: Path, put: str | None) ->
         os.symlink("/etc/passwd", source.path)
     elif put == "a FIFO":
         os.mkfifo(source.path)
-    kind, reason, _ = ask(desk)
+    kind, reason, _ = ask(server)
     assert (kind, reason) == (Kind.LOST, LostReason.REMOVED)
     error = _lost_error(Lost(SEGMENT, LostReason.REMOVED), SEGMENT)
     assert isinstance(error, SegmentLostError)

@@ -132,7 +132,7 @@ def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
 def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
     """Who can neither share nor say what it uses is replaced: memory would be nobody's."""
     cell = (
-        "import nbparallel as nbp\nbroker, = nbp.sharing.current_store()._holdings.brokers\n"
+        "import nbparallel as nbp\nbroker, = nbp.sharing.current_store()._table.brokers\n"
         "broker._channel._socket.shutdown(2)"
     )
     with Session(2) as session:
@@ -146,9 +146,9 @@ def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
             assert session.run("all_reduce(rank)").values == [1, 1]
             assert session.statistics().ranks[1].pid == pids[1]
         else:
-            session._crew.supervisor.broker._channel._socket.shutdown(socket.SHUT_RDWR)
+            session._pool.supervisor.broker._channel._socket.shutdown(socket.SHUT_RDWR)
             deadline = time.monotonic() + 10
-            while not session._crew.lost:
+            while not session._pool.lost:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert session.run("all_reduce(rank)").values == [1, 1]

@@ -176,8 +176,8 @@ def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
         pids = all_processes(session.statistics())
         for pid in pids:
             assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert session._crew is not None
-        assert SECRET not in session._crew.supervisor.log()
+        assert session._pool is not None
+        assert SECRET not in session._pool.supervisor.log()
         for pid in ["self", *pids[2:]]:
             assert "memfd:nbp" in Path(f"/proc/{pid}/maps").read_text(), "there is shared memory"
             assert uncovered(pid) == []

@@ -102,8 +102,8 @@ def held(session: nbp.Session, folder: str) -> dict[str, Any]:
 def people(session: nbp.Session) -> dict[str, int]:
     """Return the number of every process, and of the thread that reads."""
     said = session.statistics()
-    pump = next((t.native_id for t in threading.enumerate() if t.name.startswith("nbparallel-")), 0)
-    found = {"notebook": os.getpid(), "pump": pump or 0, "supervisor": said.supervisor_pid or 0}
+    event_loop = next((t.native_id for t in threading.enumerate() if t.name.startswith("nbparallel-")), 0)
+    found = {"notebook": os.getpid(), "pump": event_loop or 0, "supervisor": said.supervisor_pid or 0}
     found.update({f"rank {rank.rank}": rank.pid or 0 for rank in said.ranks})
     return found
 

@@ -107,15 +107,15 @@ def test_one_display_that_is_too_long_is_in_a_file(
 def test_the_file_is_this_users_and_goes_with_the_extension(shell: InteractiveShell, tmp_path: Path) -> None:
     """Nobody else may look into it; unloading removes it, and what comes later is lost, with a word."""
     nbparallel_magics.load(shell)
-    live = nbparallel_magics.live_in(shell)
-    assert live is not None
-    log = Path(live.logs.new_log())
+    state = nbparallel_magics.live_in(shell)
+    assert state is not None
+    log = Path(state.logs.new_log())
     assert log.parent.stat().st_mode & 0o777 == 0o700
     assert log.stat().st_mode & 0o777 == 0o600
-    assert Path(live.logs.new_log()).parent == log.parent
+    assert Path(state.logs.new_log()).parent == log.parent
     nbparallel_magics.unload(shell)
     assert not log.parent.exists()
-    out = CellOutput(page := Page(), limit=10, logs=live.logs)
+    out = CellOutput(page := Page(), limit=10, logs=state.logs)
     out.stream(0, "stdout", "t" * 50)
     out.finish()
     assert "the rest is lost, since no file can be made for it: the extension was unloaded" in page.text

@@ -21,16 +21,16 @@ def shown(outcome: CellOutcome) -> str:
     return str(display["text/plain"])
 
 
-def loaded(kernel: Kernel, *, warm: bool = True) -> Kernel:
+def loaded(kernel: Kernel, *, prestarted: bool = True) -> Kernel:
     """Load the extension; `warm`: with what it starts in the background."""
-    switched = f"get_ipython().config.NbParallel.warm = {warm}\n"
+    switched = f"get_ipython().config.NbParallel.warm = {prestarted}\n"
     assert kernel.run(f"{switched}%load_ext nbparallel\nimport numpy as np, nbparallel as nbp").status == "ok"
     return kernel
 
 
 def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     """`%parallel_segments` starts no rank; with ranks it names who uses which name, view and strategy."""
-    loaded(kernel, warm=False)
+    loaded(kernel, prestarted=False)
     assert "0 segments" in shown(kernel.run("%parallel_segments"))
     assert kernel.descendants() == []
     kernel.run("x = np.ones(1 << 17)\nview = x[::2]")
@@ -45,7 +45,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
         "view, x, part (rank 1)",
         "notebook, ranks 0-1",
         "notebook",
-        "live",
+        "state",
         "its maker",
     ]
     (theirs,) = (row for name, row in rows.items() if name != "0x1")
@@ -55,7 +55,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
         "mine (rank 1)",
         "rank 1",
         "rank 1",
-        "live",
+        "state",
         "every rank",
     ]
     assert "more would fit" in text
@@ -63,7 +63,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
 
 def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     """`%parallel_doctor` works before there are ranks and while there are, and starts none."""
-    loaded(kernel, warm=False)
+    loaded(kernel, prestarted=False)
     text = shown(kernel.run("%parallel_doctor"))
     assert text.startswith("this machine: ")
     for subject in ("starting ranks", "sharing strategies", "/dev/shm", "open files", "CPUs", "versions"):
@@ -103,7 +103,7 @@ def test_who_has_which_name(any_kernel: Kernel) -> None:
 
 def test_measuring_strategies(kernel: Kernel) -> None:
     """`%sharing_strategy --bench` shows tables and a picture; without ranks it starts one, and ends it."""
-    loaded(kernel, warm=False)
+    loaded(kernel, prestarted=False)
     outcome = kernel.run("%sharing_strategy --bench --seconds 1", timeout=60)
     assert outcome.status == "ok", outcome.traceback
     assert outcome.stdout == "measuring every strategy on a rank for about 1 s; interrupt to stop\n"
@@ -134,7 +134,7 @@ def test_measuring_without_matplotlib(kernel: Kernel) -> None:
 
 def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     """The stop button ends it as a KeyboardInterrupt; no segment, no name, and no rank is left."""
-    loaded(kernel, warm=False)
+    loaded(kernel, prestarted=False)
     kernel.run("%sharing_strategy file_system")
     cell = kernel.begin("%sharing_strategy --bench --seconds 60")
     cell.wait_for("measuring")

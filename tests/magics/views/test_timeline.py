@@ -47,8 +47,8 @@ def test_mistakes_are_said_in_a_line(notebook: Any, tmp_path: Path) -> None:
     assert f"{missing} cannot be written: No such file or directory" in error_of(
         notebook, f"%parallel_timeline --save {missing}"
     )
-    live = notebook.shell._nbparallel_magics.live
-    live.background = SimpleNamespace(done=lambda: False)
+    state = notebook.shell._nbparallel_magics.state
+    state.background = SimpleNamespace(done=lambda: False)
     assert "still runs: wait for it with %parallel_result" in error_of(notebook, "%parallel_timeline")
 
 

@@ -19,9 +19,9 @@ from nbparallel.testing import sandboxes
 ENDLESS = ResourceLimit(None, None)
 
 
-def name(fate: Liveness, reason: str = "") -> StaleName:
+def name(liveness: Liveness, reason: str = "") -> StaleName:
     """Return a name that was found."""
-    return StaleName("/dev/shm/nbp_b", 5 << 20, False, fate, reason, "")
+    return StaleName("/dev/shm/nbp_b", 5 << 20, False, liveness, reason, "")
 
 
 GOOD = Machine(

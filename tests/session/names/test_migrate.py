@@ -254,7 +254,7 @@ def test_not_while_a_cell_runs(ranks, names):
 def test_an_interrupt_between_the_steps(monkeypatch, step):
     """An interrupt in the middle leaves the array wholly at its new place, and nothing behind."""
     x = nbp.share(np.arange(50_000.0), strategy="file_system")
-    original = getattr(relocation, step, None) or type(current_store()._holdings).renew
+    original = getattr(relocation, step, None) or type(current_store()._table).renew
     calls = []
 
     def once(*args, **keywords):
@@ -264,7 +264,7 @@ def test_an_interrupt_between_the_steps(monkeypatch, step):
             raise KeyboardInterrupt
 
     if step == "after":
-        monkeypatch.setattr(type(current_store()._holdings), "renew", once)
+        monkeypatch.setattr(type(current_store()._table), "renew", once)
     else:
         monkeypatch.setattr(relocation, step, once)
     with pytest.raises(KeyboardInterrupt):

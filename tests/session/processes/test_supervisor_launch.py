@@ -22,17 +22,17 @@ def test_starting_a_supervisor_imports_nothing_heavy() -> None:
 
 def test_a_session_takes_over_what_was_started_early() -> None:
     """The supervisor is the same process, and the session ends it."""
-    ignition = SupervisorLaunch()
-    with Session(2, ignition=ignition) as session:
+    launch = SupervisorLaunch()
+    with Session(2, launch=launch) as session:
         assert session.run("rank").values == [0, 1]
-        assert session.statistics().supervisor_pid == ignition.popen.pid
-        assert session.statistics().session == ignition.session
+        assert session.statistics().supervisor_pid == launch.popen.pid
+        assert session.statistics().session == launch.session
 
 
 def test_what_nobody_takes_is_put_out() -> None:
     """`put_out`, or stopping a session that never ran, leaves no process (the autouse check looks)."""
-    SupervisorLaunch().put_out()
-    Session(2, ignition=SupervisorLaunch()).stop()
+    SupervisorLaunch().terminate()
+    Session(2, launch=SupervisorLaunch()).stop()
 
 
 def test_a_first_cell_imports_nothing_that_it_does_not_need() -> None:

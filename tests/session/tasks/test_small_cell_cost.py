@@ -19,8 +19,8 @@ def four():
 
 def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
     """Only the last rank's outcome wakes the notebook's thread; all of them are taken."""
-    crew, woken = four._crew, []
-    monkeypatch.setattr(crew, "wake", lambda wake=crew.wake: (woken.append(0), wake()))
+    pool, woken = four._pool, []
+    monkeypatch.setattr(pool, "wake", lambda wake=pool.wake: (woken.append(0), wake()))
     result = four.run("barrier(); rank")  # all have begun before one has ended
     assert result.values == [0, 1, 2, 3]
     assert len(woken) == 1
@@ -28,8 +28,8 @@ def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
 
 def test_a_failure_wakes_at_once(four, monkeypatch):
     """Nobody waits for the others before a failure is acted on: these two never end by themselves."""
-    crew, woken = four._crew, []
-    monkeypatch.setattr(crew, "wake", lambda wake=crew.wake: (woken.append(0), wake()))
+    pool, woken = four._pool, []
+    monkeypatch.setattr(pool, "wake", lambda wake=pool.wake: (woken.append(0), wake()))
     with pytest.raises(nbp.errors.ParallelError, match="ZeroDivisionError on rank 3"):
         four.run("if rank == 3:\n    1 / 0\nif rank < 2:\n    recv(src=3)")
     assert len(woken) >= 2

@@ -265,4 +265,4 @@ def test_a_hold_is_given_back_after_a_refusal(exchange):
     with pytest.raises(NbParallelError):
         r.attach(handle._replace(segment_nbytes=handle.segment_nbytes * 2))
     r.drain()
-    assert exchange.desk.holders(handle.segment) == {0}
+    assert exchange.server.holders(handle.segment) == {0}

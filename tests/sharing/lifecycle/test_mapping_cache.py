@@ -42,12 +42,12 @@ def test_the_same_array_comes_again(exchange, pair):
     address = there.ctypes.data
     del there
     r.drain()
-    assert exchange.desk.holders(handle.segment) == {0}, "the hold ended with the last array"
+    assert exchange.server.holders(handle.segment) == {0}, "the hold ended with the last array"
     assert asked(exchange) == [Kind.FETCH]
     for turn in range(3):
         array[0] = turn
         there = r.attach(handle)
-        assert exchange.desk.holders(handle.segment) == {0, 1}
+        assert exchange.server.holders(handle.segment) == {0, 1}
         assert (there[0], there.ctypes.data) == (turn, address)
         assert r.is_shared(there)
         assert not there.flags.writeable
@@ -122,7 +122,7 @@ def test_rights_are_kept_apart(exchange, pair):
     assert asked(exchange) == []
     del there
     r.drain()
-    assert exchange.desk.holders(handle.segment) == {0}
+    assert exchange.server.holders(handle.segment) == {0}
     assert r.attach(handle, writable=True).flags.writeable
     assert asked(exchange) == [Kind.HOLD]
 
@@ -179,7 +179,7 @@ def test_the_owner_gives_memory_back(exchange, pair):
     k.trim()
     r.drain()
     assert mapped() == before
-    assert exchange.desk._ledger._memories.known == {}
+    assert exchange.server._ledger._memories.known == {}
 
 
 def test_a_dead_owners_memory_is_unmapped(exchange, pair):
@@ -188,10 +188,10 @@ def test_a_dead_owners_memory_is_unmapped(exchange, pair):
     array = r.zeros(1000)
     k.attach(r.handle(array))
     k.drain()
-    assert len(k._holdings.kept) == 1
+    assert len(k._table.kept) == 1
     dead = exchange.kill(1)
     k.drain()
-    assert len(k._holdings.kept) == 0
+    assert len(k._table.kept) == 0
     del array
     dead.close()
 
@@ -207,7 +207,7 @@ def test_a_moved_array_leaves_nothing_behind(exchange, pair):
     r.drain()
     k.rehome(array, registry.find_strategy("file_descriptor"))
     r.drain()
-    assert len(r._holdings.kept) == 0
+    assert len(r._table.kept) == 0
     new = k.handle(array)
     assert new.memory not in (0, old.memory)
     assert r.attach(new).shape == (200_000,)
@@ -221,14 +221,14 @@ def test_it_goes_with_everything_else(exchange, pair, how):
     k, r = pair
     r.attach(k.handle(k.zeros(1000)))
     r.drain()
-    assert len(r._holdings.kept) == 1
+    assert len(r._table.kept) == 1
     if how == "disconnect":
         r.disconnect(exchange.broker(1))
     elif how == "end":
         exchange.close()
     else:
         getattr(r, how)()
-    assert len(r._holdings.kept) == 0
+    assert len(r._table.kept) == 0
 
 
 def test_it_goes_after_a_while(exchange, pair, monkeypatch):
@@ -244,7 +244,7 @@ def test_it_goes_after_a_while(exchange, pair, monkeypatch):
     assert 0 < seconds <= 0.05
     monkeypatch.setattr(memory_pool, "KEEP_SECONDS", 0.0)
     assert r.tend() is None
-    assert len(r._holdings.kept) == 0
+    assert len(r._table.kept) == 0
 
 
 def test_it_is_bounded(exchange):
@@ -254,7 +254,7 @@ def test_it_is_bounded(exchange):
     for array in arrays:
         r.attach(k.handle(array))
     r.drain()
-    assert len(r._holdings.kept) <= mapping_cache.MAX_MAPPINGS
+    assert len(r._table.kept) <= mapping_cache.MAX_MAPPINGS
     asked(exchange)
     r.attach(k.handle(arrays[-1]))
     r.drain()
@@ -266,10 +266,10 @@ def test_it_is_bounded(exchange):
     for array in larger:
         r.attach(k.handle(array))
     r.drain()
-    assert r._holdings.kept.nbytes <= 1 << 20
+    assert r._table.kept.nbytes <= 1 << 20
     r.attach(k.handle(k.zeros(200_000)))
     r.drain()
-    assert r._holdings.kept.nbytes <= 1 << 20
+    assert r._table.kept.nbytes <= 1 << 20
 
 
 def test_it_is_not_what_an_array_is_refused_for(exchange, pair, monkeypatch):
@@ -278,10 +278,10 @@ def test_it_is_not_what_an_array_is_refused_for(exchange, pair, monkeypatch):
     first, second = k.zeros(1000), k.zeros(1000)
     r.attach(k.handle(first))
     r.drain()
-    most = r._holdings.mapped
+    most = r._table.mapped
     monkeypatch.setattr(process_limits, "most_mappings", lambda: most)
     assert r.attach(k.handle(second)).shape == (1000,)
-    assert len(r._holdings.kept) == 0
+    assert len(r._table.kept) == 0
 
 
 @pytest.mark.parametrize("strategy", ["file_system", "mmap"])
@@ -289,7 +289,7 @@ def test_memory_with_a_name_is_kept_while_its_array_lives(exchange, pair, strate
     """The same array may be sent again; no other one will lie there, and the name goes with the last hold."""
     k, r = pair
     array = k.zeros(100_000, strategy=strategy)
-    (name,) = exchange.desk.names
+    (name,) = exchange.server.names
     r.attach(k.handle(array))
     r.drain()
     asked(exchange)
@@ -299,14 +299,14 @@ def test_memory_with_a_name_is_kept_while_its_array_lives(exchange, pair, strate
     del array
     k.drain()
     assert again[7] == 7
-    assert exchange.desk.names == (name,)
+    assert exchange.server.names == (name,)
     del again
     r.drain()
     k.drain()
-    assert exchange.desk.names == ()
+    assert exchange.server.names == ()
     assert not Path(name).exists()
     r.drain()
-    assert len(r._holdings.kept) == 0
+    assert len(r._table.kept) == 0
 
 
 def test_a_private_copy_is_not_kept(exchange, pair):
@@ -315,7 +315,7 @@ def test_a_private_copy_is_not_kept(exchange, pair):
     array = k.zeros(1000)
     r.attach(k.handle(array), private=True)[0] = 1
     r.drain()
-    assert len(r._holdings.kept) == 0
+    assert len(r._table.kept) == 0
     assert r.attach(k.handle(array))[0] == 0
 
 
@@ -328,10 +328,10 @@ def test_two_sessions_are_kept_apart(exchange, second_exchange):
     k.attach(r.handle(mine), broker=exchange.broker(0))
     k.attach(other.handle(yours), broker=broker)
     k.drain()
-    assert len(k._holdings.kept) == 2
+    assert len(k._table.kept) == 2
     yours[:] = 5
     k.disconnect(exchange.broker(0))
-    assert len(k._holdings.kept) == 1
+    assert len(k._table.kept) == 1
     assert k.attach(other.handle(yours), broker=broker)[0] == 5
     k.disconnect(broker)
 
@@ -347,7 +347,7 @@ def test_an_array_of_one_session_in_another(exchange, second_exchange):
     assert handle.memory == 0
     assert other.attach(handle).shape == (1000,)
     other.drain()
-    assert len(other._holdings.kept) == 0
+    assert len(other._table.kept) == 0
 
 
 @pytest.mark.parametrize("memory", [-1, 1 << 63, "m", None, 7, (1 << 40) + 1, True])
@@ -388,7 +388,7 @@ def test_a_handle_that_lies_about_its_memory(exchange, pair):
     for number, handle in enumerate(handles):
         assert r.attach(handle)[0] == number
     r.drain()
-    assert all(exchange.desk.holders(handle.segment) == {0} for handle in handles)
+    assert all(exchange.server.holders(handle.segment) == {0} for handle in handles)
 
 
 def test_garbage_that_attaches_while_mappings_end(exchange, pair):
@@ -411,5 +411,5 @@ def test_garbage_that_attaches_while_mappings_end(exchange, pair):
         r.drain()
     gc.collect()
     r.drain()
-    assert exchange.desk.holders(handle.segment) == {0}
+    assert exchange.server.holders(handle.segment) == {0}
     assert r.segments() == ()

@@ -80,7 +80,7 @@ def test_a_mapping_that_is_too_large_does_not_drive_out_the_others(exchange):
     for array in (small, large):
         r.attach(k.handle(array))
         r.drain()
-    assert r._holdings.kept.nbytes == MIB // 2
+    assert r._table.kept.nbytes == MIB // 2
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_nobody_waits_for_memory_that_does_not_help(late, monkeypatch, times, ke
     """It does not fit, or is more than the process may keep, so that it goes back to the system."""
     monkeypatch.setattr(allocator, "WORTH_SECONDS", 1.0)
     k, r, looks = late
-    k.pool.allowance.fixed = kept
+    k.pool.budget.fixed = kept
     array = k.empty(times * allocator.WORTH_NBYTES, np.uint8)
     r.attach(k.handle(array))
     r.drain()

@@ -50,7 +50,7 @@ def test_nobody_sees_anothers_bytes(moves):
         elif what == "drain":
             store.drain()
         elif what == "doubt":
-            store._holdings.doubtful = True
+            store._table.doubtful = True
         elif at is None:
             continue
         elif what == "drop":
@@ -188,7 +188,7 @@ def test_descriptors_and_mappings_of_many(exchange, strategy):
     ]
     received = [other.attach(store.handle(x)) for x in arrays]
     assert len(os.listdir("/proc/self/fd")) - before <= 40
-    assert len(store._holdings._by_mapping) + len(other._holdings._by_mapping) <= 20
+    assert len(store._table._by_mapping) + len(other._table._by_mapping) <= 20
     assert all(x[0] == y[0] == i for i, (x, y) in enumerate(zip(arrays, received, strict=True)))
     for array, mine in zip(received[:10], arrays[:10], strict=True):
         assert store.location(mine).for_all == (mine[0] % 2 == 0)

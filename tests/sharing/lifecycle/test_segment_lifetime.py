@@ -105,7 +105,7 @@ def test_a_stale_idle_is_void(exchange):
     array = k.zeros(1000)
     handle = k.handle(array)
     del array
-    k._holdings.bury()  # RELEASE is out, IDLE is in the inbox
+    k._table.reap()  # RELEASE is out, IDLE is in the inbox
     again = k.attach(handle)
     there = r.attach(k.handle(again))
     del again
@@ -127,15 +127,15 @@ def test_a_dead_ranks_memory_goes_back_to_the_system(exchange, before):
     r.handle(only)
     del mine
     k.drain()
-    assert len(exchange.desk.segments) == 3
+    assert len(exchange.server.segments) == 3
     exchange.kill(1)
     k.drain()
     assert [(record.own, record.phase) for record in k.segments()] == [(False, "live")]
-    assert len(exchange.desk.segments) == 1
+    assert len(exchange.server.segments) == 1
     assert held[0] == 0
     del held
     k.drain()
-    assert exchange.desk.segments == ()
+    assert exchange.server.segments == ()
     assert k.segments() == ()
     del there, theirs, only
 

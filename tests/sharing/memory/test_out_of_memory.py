@@ -69,11 +69,11 @@ def test_limits_are_read_where_the_system_keeps_them(files, free):
 @pytest.mark.parametrize(("files", "where"), [(V2, "container"), (V1, "container")])
 def test_what_does_not_fit_is_refused_before_it_is_tried(files, where):
     """The error says what was needed, what is free, and where."""
-    headroom = MemoryGuard(reader(files))
+    guard = MemoryGuard(reader(files))
     tightest = min(limit.free for limit in limits(reader(files)))
-    headroom.require(tightest - MARGIN)
+    guard.require(tightest - MARGIN)
     with pytest.raises(SharedMemoryFullError, match=r"118\.0 MiB free|134\.0 MiB free") as caught:
-        headroom.require(tightest - MARGIN + MIB)
+        guard.require(tightest - MARGIN + MIB)
     assert where in str(caught.value)
     assert isinstance(caught.value, MemoryError)
 
@@ -86,9 +86,9 @@ def test_many_small_requests_share_one_reading():
         reads.append(path)
         return f"MemTotal: {1 << 30} kB\nMemAvailable: {1 << 30} kB\n" if "meminfo" in path else ""
 
-    headroom = MemoryGuard(read)
+    guard = MemoryGuard(read)
     for _ in range(1000):
-        headroom.require(4096)
+        guard.require(4096)
     assert reads.count("/proc/meminfo") < 20
 
 
@@ -115,7 +115,7 @@ def test_the_pool_makes_room(monkeypatch):
     del array
     store.drain()
     monkeypatch.setattr(
-        store._holdings.pool, "trim", lambda keep=0: files.update({"/proc/self/cgroup": ""}) or MIB
+        store._table.pool, "trim", lambda keep=0: files.update({"/proc/self/cgroup": ""}) or MIB
     )
     assert store.empty(200 * MIB, "u1").nbytes == 200 * MIB
     monkeypatch.undo()
@@ -214,14 +214,14 @@ store.drain()
 
 def test_the_supervisor_has_none_left(exchange):
     """What the supervisor cannot keep is told to whoever asks for it; nobody is dropped."""
-    exchange.desk._max_descriptors = 1
+    exchange.server._max_descriptors = 1
     k, r = exchange.store(0), exchange.store(1)
     one, two = k.zeros(10), k.zeros(10)
     handles = [k.handle(one), k.handle(two)]
     r.attach(handles[0])
     with pytest.raises(FileDescriptorLimitError):
         r.attach(handles[1])
-    assert exchange.desk.holders(handles[1].segment) == {0}
+    assert exchange.server.holders(handles[1].segment) == {0}
 
 
 def test_a_mapping_that_fails_keeps_no_descriptor(exchange, monkeypatch):

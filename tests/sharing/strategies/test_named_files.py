@@ -110,11 +110,11 @@ def test_the_ledger_removes_what_a_killed_client_made(exchange, strategy):
     lonely = made.share(np.arange(100_000), strategy=strategy)
     shared = made.share(np.arange(200_000), strategy=strategy)
     both = other.attach(made.handle(shared))
-    first, second = exchange.desk.names
+    first, second = exchange.server.names
     assert os.path.exists(first)
     assert os.path.exists(second)
     # As if its process had been killed: it says nothing, and removes nothing.
-    for segment in made._holdings._own.values():
+    for segment in made._table._own.values():
         segment.block.source.path = ""
     for path in (first, second):
         owned_names.forget(path)
@@ -125,7 +125,7 @@ def test_the_ledger_removes_what_a_killed_client_made(exchange, strategy):
     del both
     other.drain()
     assert not os.path.exists(second)
-    assert exchange.desk.names == ()
+    assert exchange.server.names == ()
     del lonely, shared
     made.close()
 
@@ -135,7 +135,7 @@ def test_a_name_goes_with_the_last_user(exchange, strategy):
     """Neither the maker's nor the receiver's end alone removes it; the last one's does."""
     made, other = exchange.store(0), exchange.store(1)
     x = made.share(np.arange(1000), strategy=strategy)
-    (path,) = exchange.desk.names
+    (path,) = exchange.server.names
     y = other.attach(made.handle(x))
     assert np.array_equal(x, y)
     del x
@@ -146,7 +146,7 @@ def test_a_name_goes_with_the_last_user(exchange, strategy):
     other.drain()
     assert not os.path.exists(path)
     made.drain()
-    assert exchange.desk.names == ()
+    assert exchange.server.names == ()
 
 
 def test_what_was_named_before_the_session_is_announced_to_it(fresh_exchange):
@@ -155,7 +155,7 @@ def test_what_was_named_before_the_session_is_announced_to_it(fresh_exchange):
     x = store.share(np.arange(10), strategy="file_system")
     exchange = fresh_exchange()
     exchange.adopt(store)
-    (path,) = exchange.desk.names
+    (path,) = exchange.server.names
     assert os.path.exists(path)
     exchange.close()
     assert not os.path.exists(path)
@@ -171,7 +171,7 @@ def test_a_process_without_a_session_removes_its_names(strategy, tmp_path):
         import os, numpy as np, nbparallel as nbp
         nbp.set_sharing_strategy({strategy!r})
         x, y = nbp.zeros(100_000), nbp.zeros(100_000)
-        paths = [s.block.source.path for s in nbp.sharing.current_store()._holdings._own.values()]
+        paths = [s.block.source.path for s in nbp.sharing.current_store()._table._own.values()]
         assert all(map(os.path.exists, paths)), paths
         del y
         nbp.sharing.current_store().drain()
@@ -251,7 +251,7 @@ def test_names_of_a_killed_notebook_go_with_the_session():
 def test_no_name_that_nobody_knows_of(exchange, monkeypatch, client, made):
     """A rank that cannot announce a name makes none; the notebook removes its own at exit in any case."""
     store = exchange.store(client)
-    (broker,) = store._holdings.sessions.brokers
+    (broker,) = store._table.sessions.brokers
 
     def gone(path):
         raise ChannelClosedError("the other process is gone")
