@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from nbparallel.session import CellResult as CellResult
     from nbparallel.session import RankValues as RankValues
     from nbparallel.session import Session as Session
-    from nbparallel.session import migrate as migrate
     from nbparallel.session import spawn as spawn
     from nbparallel.sharing import empty as empty
-    from nbparallel.sharing import file_arrays as from_file
+    from nbparallel.sharing import from_file as from_file
     from nbparallel.sharing import full as full
     from nbparallel.sharing import get_all_sharing_strategies as get_all_sharing_strategies
     from nbparallel.sharing import get_sharing_strategy as get_sharing_strategy
@@ -40,7 +39,6 @@ _HOMES = {
     "get_all_sharing_strategies": "nbparallel.sharing",
     "get_sharing_strategy": "nbparallel.sharing",
     "is_shared": "nbparallel.sharing",
-    "migrate": "nbparallel.session",
     "ones": "nbparallel.sharing",
     "register_sharing_strategy": "nbparallel.sharing",
     "segments": "nbparallel.sharing",
@@ -62,7 +60,6 @@ __all__ = [
     "get_all_sharing_strategies",
     "get_sharing_strategy",
     "is_shared",
-    "migrate",
     "ones",
     "register_sharing_strategy",
     "segments",

@@ -217,12 +217,6 @@ class RankNames:
                 found.append((same, stop - start, name))
         return max(found, key=itemgetter(0, 1))[2] if found else None
 
-    def withdraw(self, segment: int) -> None:
-        """Take back the arrays that were delivered of a segment; the kernel delivers them again if needed."""
-        for name, handle in list(self._handles.items()):
-            if handle.segment == segment:
-                self._delete(name)
-
     def let_go(self) -> None:
         """Keep nothing alive that was delivered and whose name the rank has deleted or bound anew."""
         self._delivered.let_go(self._namespace)

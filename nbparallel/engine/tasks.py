@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.engine import environment, failures, namespace, withdrawal
+from nbparallel.engine import environment, failures, namespace
 from nbparallel.errors import InternalError, UnpicklableError
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
@@ -27,7 +27,6 @@ from nbparallel.wire.messages import (
     RankSegment,
     ScriptTask,
     Task,
-    WithdrawTask,
     runs_user_code,
 )
 from nbparallel.wire.timeline import RankTimeline
@@ -155,8 +154,6 @@ def _perform(engine: Engine, task: Task) -> tuple[Any, BaseException | None]:
     if isinstance(task, NamesTask):
         names = namespace.names_of(engine.shell.user_ns)
         return [name for name in engine.defaults.user_names() if names.is_only_here(name)], None
-    if isinstance(task, WithdrawTask):
-        return withdrawal.withdraw(engine, task.segment), None
     raise InternalError(f"unknown task {type(task).__name__}")
 
 

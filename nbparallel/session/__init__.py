@@ -1,6 +1,6 @@
-"""The kernel's side: who owns the ranks, sends cells, collects what they print.
+"""The notebook side: starts ranks, sends cells to them, collects results and output.
 
-Attributes load on first use (PEP 562): `ignition` has to be importable without the rest.
+Attributes load on first use (PEP 562): `processes.launch` has to be importable without the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from nbparallel.session.diagnostics.doctor import Finding as Finding
     from nbparallel.session.diagnostics.doctor import examine as examine
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench as strategy_bench
-    from nbparallel.session.migration import migrate as migrate
     from nbparallel.session.monitoring.segments import SharedSegment as SharedSegment
     from nbparallel.session.monitoring.statistics import RankStatistics as RankStatistics
     from nbparallel.session.monitoring.statistics import SessionStatistics as SessionStatistics
@@ -44,7 +43,6 @@ _HOMES = {
     "SessionStatistics": "monitoring.statistics",
     "SharedSegment": "monitoring.segments",
     "examine": "diagnostics.doctor",
-    "migrate": "migration",
     "spawn": "start_processes",
     "strategy_bench": "diagnostics.strategy_benchmark",
 }
@@ -65,7 +63,6 @@ __all__ = [
     "SessionStatistics",
     "SharedSegment",
     "examine",
-    "migrate",
     "spawn",
     "strategy_bench",
 ]

@@ -163,14 +163,6 @@ class NamesTask(Task):
 
 
 @dataclass(frozen=True, slots=True)
-class WithdrawTask(Task):
-    """Let go of what the notebook delivered of one segment; say what still looks at it."""
-
-    segment: int
-    """The segment's id."""
-
-
-@dataclass(frozen=True, slots=True)
 class RankSegment(Message):
     """A segment that a rank made and has in use."""
 

@@ -240,22 +240,6 @@ class NameDelivery:
             state.classes.update(pending.classes)
             state.baselines.update(pending.baselines)
 
-    def withdraw(self, segment: int) -> None:
-        """Note that ranks let go of the arrays of a segment: who needs one again is sent it again."""
-        with self._lock:
-            for state in self._ranks.values():
-                for name, known in list(state.known.items()):
-                    if known.kind is NameKind.ARRAY and _segment_of(known.key) == segment:
-                        del state.known[name]
-
-    def rehomed(self, before: int, after: int) -> None:
-        """Note that a segment has another id now: that is no change of the arrays in it."""
-        with self._lock:
-            for state in self._ranks.values():
-                for baseline in state.baselines.values():
-                    if isinstance(baseline.key, tuple) and _segment_of(baseline.key) == before:
-                        baseline.key = (after, *baseline.key[1:])
-
     def forget(self, rank: int) -> None:
         """Note that a rank has no variables any more: it was restarted."""
         with self._lock:
@@ -355,11 +339,6 @@ class NameDelivery:
             return _Baseline(_ABSENT)
         key = inventory.key_of(name) if name in state.known else None
         return _Baseline(None if key is not None else namespace[name], key)
-
-
-def _segment_of(key: Hashable) -> Hashable:
-    """Return the segment in the key of an array (`SharedArrays.look_at`); else anything."""
-    return key[0] if isinstance(key, tuple) else None
 
 
 def _rank_keeps(known: _Known | None, baseline: _Baseline | None, value: Value, current: Any) -> bool:

@@ -72,18 +72,6 @@ SCRIPTS = {
         shell.run_cell("%unload_ext nbparallel")
         use(*held)
     """,
-    "its memory has moved": """
-        x = nbp.zeros(100_000)
-        held = [x, x[::-2], np.frombuffer(memoryview(x)[3:])]
-        with nbp.Session(2) as session:
-            for strategy in ("file_system", "mmap", "file_region", "file_descriptor"):
-                session.run("x[rank] = rank", namespace={"x": x})
-                nbp.migrate(x, strategy)
-                use(*held)
-        for strategy in ("mmap", "file_descriptor"):
-            nbp.migrate(x, strategy)
-            use(*held)
-    """,
 }
 
 USE = """
