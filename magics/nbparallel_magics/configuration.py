@@ -30,7 +30,7 @@ class NbParallel(Configurable):
         "forkserver",
         help="How ranks start: forkserver: forked from a prepared process; spawn: as fresh interpreters.",
     ).tag(config=True)
-    prestarted = Bool(
+    warm = Bool(
         True, help="Start the process that ranks are forked from when loaded, not with the first cell."
     ).tag(config=True)
 

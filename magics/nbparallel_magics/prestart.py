@@ -27,7 +27,7 @@ class PrestartedSupervisor:
 
     def start(self) -> None:
         """Start it, if the user wants that, and return at once."""
-        if not self._configuration.prestarted:
+        if not self._configuration.warm:
             return
         from nbparallel.errors import StartError
         from nbparallel.session.interrupts import InterruptCounter
@@ -58,7 +58,7 @@ class PrestartedSupervisor:
 
     def _usable(self) -> bool:
         waiting, wanted = self._waiting, self._configuration
-        return waiting is not None and wanted.prestarted and waiting.fits(wanted.start_method)
+        return waiting is not None and wanted.warm and waiting.fits(wanted.start_method)
 
     def terminate(self) -> None:
         """End what waits, if anything does; an interrupt raises when that is done."""

@@ -69,7 +69,7 @@ def test_f64_a_forked_child_of_the_owner_cannot_use_or_end_the_session() -> None
 
 AT_POINT = """
 import os
-from nbparallel.distributed import faultpoints
+from nbparallel.distributed.runtime import fault_injection
 children = []
 
 def hit(point, rank, *rest):
@@ -79,14 +79,14 @@ def hit(point, rank, *rest):
             {end}
 
 if rank == 0:
-    faultpoints.hit, faultpoints.ARMED = hit, True
+    fault_injection.hit, fault_injection.ARMED = hit, True
 x[rank] = rank + 1
 try:
     total = all_reduce(big.copy() if rank else big + 1)
     barrier()
 finally:
     if os.getpid() != {pid}[rank]: os._exit(0)
-    faultpoints.ARMED = False
+    fault_injection.ARMED = False
     for child in children: os.waitpid(child, 0)
 (float(total[0]), float(total[-1]), len(children))
 """
@@ -120,7 +120,7 @@ def test_f64_a_fork_in_the_middle_of_an_operation(point: str, end: str) -> None:
 
 IN_SHARING = """
 import os, numpy as np
-from nbparallel.sharing import living_names
+from nbparallel.sharing.strategies import owned_names
 from nbparallel.wire import owners
 children = []
 
@@ -151,7 +151,7 @@ for child in children: os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("end", [*ENDS, "return", "return first"])
-@pytest.mark.parametrize("target", ["os.posix_fallocate", "os.symlink", "living_names.remember", "os.unlink"])
+@pytest.mark.parametrize("target", ["os.posix_fallocate", "os.symlink", "owned_names.remember", "os.unlink"])
 def test_f64_a_fork_while_a_segment_is_made_or_freed(target: str, end: str) -> None:
     """What a child was born into the middle of, it leaves alone, however it ends."""
     before = {"kept": nbp.share(np.ones(50_000), strategy="file_system")}

@@ -154,20 +154,20 @@ assert names() == [], names()
 def test_f40_filled_between_the_look_and_the_use(small: Callable[..., str], call: str) -> None:
     """Another process takes the room after it was seen: still an exception, and nothing is left."""
     small(f"""
-from nbparallel.sharing.strategies.directory import Place
+from nbparallel.sharing.strategies.directory import SegmentDirectory
 
-look = Place.require
+look = SegmentDirectory.require
 
 def look_and_lose(place, nbytes):
     look(place, nbytes)
     subprocess.run([sys.executable, "-I", "-c", {FILL!r}, FOLDER, "8192"], check=True)
 
-Place.require = look_and_lose
+SegmentDirectory.require = look_and_lose
 text = refused(lambda: {call})
 assert "needs 1.0 MiB, 8.0 KiB free on" in text, text
 assert names() == [] and free() == 8192, (names(), free())
 os.unlink(FOLDER + "/filler")
-Place.require = look
+SegmentDirectory.require = look
 x = {call}
 assert x.nbytes == 1 << 20
 """)

@@ -15,21 +15,21 @@ from nbparallel.distributed.communicator import Communicator
 PROGRAM = """
 import inspect, re, sys, types
 from unittest import mock
-from nbparallel.distributed import recording
+from nbparallel.distributed import tracing
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.engine import defaults, main
+from nbparallel.engine import environment, main
 
 main.prepare()
 modules, calls = set(sys.modules), []
-for owner, name in ((re._compiler, "compile"), (inspect, "signature"), (defaults, "ThreadpoolController")):
+for owner, name in ((re._compiler, "compile"), (inspect, "signature"), (environment, "ThreadpoolController")):
     mock.patch.object(owner, name, lambda *a, name=name, **k: calls.append(name)).start()
-defaults.random_streams(1, 0)
-defaults.limit_blas(1)
+environment.random_streams(1, 0)
+environment.limit_blas(1)
 shell = main._shell
 shell.logger
 assert shell.transform_cell("x = 1") == "x = 1\\n"
-for name in (*recording.QUICK, *recording.OTHERS):
-    recording._peer_argument(types.MethodType(getattr(Communicator, name), object()))
+for name in (*tracing.QUICK, *tracing.OTHERS):
+    tracing._peer_argument(types.MethodType(getattr(Communicator, name), object()))
 print(sorted(set(sys.modules) - modules), calls)
 """
 
