@@ -159,10 +159,6 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         """How long this rank has waited for others in this epoch."""
         return self._context.waiter.wait_ns
 
-    def interrupt_pending(self) -> tuple[int, int]:
-        """Return the kernel's interrupt word for this rank: (cell, sequence)."""
-        return self._view.read_interrupt(self.rank)
-
     def release(self) -> None:
         """Let go of sent memory that receivers have taken over; the engine calls it when it is idle."""
         self._messages.release()

@@ -23,7 +23,7 @@ from nbparallel.errors import (
     rank_list,
 )
 from nbparallel.sharing.store import Store
-from nbparallel.wire.control import Cause, ControlView, State
+from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.handles import ArrayHandle
 
 SILENCE_NS = 1_000_000_000
@@ -270,14 +270,8 @@ class RankContext:
         return failed if not wait.any_source or len(failed) == len(awaited) else ()
 
     def check_peers(self, peers: Sequence[int] | None = None) -> None:
-        """Raise if the kernel ended the cell, or a peer failed or died: one of `peers`, by default any."""
+        """Raise if a peer failed or died: one of `peers`, by default any."""
         peers = self.peers if peers is None else peers
-        abort = self.view.read_abort()
-        if abort is not None and abort.cell in (0, self.cell):
-            if abort.cause is Cause.ERROR:
-                raise self.doom(first_failure(self.view, peers) or PeerFailedError("the cell was stopped"))
-            self.open = self.open or -1
-            raise KeyboardInterrupt
         words, view = self.words, self.view
         if any(words[view.word_failed(r)] or words[view.word_death(r)] for r in peers):
             error = first_failure(view, peers)

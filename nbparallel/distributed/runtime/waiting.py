@@ -2,7 +2,7 @@
 
 The ladder: a bounded spin (only if every rank can have a processor of its own) → at most 100 µs of
 ``sched_yield`` → asleep in ``futex`` (by ctypes) in slices of at most 50 ms.  After every slice, and at
-every wake, the caller's `check` looks for aborts, deaths, failures and deadlocks; signal handlers run.
+every wake, the caller's `check` looks for deaths, failures and deadlocks; signal handlers run.
 
 Note [no lost wake-ups].  Every rank has a *bell* word, which it alone changes, and a *parked* word, in
 which it alone says whom it sleeps for.  The waiter: parked = peer; b = peer's bell; fence; look at the
