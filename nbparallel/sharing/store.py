@@ -14,6 +14,7 @@ from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle import relocation
 from nbparallel.sharing.lifecycle.allocator import Allocator
+from nbparallel.sharing.lifecycle.client_number import renumber
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
 from nbparallel.sharing.lifecycle.segment import Block, Location, Segment, SegmentStatistics
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
@@ -73,10 +74,15 @@ class Store:
         """Leave a session; again is fine.  All arrays here stay valid."""
         self._table.disconnect(broker)
 
+    @locked
+    def renumber(self, client: int) -> None:
+        """Become client number `client`, in no session yet; arrays stay valid, their segments get new ids."""
+        renumber(self._table, client)
+        self.client = client
+        self.rights_changes += 1
+
     def _chosen(self, broker: SegmentBroker | None) -> SegmentBroker | None:
-        if broker is not None:
-            return broker
-        brokers = self._table.brokers
+        brokers = self._table.brokers if broker is None else [broker]
         if len(brokers) > 1:
             raise ValueError(f"this process is in {len(brokers)} sessions: say which with broker=")
         return brokers[0] if brokers else None
@@ -221,8 +227,7 @@ class Store:
 
     @locked
     def _segment_of(self, x: object) -> Segment | None:
-        place = self._table.find(x)
-        return None if place is None else place.segment
+        return None if (place := self._table.find(x)) is None else place.segment
 
     @locked
     def location(self, x: object) -> Location | None:
@@ -382,16 +387,13 @@ class Store:
 
     @locked
     def close(self) -> None:
-        """Leave all sessions and give back what no array uses; again is fine.
-
-        Arrays that are alive stay valid.
-        """
+        """Leave all sessions and release unused memory (idempotent); living arrays stay valid."""
         self._table.reap()
         for broker in list(self._table.brokers):
             self._table.disconnect(broker)
         self._table.trim(0.0)
 
     def check_pid(self) -> None:
-        """Raise `ForkedRankError` in any process but the one that made this store."""
+        """Raise `ForkedRankError` in a forked child of the process that made this store."""
         if os.getpid() != self._pid:
             raise forked_error(self._pid)

@@ -22,7 +22,6 @@ from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
 from nbparallel.errors import ChannelClosedError, ForkedRankError
 from nbparallel.sharing import Store
-from nbparallel.sharing.lifecycle.client_number import renumber
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.rendezvous import Join, client_of
 
@@ -45,7 +44,7 @@ class ProcessGroup:
         self._channel = admission.channel
         self._liveness = SupervisorLiveness(admission.supervisor, joined.members)
         self._store = _store()
-        renumber(self._store, client)
+        self._store.renumber(client)
         self._store.connect(self._broker)
         try:
             self.communicator = Communicator(
@@ -105,7 +104,7 @@ class ProcessGroup:
         # those who have not received it yet.
         self._store.disconnect(self._broker)
         self.communicator.close()
-        renumber(self._store, 0)
+        self._store.renumber(0)
         try:
             self._channel.send(Kind.DEPART, abandon=lambda: self._liveness.lost() is not None)
         except ChannelClosedError:

@@ -9,7 +9,6 @@ import pytest
 
 from nbparallel.errors import ReadOnlyArrayError
 from nbparallel.sharing import Store
-from nbparallel.sharing.lifecycle.client_number import renumber
 from nbparallel.testing.ranks import FolderBroker
 from nbparallel.wire.segments import creator_of
 
@@ -19,7 +18,7 @@ def test_arrays_stay_and_segments_get_new_ids(tmp_path: Path) -> None:
     store = Store()
     large, small = store.zeros((100_000,), strategy="file_descriptor"), store.share(np.arange(10.0))
     before = [store.location(x) for x in (large, small)]
-    renumber(store, 3)
+    store.renumber(3)
     places = [store.location(x) for x in (large, small)]
     assert store.client == 3
     for old, new in zip(before, places, strict=True):
@@ -49,7 +48,7 @@ def test_arrays_stay_and_segments_get_new_ids(tmp_path: Path) -> None:
     store.disconnect(broker)
     for segment in list(broker._fds):
         broker.forget(segment)
-    renumber(store, 0)
+    store.renumber(0)
     fresh = store.location(large)
     assert fresh is not None
     assert creator_of(fresh.segment) == 0
@@ -64,9 +63,9 @@ def test_a_client_of_a_session_keeps_its_number(tmp_path: Path) -> None:
     broker = FolderBroker(str(tmp_path), 0)
     store.connect(broker)
     with pytest.raises(ValueError, match="client 0 of a session, and cannot be 2 as well"):
-        renumber(store, 2)
+        store.renumber(2)
     store.disconnect(broker)
-    renumber(store, 2)
+    store.renumber(2)
     assert store.client == 2
 
 
@@ -79,7 +78,7 @@ def test_a_file_that_is_read_only_stays_so(tmp_path: Path) -> None:
     sharing.set_current_store(store)
     try:
         x = sharing.from_file(str(tmp_path / "x.npy"))
-        renumber(store, 1)
+        store.renumber(1)
         place = store.location(x)
         assert place is not None
         assert not place.for_all
