@@ -55,12 +55,17 @@ def _repeated(draw: st.DrawFn, x: AnyArray) -> AnyArray:
 
 
 @st.composite
-def arrays(draw: st.DrawFn) -> AnyArray:
+def arrays(draw: st.DrawFn, drawn_dtypes: st.SearchStrategy[np.dtype[Any]] | None = None) -> AnyArray:
     """Draw an array of any dtype, shape, order, alignment and strides, of arbitrary bytes.
 
     Strides may be negative, zero or with gaps; some are empty, 0-d, read-only or too large to be packed.
+
+    Parameters
+    ----------
+    drawn_dtypes : search strategy, optional
+        By default `dtypes`.
     """
-    dtype = draw(dtypes())
+    dtype = draw(dtypes() if drawn_dtypes is None else drawn_dtypes)
     shape = tuple(draw(st.lists(st.sampled_from((3, 4, 2, 5, 1, 3, 4, 0)), max_size=4)))
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes and draw(st.integers(0, 19)) == 0:

@@ -20,39 +20,31 @@ class CopyStrategy(Strategy):
     # docstrings inherited
 
     @property
-    def name(self) -> str:  # noqa: D102
+    def name(self) -> str:
         return "copy"
 
     @property
-    def unavailable_reason(self) -> str | None:  # noqa: D102
+    def unavailable_reason(self) -> str | None:
         return None
 
     @property
-    def supports_read_only(self) -> bool:  # noqa: D102
+    def needs_clean_up(self) -> bool:
         return False
 
     @property
-    def needs_clean_up(self) -> bool:  # noqa: D102
+    def shares(self) -> bool:
         return False
 
-    @property
-    def needs_descriptor(self) -> bool:  # noqa: D102
-        return False
-
-    @property
-    def shares(self) -> bool:  # noqa: D102
-        return False
-
-    def create(  # noqa: D102
+    def create(
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
         _refuse()
 
-    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:
         os.close(fd)
         _refuse()
 
-    def map(self, source: SegmentSource, access: Access) -> NoReturn:  # noqa: D102
+    def map(self, source: SegmentSource, access: Access) -> NoReturn:
         _refuse()
 
 

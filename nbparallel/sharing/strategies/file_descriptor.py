@@ -11,9 +11,5 @@ class FileDescriptorStrategy(MemfdStrategy):
     # docstrings inherited
 
     @property
-    def name(self) -> str:  # noqa: D102
+    def name(self) -> str:
         return "file_descriptor"
-
-    @property
-    def needs_descriptor(self) -> bool:  # noqa: D102
-        return True

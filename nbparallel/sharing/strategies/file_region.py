@@ -23,17 +23,13 @@ class FileRegionStrategy(MemfdStrategy):
     # docstrings inherited
 
     @property
-    def name(self) -> str:  # noqa: D102
+    def name(self) -> str:
         return "file_region"
 
     @property
-    def needs_descriptor(self) -> bool:  # noqa: D102
-        return False
-
-    @property
-    def packs_below(self) -> int:  # noqa: D102
+    def packs_below(self) -> int:
         return self._region_nbytes // 2
 
     @property
-    def region_nbytes(self) -> int:  # noqa: D102
+    def region_nbytes(self) -> int:
         return self._region_nbytes

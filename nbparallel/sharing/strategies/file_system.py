@@ -30,11 +30,11 @@ class FileSystemStrategy(Strategy):
     # docstrings inherited
 
     @property
-    def name(self) -> str:  # noqa: D102
+    def name(self) -> str:
         return "file_system"
 
     @property
-    def unavailable_reason(self) -> str | None:  # noqa: D102
+    def unavailable_reason(self) -> str | None:
         if not os.path.isdir(self._directory):
             return f"there is no directory {self._directory} here ({sys.platform})"
         if not os.access(self._directory, os.W_OK | os.X_OK):
@@ -42,18 +42,10 @@ class FileSystemStrategy(Strategy):
         return None
 
     @property
-    def supports_read_only(self) -> bool:  # noqa: D102
+    def needs_clean_up(self) -> bool:
         return True
 
-    @property
-    def needs_clean_up(self) -> bool:  # noqa: D102
-        return True
-
-    @property
-    def needs_descriptor(self) -> bool:  # noqa: D102
-        return True
-
-    def create(  # noqa: D102
+    def create(
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
         place = SegmentDirectory(
@@ -61,8 +53,8 @@ class FileSystemStrategy(Strategy):
         )
         return create_named(place, nbytes, content, intend, strategy=self.name, guard=self._guard)
 
-    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:
         return adopt_named(fd, nbytes, strategy=self.name, own=True)
 
-    def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
+    def map(self, source: SegmentSource, access: Access) -> Mapping:
         return map_whole(source.fd, source.nbytes, access)

@@ -41,20 +41,16 @@ class MemfdStrategy(Strategy):
     # docstrings inherited
 
     @property
-    def unavailable_reason(self) -> str | None:  # noqa: D102
+    def unavailable_reason(self) -> str | None:
         if not hasattr(os, "memfd_create"):
             return f"this Python has no os.memfd_create (on {sys.platform}; Linux has it from glibc 2.27 on)"
         return _refusal()
 
     @property
-    def supports_read_only(self) -> bool:  # noqa: D102
-        return True
-
-    @property
-    def needs_clean_up(self) -> bool:  # noqa: D102
+    def needs_clean_up(self) -> bool:
         return False
 
-    def create(  # noqa: D102
+    def create(
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
         size, name = whole_pages(nbytes), self.name
@@ -68,7 +64,7 @@ class MemfdStrategy(Strategy):
             raise explained(error, size) from error
         return source
 
-    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:
         try:
             _check(fd, nbytes)
         except OSError as error:
@@ -79,7 +75,7 @@ class MemfdStrategy(Strategy):
             raise
         return SegmentSource(fd, nbytes, self.name)
 
-    def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
+    def map(self, source: SegmentSource, access: Access) -> Mapping:
         return map_whole(source.fd, source.nbytes, access)
 
 

@@ -45,7 +45,7 @@ class MemoryMapStrategy(Strategy):
     # docstrings inherited
 
     @property
-    def name(self) -> str:  # noqa: D102
+    def name(self) -> str:
         return "mmap"
 
     @property
@@ -56,23 +56,15 @@ class MemoryMapStrategy(Strategy):
         return ON_DISK if os.access(ON_DISK, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
     @property
-    def unavailable_reason(self) -> str | None:  # noqa: D102
+    def unavailable_reason(self) -> str | None:
         return _why_not(self.directory, allow_network=self._allow_network)
 
     @property
-    def supports_read_only(self) -> bool:  # noqa: D102
+    def needs_clean_up(self) -> bool:
         return True
 
     @property
-    def needs_clean_up(self) -> bool:  # noqa: D102
-        return True
-
-    @property
-    def needs_descriptor(self) -> bool:  # noqa: D102
-        return True
-
-    @property
-    def options(self) -> dict[str, Any]:  # noqa: D102
+    def options(self) -> dict[str, Any]:
         if self._directory is None:
             return {}
         return {"directory": self._directory, "allow_network": self._allow_network}
@@ -92,16 +84,16 @@ class MemoryMapStrategy(Strategy):
             raise StrategyUnavailableError(f"sharing strategy 'mmap' cannot use {path}: {reason}")
         self._directory, self._allow_network = path, allow_network
 
-    def create(  # noqa: D102
+    def create(
         self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
     ) -> SegmentSource:
         return create_named(place(self.directory), nbytes, content, intend, strategy=self.name, guard=None)
 
-    def adopt(self, fd: int, nbytes: int) -> SegmentSource:  # noqa: D102
+    def adopt(self, fd: int, nbytes: int) -> SegmentSource:
         # A file that the user opened may be another user's.
         return adopt_named(fd, nbytes, strategy=self.name, own=False)
 
-    def map(self, source: SegmentSource, access: Access) -> Mapping:  # noqa: D102
+    def map(self, source: SegmentSource, access: Access) -> Mapping:
         return map_whole(source.fd, source.nbytes, access)
 
 

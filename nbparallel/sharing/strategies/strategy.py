@@ -66,6 +66,7 @@ class Strategy(ABC):
 
     * space is reserved before a segment is used: full memory is `SharedMemoryFullError`, never a signal;
     * a segment that was made is full of zeros, or holds the content that was given;
+    * a descriptor that was opened for reading gives no mapping for writing;
     * a name that outlives its process is announced before it exists;
     * what another process sends is checked before it is mapped.
     """
@@ -82,18 +83,8 @@ class Strategy(ABC):
 
     @property
     @abstractmethod
-    def supports_read_only(self) -> bool:
-        """Whether a mapping for reading stays one, whatever its holder tries."""
-
-    @property
-    @abstractmethod
     def needs_clean_up(self) -> bool:
         """Whether a segment outlives every process that uses it until somebody removes its name."""
-
-    @property
-    @abstractmethod
-    def needs_descriptor(self) -> bool:
-        """Whether every live segment costs a file descriptor."""
 
     @property
     def shares(self) -> bool:

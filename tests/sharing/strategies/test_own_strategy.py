@@ -33,8 +33,13 @@ class TestNameless(StrategyTests):
     """Files without a name, as a reader of the page would check them."""
 
     strategy = "nameless"
+    dtypes = ("f8", ">i2", [("a", "i1"), ("b", ">c8", 2)])
 
     @pytest.mark.stress
-    def test_every_dtype_and_layout(self, ranks: nbp.Session, names: dict[str, Any]) -> None:
-        """The same as ever; of `make sweep`, because it takes longer than all others together."""
-        super().test_every_dtype_and_layout(ranks, names)
+    @pytest.mark.time_limit(60)
+    def test_all_dtypes(
+        self, ranks: nbp.Session, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The same as `test_every_dtype_and_layout` with all dtypes; of `make sweep`, as it takes longest."""
+        monkeypatch.setattr(type(self), "dtypes", None)
+        self.test_every_dtype_and_layout(ranks, names)

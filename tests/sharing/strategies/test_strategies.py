@@ -98,6 +98,27 @@ def test_a_strategy_of_ones_own(monkeypatch):
     store.trim()
 
 
+def test_a_strategy_may_define_what_the_contract_once_asked_for():
+    """`supports_read_only` and `needs_descriptor` have no meaning any more, and do no harm."""
+
+    class Former(FileDescriptorStrategy):
+        name = "former"
+        supports_read_only = True
+
+        @property
+        def needs_descriptor(self):
+            return True
+
+    nbp.register_sharing_strategy("former", Former())
+    x = nbp.zeros(10, strategy="former")
+    store = nbp.current_store()
+    (made,) = [s.strategy for s in store.segments() if s.segment == store.location(x).segment]
+    assert made == "former"
+    del x
+    store.drain()
+    store.trim()
+
+
 def test_a_system_without_memfd(monkeypatch):
     """Elsewhere the strategy says so, and so does the registry."""
     monkeypatch.delattr(os, "memfd_create")
