@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.architecture.source_tree import ROOT, SourceTree, circles, repeated
 
 TREE = SourceTree()
@@ -32,7 +30,7 @@ KNOWN: dict[str, set[str]] = {
         "nbparallel.distributed: api, communicator, tracing",
         "nbparallel.distributed: at_once, runtime, slots",
         "nbparallel.distributed: averaging, collectives, data_parallel, deferring, scattering",
-        "nbparallel.engine: engine, failures, inspection, namespace, shell, tasks, withdrawal",
+        "nbparallel.engine: engine, failures, inspection, namespace, shell, tasks",
         "nbparallel.session: interrupts, monitoring, processes, tasks",
         "nbparallel.sharing: lifecycle, locking, store",
         "nbparallel_magics: background, state",
@@ -64,10 +62,10 @@ def test_sources_were_found() -> None:
     assert len(SOURCES) > 20
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_a_file_holds_one_idea(path: Path) -> None:
+def test_a_file_holds_one_idea() -> None:
     """No source file is longer than 400 lines."""
-    assert len(path.read_text().splitlines()) <= MAX_LINES, "split it"
+    long = [_name(path) for path in SOURCES if len(path.read_text().splitlines()) > MAX_LINES]
+    assert not long, f"split {long}"
 
 
 def _check(rule: str, found: Iterable[str], remedy: str) -> None:
@@ -124,35 +122,36 @@ def test_imports_form_no_circles() -> None:
     _check("circles", found, "cut")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_nothing_forbidden_between_processes(path: Path) -> None:
+def test_nothing_forbidden_between_processes() -> None:
     """No module imports what leaks or listens, and no wait reads the wall clock."""
-    tree = ast.parse(path.read_text())
-    found = {name: FORBIDDEN[name] for name in _imports(tree) if name in FORBIDDEN}
-    assert not found
-    clock = [node.lineno for node in ast.walk(tree) if ast.unparse(node) == "time.time()"]
-    assert not clock, f"lines {clock}: waits and spans use time.monotonic(), which no clock jump moves"
+    for path, tree in zip(TREE.modules.values(), TREE.trees.values(), strict=True):
+        found = {name: FORBIDDEN[name] for name in _imports(tree) if name in FORBIDDEN}
+        assert not found, _name(path)
+        clock = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_wall_clock(n.func)]
+        assert not clock, f"{_name(path)}, lines {clock}: use time.monotonic(), which no clock jump moves"
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.name == "__init__.py"], ids=_name)
-def test_public_names_exist_and_are_documented(path: Path) -> None:
+def _is_wall_clock(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and ast.unparse(function) == "time.time"
+
+
+def test_public_names_exist_and_are_documented() -> None:
     """Every name in `__all__` can be had and says what it does."""
-    parts = list(path.parent.relative_to(ROOT).parts)
-    module = importlib.import_module(".".join(parts[1:] if parts[0] in ("magics", "widgets") else parts))
-    for name in getattr(module, "__all__", ()):
-        thing = getattr(module, name)
-        if inspect.isroutine(thing) or inspect.isclass(thing):
-            assert inspect.getdoc(thing), f"{module.__name__}.{name} has no docstring"
+    for package in TREE.packages:
+        module = importlib.import_module(package)
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            if inspect.isroutine(thing) or inspect.isclass(thing):
+                assert inspect.getdoc(thing), f"{package}.{name} has no docstring"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_sizes_have_one_spelling(path: Path) -> None:
+def test_sizes_have_one_spelling() -> None:
     """What users read counts bytes in KiB, MiB and GiB (`wire.units`), never sometimes in MB."""
-    tree = ast.parse(path.read_text())
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    found = [n.lineno for n in texts if id(n) not in prose and re.search(r"\b[KMGT]B\b", n.value)]
-    assert not found, f"lines {found}"
+    for path, tree in zip(TREE.modules.values(), TREE.trees.values(), strict=True):
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        found = [n.lineno for n in texts if id(n) not in prose and re.search(r"\b[KMGT]B\b", n.value)]
+        assert not found, f"{_name(path)}, lines {found}"
 
 
 def test_import_is_cheap() -> None:
