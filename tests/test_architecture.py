@@ -32,7 +32,6 @@ KNOWN: dict[str, set[str]] = {
         "nbparallel.distributed: averaging, collectives, data_parallel, deferring, scattering",
         "nbparallel.engine: engine, failures, inspection, namespace, shell, tasks",
         "nbparallel.session: interrupts, monitoring, processes, tasks",
-        "nbparallel.sharing: lifecycle, locking, store",
         "nbparallel_magics: background, state",
     },
 }
