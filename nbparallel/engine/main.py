@@ -20,7 +20,7 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.engine import shell as shells
 from nbparallel.engine.engine import Engine
 from nbparallel.errors import ChannelClosedError
-from nbparallel.sharing.strategies import owned_names
+from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import pack_pid, pack_versions
@@ -78,7 +78,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         channel, segments = Channel.from_fd(channel_fd), Channel.from_fd(segments_fd)
         _announce(segments)
         configure = _configure(channel)
-        owned_names.belong_to(configure.notebook, os.getppid())
+        process_names.join_session(configure.notebook, os.getppid())
         broker = SegmentClient(segments, client=client)
         store = sharing.Store(client)
         store.connect(broker)

@@ -18,9 +18,9 @@ from nbparallel.sharing.current import current_store
 from nbparallel.sharing.memory.array_layout import Shape, describe, sizes_of
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.store import AnyArray
-from nbparallel.sharing.strategies import owned_names
 from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy, network_reason
+from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.page_allocation import explained, fill
 from nbparallel.sharing.strategies.strategy import SegmentSource
 
@@ -126,9 +126,9 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
     disk = SegmentDirectory(os.path.dirname(path), "choose a path on another disk", "delete files there")
     disk.require(size)
     # It gets its name when it is complete.
-    draft = os.path.join(disk.directory, owned_names.fresh())
+    draft = os.path.join(disk.directory, process_names.draw())
     try:
-        owned_names.remember(draft)
+        process_names.claim(draft)
         source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
         try:
             source.fd = os.open(draft, _FLAGS["w+"] | os.O_CLOEXEC, 0o666)
@@ -140,7 +140,7 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
     except OSError as error:
         raise _told(error, size, disk, path) from error
     source.path = ""
-    owned_names.forget(draft)
+    process_names.disclaim(draft)
     return source, (offset, dtype, shape, False)
 
 

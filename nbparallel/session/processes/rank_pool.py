@@ -39,7 +39,7 @@ from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
 from nbparallel.session.processes.queries import RankQueries
 from nbparallel.session.processes.rank_handle import RankExit, RankHandle, place_here
 from nbparallel.session.processes.supervisor_client import SupervisorClient
-from nbparallel.sharing.strategies import owned_names
+from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Kind
@@ -323,7 +323,7 @@ class RankPool:
             return
         for handle in self.handles:
             handle.leave()
-        owned_names.renew()
+        process_names.change_token()
         self._reclaimer.close()
         try:
             sharing.current_store().disconnect(self.supervisor.broker)

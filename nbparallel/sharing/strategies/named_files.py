@@ -18,8 +18,8 @@ import stat
 
 from nbparallel.errors import ForkedRankError, InvalidHandleError, NbParallelError
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
-from nbparallel.sharing.strategies import owned_names
 from nbparallel.sharing.strategies.directory import SegmentDirectory
+from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.page_allocation import explained, fill, whole_pages
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
 
@@ -66,10 +66,10 @@ def create_named(
 def _create(directory: str, size: int, intend: Intend, strategy: str) -> SegmentSource:
     path, pid = "", os.getpid()
     for _ in range(_TRIES):
-        path = os.path.join(directory, owned_names.fresh())
+        path = os.path.join(directory, process_names.draw())
         intend(path)
         try:
-            owned_names.remember(path)
+            process_names.claim(path)
         except FileExistsError:
             continue  # another's record: names are drawn anew
         if os.getpid() != pid:
@@ -83,8 +83,8 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
             source.fd = os.open(path, _FLAGS, 0o600)
         except FileExistsError:
             source.path = ""  # another's
-            owned_names.forget(path)
-            owned_names.renew()  # who saw our names can guess the next
+            process_names.disclaim(path)
+            process_names.change_token()  # who saw our names can guess the next
         except BaseException:
             source.close()
             raise

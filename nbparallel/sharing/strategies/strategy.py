@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from nbparallel.sharing.memory.mapping import Access, Mapping
-from nbparallel.sharing.strategies import owned_names
+from nbparallel.sharing.strategies.owned_names import process_names
 
 Intend: TypeAlias = Callable[[str], None]
 """Called with the path of a name before it is made."""
@@ -43,7 +43,7 @@ class SegmentSource:
             return
         if self.path:
             # First: an interrupt in between may leave the descriptor to the next call, never the name.
-            owned_names.remove(self.path)
+            process_names.remove(self.path)
             self.path = ""
         if self.fd >= 0:
             # Nothing is called in between, so no interrupt falls there; and never is a number closed twice.

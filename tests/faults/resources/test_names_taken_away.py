@@ -18,11 +18,11 @@ import nbparallel as nbp
 from nbparallel.channel.segment_client import _lost_error
 from nbparallel.errors import SegmentLostError
 from nbparallel.session import Session
-from nbparallel.sharing.strategies import owned_names
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.sharing.strategies.file_region import FileRegionStrategy
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.testing.leaks import names_of
@@ -176,11 +176,11 @@ def test_f82_a_name_that_is_taken(
     """Another random name is drawn, with another token; nothing is followed, opened or removed."""
     folder, victim = tmp_path / "names", tmp_path / "thesis.tex"
     victim.write_text("ten years of work")
-    taken = owned_names.fresh()
+    taken = process_names.draw()
     file = taken if squatted == "name" else os.path.basename(owners.record_path(f"/x/{taken}"))
     OCCUPANTS[what](folder / file, victim)
-    fresh, draws = owned_names.fresh, iter([taken])
-    monkeypatch.setattr(owned_names, "fresh", lambda: next(draws, None) or fresh())
+    fresh, draws = process_names.draw, iter([taken])
+    monkeypatch.setattr(process_names, "draw", lambda: next(draws, None) or fresh())
     source = named.create(5000, memoryview(b"x" * 5000))
     assert owners.stem_of(os.path.basename(source.path)) != owners.stem_of(taken)
     assert os.fstat(source.fd).st_ino == os.lstat(source.path).st_ino
@@ -192,11 +192,11 @@ def test_f82_a_name_that_is_taken(
 
 def test_f82_three_names_in_a_row(named: Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is no accident: the error says so, and what to do; nothing of ours is left."""
-    folder, taken = tmp_path / "names", [owned_names.fresh() for _ in range(3)]
+    folder, taken = tmp_path / "names", [process_names.draw() for _ in range(3)]
     for name in taken:
         (folder / name).write_text("mine")
     draws, announced = iter(taken), []
-    monkeypatch.setattr(owned_names, "fresh", lambda: next(draws))
+    monkeypatch.setattr(process_names, "draw", lambda: next(draws))
     with pytest.raises(OSError, match=r"3 random names in a row were taken.*file_descriptor"):
         named.create(5000, None, announced.append)
     assert [os.path.basename(path) for path in announced] == taken

@@ -14,9 +14,9 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ChannelClosedError, SharedMemoryFullError
 from nbparallel.sharing import Store, current_store
-from nbparallel.sharing.strategies import owned_names
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.testing.leaks import names_of
 from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
 
@@ -89,13 +89,13 @@ def test_space_that_goes_between_the_look_and_the_use(named, tmp_path, monkeypat
 
 def test_names_are_taken_only_by_their_maker(named, tmp_path, monkeypatch):
     """A file or link that is there already is left alone, and another name is drawn."""
-    from nbparallel.sharing.strategies import owned_names
+    from nbparallel.sharing.strategies.owned_names import process_names
 
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "nbp_a_1").symlink_to(victim)
     drawn = iter(["nbp_a_1", "nbp_a_2"])
-    monkeypatch.setattr(owned_names, "fresh", lambda: next(drawn))
+    monkeypatch.setattr(process_names, "draw", lambda: next(drawn))
     source = named.create(100)
     assert os.path.basename(source.path) == "nbp_a_2"
     source.close()
@@ -117,7 +117,7 @@ def test_the_ledger_removes_what_a_killed_client_made(exchange, strategy):
     for segment in made._table._own.values():
         segment.block.source.path = ""
     for path in (first, second):
-        owned_names.forget(path)
+        process_names.disclaim(path)
     exchange.kill(1)
     assert not os.path.exists(first)
     assert os.path.exists(second)
