@@ -21,6 +21,7 @@ from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.output import RankOutput, mark_threads, packed
 from nbparallel.engine.shell import RankShell
 from nbparallel.errors import ProtocolError
+from nbparallel.transfer import definitions
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome, Task
@@ -83,6 +84,7 @@ class Engine:
             dist=distributed,
             **{name: getattr(distributed, name) for name in OPERATIONS},
         )
+        definitions.set_home(shell.user_ns, shell.user_ns_hidden)
         self._view: ControlView | None = None
         self._kept: Any = None
 

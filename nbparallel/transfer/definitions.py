@@ -265,17 +265,31 @@ SENTINELS: dict[int, str] = {
 """Objects that are compared by identity: their names, by their ids; they travel as globals."""
 
 _home: dict[str, Any] | None = None
+_predefined: Mapping[str, Any] = {}
 
 
-def set_home(namespace: dict[str, Any] | None) -> None:
-    """Make `namespace` the home of this process: a rank does so once, with its user's namespace."""
-    global _home
-    _home = namespace
+def set_home(namespace: dict[str, Any] | None, predefined: Mapping[str, Any] | None = None) -> None:
+    """Make `namespace` the home of this process: functions that travel from or to it share these globals.
+
+    Parameters
+    ----------
+    namespace : dict or None
+        The user's namespace on a rank; a rank calls this once.  None: this process has no home.
+    predefined : mapping, optional
+        What every rank has under these names: it does not travel with functions.
+    """
+    global _home, _predefined
+    _home, _predefined = namespace, predefined or {}
 
 
 def current_home() -> dict[str, Any] | None:
     """Return the namespace that `set_home` was given."""
     return _home
+
+
+def is_predefined(name: str) -> bool:
+    """Whether a global of this process's home is what every rank has under that name."""
+    return _home is not None and name in _predefined and _home.get(name) is _predefined[name]
 
 
 LOCK = threading.RLock()

@@ -1,8 +1,8 @@
 """Objects on their way to another process: cloudpickle, with shared arrays by handle.
 
-A message is self-contained bytes: a header, the regions of its blob, and the pickle stream.  Buffers of
-256 KiB and more (and a stream of that size) lie once in a segment that every receiver maps copy-on-write
-(`blobs`); plain arrays in shared memory travel as handles wherever they sit.
+Functions and classes that are defined in the notebook or on a rank are rebuilt over the receiver's namespace
+(`definitions`); plain arrays in shared memory travel as handles wherever they sit.  `pickle_format` describes
+the bytes.
 """
 
 from __future__ import annotations
@@ -10,53 +10,32 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-import struct
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import _lru_cache_wrapper, cached_property, partial
 from typing import Any
 
 import numpy as np
 from cloudpickle import cloudpickle
 
-from nbparallel.errors import NbParallelError, ProtocolError, UnpicklableError
+from nbparallel.errors import NbParallelError, UnpicklableError
 from nbparallel.transfer import definitions
-from nbparallel.transfer.blobs import ArrayStore, map_blob, write_blob
+from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names
+from nbparallel.transfer.pickle_format import (
+    LARGE,
+    PLAIN,
+    Globals,
+    Pickled,
+    join_globals,
+    pack_message,
+    parse_message,
+    split_globals,
+)
 from nbparallel.transfer.plain import is_plain
 from nbparallel.transfer.unpicklable import explain
 from nbparallel.wire.handles import ArrayHandle
-
-LARGE = 256 * 1024
-"""Bytes; a buffer below this is cheaper inside the stream than mapped."""
-
-_HEADER = struct.Struct("<4sBBHI QQQ")
-"""magic, version, flags, reserved, number of regions; segment, its bytes, where the blob begins."""
-_REGION = struct.Struct("<QQ")
-_MAGIC = b"NBPK"
-_VERSION = 1
-_STREAM_IN_BLOB = 1
-"""Flag: the stream is the blob's first region."""
-_PLAIN = _HEADER.pack(_MAGIC, _VERSION, 2, 0, 0, 0, 0, 0)
-"""Header of a value that needs nothing of ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pickled:
-    """An object as bytes."""
-
-    data: bytes
-    """All that travels."""
-    segments: tuple[int, ...]
-    """Segments that `data` refers to."""
-    copied_nbytes: int
-    """Bytes that were copied to make this, blob included."""
-    shared_nbytes: int
-    """Bytes of shared arrays that travel as handles."""
-    keep: tuple[object, ...]
-    """Hold these until every receiver has loaded `data`: what they refer to stays alive as long."""
 
 
 class Serialised:
@@ -85,23 +64,9 @@ class Serialised:
 
     def pack(self, store: ArrayStore, *, broker: Any = None) -> Pickled:
         """Copy the large buffers into a segment and return the message."""
-        parts, flags = list(self.buffers), 0
-        if self.stream.nbytes >= LARGE:
-            parts.insert(0, self.stream)
-            flags = _STREAM_IN_BLOB
-        shared = sum(array.nbytes for array in self.arrays)
-        if not parts:
-            data = _HEADER.pack(_MAGIC, _VERSION, 0, 0, 0, 0, 0, 0) + self.stream
-            return Pickled(data, self.segments, len(data), shared, self.arrays)
-        blob, regions, owner = write_blob(parts, store, broker=broker)
-        header = _HEADER.pack(
-            _MAGIC, _VERSION, flags, 0, len(regions), blob.segment, blob.segment_nbytes, blob.offset
+        return pack_message(
+            self.stream, self.buffers, store, broker=broker, arrays=self.arrays, segments=self.segments
         )
-        data = header + b"".join(_REGION.pack(*region) for region in regions)
-        if not flags:
-            data += self.stream
-        segments = (*self.segments, blob.segment)
-        return Pickled(data, segments, len(data) + owner.nbytes, shared, (*self.arrays, owner))
 
 
 def _take_buffer(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
@@ -281,8 +246,9 @@ def dumps(
         Who hands the segments to the receiver; None: the receiver is this process.
     home : mapping, optional
         The notebook's (or the rank's) namespace: functions that have it as their globals get the
-        receiver's instead.  None: that of this process if it has one (a rank has, see
-        `definitions.set_home`), else functions take the globals they use with them, as in cloudpickle.
+        receiver's instead.  None on a rank: its own namespace (`definitions.set_home`), and the globals that
+        those functions read travel with the message, for a receiver that lacks them.  None in another
+        process: functions carry copies of the globals that they read, as in cloudpickle.
     name : str, optional
         What the user calls the object; errors say it.
 
@@ -297,11 +263,54 @@ def dumps(
         Something inside cannot travel: the message says what and where.  Nothing was made.
     """
     if is_plain(obj):
-        data = _PLAIN + pickle.dumps(obj, 5)
+        data = PLAIN + pickle.dumps(obj, 5)
         return Pickled(data, (), len(data), 0, ())
     if home is None:
         home = definitions.current_home()
+        if home is not None:
+            return _dump_with_globals(obj, store, broker, home, name)
     return serialise(obj, store, broker=broker, home=home, name=name).pack(store, broker=broker)
+
+
+def _dump_with_globals(
+    obj: Any, store: ArrayStore, broker: Any, home: Mapping[str, Any], name: str | None
+) -> Pickled:
+    """Pickle `obj` and, each by itself, the globals that its functions read, directly or through another."""
+    main = serialise(obj, store, broker=broker, home=home, name=name)
+    packed = main.pack(store, broker=broker)
+    if not main.global_names:
+        return packed
+    found: dict[str, Pickled | str] = {}
+    names = sorted(main.global_names, reverse=True)
+    while names:
+        name = names.pop()
+        if name in found or name not in home or definitions.is_predefined(name):
+            continue
+        try:
+            part = serialise(home[name], store, broker=broker, home=home, name=name)
+        except UnpicklableError as error:
+            found[name] = str(error)  # raised only by a receiver that lacks the name
+            continue
+        found[name] = part.pack(store, broker=broker)
+        names += sorted(part.global_names - found.keys(), reverse=True)
+    return join_globals(packed, found)
+
+
+def _bind_globals(
+    parts: Globals, store: ArrayStore, broker: Any, home: dict[str, Any], *, twins: bool
+) -> None:
+    """Bind the globals that `home` lacks, all or none."""
+    values = {}
+    for name, part in parts.items():
+        if name in home:
+            continue
+        if isinstance(part, str):
+            raise UnpicklableError(
+                f"a function that was sent here reads the global {name!r}, which this rank lacks and which "
+                f"cannot be sent ({part}); assign {name!r} on this rank first"
+            )
+        values[name] = loads(part, store, broker=broker, home=home, name=name, twins=twins)
+    home.update(values)
 
 
 def loads(
@@ -334,15 +343,17 @@ def loads(
         The bytes are no message.
     """
     message = memoryview(data)
-    plain = message[: _HEADER.size] == _PLAIN
-    stream, buffers = (message[_HEADER.size :], []) if plain else _parse(message, store, broker)
     if home is None:
         home = definitions.current_home()
     if home is None:
         home = __import__("__main__").__dict__
     try:
-        if plain:
-            return pickle.loads(stream)
+        if message[: len(PLAIN)] == PLAIN:
+            return pickle.loads(message[len(PLAIN) :])
+        message, parts = split_globals(message)
+        if parts:
+            _bind_globals(parts, store, broker, home, twins=twins)
+        stream, buffers = parse_message(message, store, broker)
         resolved = _resolved(store, broker, home, twins=twins)
         return _Unpickler(io.BytesIO(stream), buffers, resolved, home).load()
     except (NbParallelError, MemoryError):
@@ -351,22 +362,3 @@ def loads(
         what = "an object" if name is None else f"variable {name!r}"
         text = f"{what} could not be rebuilt in this process: {type(error).__name__}: {error}"
         raise UnpicklableError(f"{text}; see the cause for the line that raised") from error
-
-
-def _parse(data: memoryview, store: ArrayStore, broker: Any) -> tuple[memoryview, list[memoryview]]:
-    if data.nbytes < _HEADER.size:
-        raise ProtocolError(f"a pickled message of {data.nbytes} bytes is shorter than its header")
-    magic, version, flags, _, count, segment, segment_nbytes, offset = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION:
-        raise ProtocolError(f"not a pickled message of version {_VERSION}: {bytes(data[:5])!r}")
-    start = _HEADER.size + count * _REGION.size
-    if start > data.nbytes:
-        raise ProtocolError(f"a pickled message announces {count} regions and ends before them")
-    regions = list(_REGION.iter_unpack(data[_HEADER.size : start]))
-    if not regions:
-        return data[start:], []
-    nbytes = max(begin + length for begin, length in regions)
-    handle = ArrayHandle(segment, segment_nbytes, offset, (nbytes,), (1,), "|u1", False)
-    blob = map_blob(handle, store, broker=broker)
-    parts = [blob[begin : begin + length] for begin, length in regions]
-    return (parts[0], parts[1:]) if flags & _STREAM_IN_BLOB else (data[start:], parts)

@@ -24,7 +24,7 @@ from nbparallel.session.session import Session
 from nbparallel.sharing import SegmentBroker, current_store, get_all_sharing_strategies
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
-from nbparallel.transfer import benchmark_probe, pickling
+from nbparallel.transfer import benchmark_probe, pickle_format, pickling
 from nbparallel.wire.units import size_text
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
@@ -259,7 +259,7 @@ class _Held:
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray[Any, Any]] = []
-        self._message: pickling.Pickled | None = None
+        self._message: pickle_format.Pickled | None = None
 
     def make(self, name: str, nbytes: int, count: int) -> None:
         """Allocate arrays with a strategy."""

@@ -20,7 +20,8 @@ from nbparallel import sharing
 from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.transfer import pickling
-from nbparallel.transfer.pickling import Pickled, Serialised, serialise
+from nbparallel.transfer.pickle_format import Pickled
+from nbparallel.transfer.pickling import Serialised, serialise
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.names import CellSource, NameKind, NameUpdate
 

@@ -1,0 +1,138 @@
+"""The bytes of a pickled message: a header, the regions of its blob, and the pickle stream.
+
+Buffers of 256 KiB and more (and a stream of that size) lie once in a segment that every receiver maps
+copy-on-write (`blobs`).  If functions inside read globals of the sender, the message contains one message for
+the object and one for each of those globals, which a receiver loads only if it lacks the name.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbparallel.errors import ProtocolError
+from nbparallel.transfer.blobs import ArrayStore, map_blob, write_blob
+from nbparallel.wire.handles import ArrayHandle
+
+LARGE = 256 * 1024
+"""Bytes; a buffer below this is cheaper inside the stream than mapped."""
+
+_HEADER = struct.Struct("<4sBBHI QQQ")
+"""magic, version, flags, reserved, number of regions; segment, its bytes, where the blob begins."""
+_REGION = struct.Struct("<QQ")
+_MAGIC = b"NBPK"
+_VERSION = 1
+_STREAM_IN_BLOB, _PLAIN, _WITH_GLOBALS = 1, 2, 4
+"""Flags: the stream is the blob's first region; the value needs nothing of ours; globals follow."""
+PLAIN = _HEADER.pack(_MAGIC, _VERSION, _PLAIN, 0, 0, 0, 0, 0)
+"""Header of a value that needs nothing of ours."""
+_GLOBALS = _HEADER.pack(_MAGIC, _VERSION, _WITH_GLOBALS, 0, 0, 0, 0, 0)
+
+Globals: TypeAlias = dict[str, bytes | str]
+"""Messages by the names of globals; a string says why the value cannot be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """An object as bytes."""
+
+    data: bytes
+    """All that travels."""
+    segments: tuple[int, ...]
+    """Segments that `data` refers to."""
+    copied_nbytes: int
+    """Bytes that were copied to make this, blob included."""
+    shared_nbytes: int
+    """Bytes of shared arrays that travel as handles."""
+    keep: tuple[object, ...]
+    """Hold these until every receiver has loaded `data`: what they refer to stays alive as long."""
+
+
+def pack_message(
+    stream: memoryview,
+    buffers: Sequence[memoryview],
+    store: ArrayStore,
+    *,
+    broker: Any,
+    arrays: tuple[np.ndarray[Any, Any], ...],
+    segments: tuple[int, ...],
+) -> Pickled:
+    """Copy the large buffers into a segment and return the message.
+
+    Parameters
+    ----------
+    stream, buffers : memoryview
+        The pickle stream and its out-of-band buffers.
+    arrays, segments : tuple
+        Shared arrays that the stream refers to by handles, and their segments.
+    """
+    parts, flags = list(buffers), 0
+    if stream.nbytes >= LARGE:
+        parts.insert(0, stream)
+        flags = _STREAM_IN_BLOB
+    shared = sum(array.nbytes for array in arrays)
+    if not parts:
+        data = _HEADER.pack(_MAGIC, _VERSION, 0, 0, 0, 0, 0, 0) + stream
+        return Pickled(data, segments, len(data), shared, arrays)
+    blob, regions, owner = write_blob(parts, store, broker=broker)
+    header = _HEADER.pack(
+        _MAGIC, _VERSION, flags, 0, len(regions), blob.segment, blob.segment_nbytes, blob.offset
+    )
+    data = header + b"".join(_REGION.pack(*region) for region in regions)
+    if not flags:
+        data += stream
+    return Pickled(data, (*segments, blob.segment), len(data) + owner.nbytes, shared, (*arrays, owner))
+
+
+def parse_message(data: memoryview, store: ArrayStore, broker: Any) -> tuple[memoryview, list[memoryview]]:
+    """Return the stream of a message and its buffers, mapped."""
+    _, flags, count, segment, segment_nbytes, offset = _parse_header(data)
+    start = _HEADER.size + count * _REGION.size
+    if start > data.nbytes:
+        raise ProtocolError(f"a pickled message announces {count} regions and ends before them")
+    regions = list(_REGION.iter_unpack(data[_HEADER.size : start]))
+    if not regions:
+        return data[start:], []
+    nbytes = max(begin + length for begin, length in regions)
+    handle = ArrayHandle(segment, segment_nbytes, offset, (nbytes,), (1,), "|u1", False)
+    blob = map_blob(handle, store, broker=broker)
+    parts = [blob[begin : begin + length] for begin, length in regions]
+    return (parts[0], parts[1:]) if flags & _STREAM_IN_BLOB else (data[start:], parts)
+
+
+def _parse_header(data: memoryview) -> tuple[int, int, int, int, int, int]:
+    if data.nbytes < _HEADER.size:
+        raise ProtocolError(f"a pickled message of {data.nbytes} bytes is shorter than its header")
+    magic, version, flags, _, count, segment, segment_nbytes, offset = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        raise ProtocolError(f"not a pickled message of version {_VERSION}: {bytes(data[:5])!r}")
+    return version, flags, count, segment, segment_nbytes, offset
+
+
+def join_globals(main: Pickled, parts: Mapping[str, Pickled | str]) -> Pickled:
+    """Return one message of an object's and those of the globals that its functions read."""
+    if not parts:
+        return main
+    whole = [main, *(part for part in parts.values() if isinstance(part, Pickled))]
+    bodies = {name: part if isinstance(part, str) else part.data for name, part in parts.items()}
+    data = _GLOBALS + pickle.dumps((main.data, bodies), 5)
+    return Pickled(
+        data,
+        tuple(segment for part in whole for segment in part.segments),
+        len(data) + sum(part.copied_nbytes - len(part.data) for part in whole),
+        sum(part.shared_nbytes for part in whole),
+        tuple(whole),
+    )
+
+
+def split_globals(message: memoryview) -> tuple[memoryview, Globals]:
+    """Return an object's message and those of the globals that came with it."""
+    if message[: len(_GLOBALS)] != _GLOBALS:
+        return message, {}
+    main, parts = pickle.loads(message[len(_GLOBALS) :])
+    return memoryview(main), parts
