@@ -1,0 +1,49 @@
+"""Fragments of the changelog can be collected: their names say what they are, their text is one entry."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FRAGMENTS = sorted(path for path in (ROOT / "changes").iterdir() if path.name != "README.md")
+KINDS = ("feature", "bugfix", "removal", "misc")
+
+
+def problems(name: str, text: str) -> list[str]:
+    """Return what is wrong with one fragment."""
+    topic, _, rest = name.partition(".")
+    found = []
+    if not topic or not topic.replace("-", "").isalnum() or rest not in [f"{kind}.md" for kind in KINDS]:
+        found.append(f"call it <topic>.<kind>.md, kind one of {', '.join(KINDS)}")
+    if (
+        not text.strip()
+        or not text.endswith("\n")
+        or "\n\n" in text
+        or text.lstrip().startswith(("*", "#", "-"))
+    ):
+        found.append("write one paragraph without a bullet or heading, with a newline at its end")
+    return found
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
+def test_a_fragment_is_one_entry(path: Path) -> None:
+    """Every file in changes/ has a topic, a kind and one paragraph."""
+    assert problems(path.name, path.read_text()) == []
+
+
+def test_malformed_fragments_are_found() -> None:
+    """A wrong kind, a missing topic, an empty text, a list are each refused."""
+    assert problems("groups.feature.md", "Groups may nest.\n") == []
+    for name in ("groups.md", ".feature.md", "groups.added.md", "groups.feature.txt"):
+        assert problems(name, "Groups may nest.\n")
+    for text in ("", "\n", "no newline", "* a bullet\n", "one\n\ntwo\n"):
+        assert problems("groups.feature.md", text)
+
+
+def test_the_collector_knows_the_same_kinds() -> None:
+    """The collector's settings list the kinds of the page, in this order."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+    assert tuple(kind["directory"] for kind in settings["type"]) == KINDS
+    page = (ROOT / "changes" / "README.md").read_text()
+    assert all(f"| `{kind}` |" in page for kind in KINDS)
