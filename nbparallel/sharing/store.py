@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle import relocation
 from nbparallel.sharing.lifecycle.allocator import Allocator
 from nbparallel.sharing.lifecycle.client_number import renumber
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
@@ -52,7 +51,7 @@ class Store:
     def __init__(self, client: int = 0, *, pool_nbytes: int | None = None) -> None:
         self.client = client
         self.rights_changes = 0
-        """Counts changes of rights and moves; lets a caller remember what it asked about an array."""
+        """Counts changes of rights and ids; lets a caller remember what it asked about an array."""
         self._pid = os.getpid()
         # Reentrant: the garbage collector may run a user's __del__, which may share an array, while we
         # hold it.
@@ -206,17 +205,6 @@ class Store:
         self.drain()
         block = Block(source, registry.strategy_of(source.strategy).map(source, access))
         return self._table.add(block, writable=for_all, poolable=False)
-
-    @locked
-    def movable(self, x: object) -> SegmentStatistics:
-        """Return a record of the segment that `rehome` would move; errors as `rehoming.movable`."""
-        return relocation.movable(self._table, x).statistics()
-
-    @locked
-    def rehome(self, x: object, strategy: Strategy) -> None:
-        """Give the segment of `x` memory of another strategy; see `rehoming.rehome`."""
-        self.rights_changes += 1
-        relocation.rehome(self._table, x, strategy)
 
     # Looking at arrays
 

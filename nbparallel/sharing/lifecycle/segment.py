@@ -96,12 +96,6 @@ class Segment:
         """Whether letting others write to an array here means to move it."""
         return self.region is not None and not self.writable
 
-    def renew(self, identifier: int, block: Block, *, poolable: bool) -> None:
-        """Become another segment, of the same arrays, that no session knows."""
-        self.registered.clear()
-        self.id, self.nbytes, self.strategy = identifier, block.nbytes, block.source.strategy
-        self.receive(block, poolable=poolable)
-
     def receive(self, block: Block, *, poolable: bool) -> None:
         """Become a use of a block of memory, of which there may be others later."""
         if (poolable or block.source.path) and not block.memory:

@@ -113,16 +113,6 @@ class SegmentTable:
         place.segment.show(place.offset)
         return self.registrar.register(place.segment, broker)
 
-    def renew(self, segment: Segment, block: Block, *, poolable: bool) -> None:
-        """Give an own segment other memory and another id, which no session knows; again is fine."""
-        for broker, known_as in list(segment.registered.items()):
-            self.sessions.forget(broker, known_as)
-        if segment.block is not None and segment.block is not block:
-            self.registrar.freed(segment.block)
-        self._own.pop(segment.id, None)
-        segment.renew(self.registrar.new_id(), block, poolable=poolable)
-        self._own[segment.id] = segment
-
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
         """Return a root with the handle's array, and where it begins in the segment; fetched if needed."""
         self._heed_all()

@@ -96,8 +96,7 @@ class Mapping:
         return None if self._lease is None else self._lease()
 
     def advise(self, fd: int) -> None:
-        """Say of memory that is freshly mapped here, whose descriptor is `fd`, what it is."""
-        self._populated = False
+        """Advise the system about a fresh mapping of the memory of `fd`."""
         if self._memory is not None:
             pages.advise(self._memory, fd)
 

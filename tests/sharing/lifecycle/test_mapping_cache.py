@@ -196,25 +196,6 @@ def test_a_dead_owners_memory_is_unmapped(exchange, pair):
     dead.close()
 
 
-def test_a_moved_array_leaves_nothing_behind(exchange, pair):
-    """After `rehome` the old memory is kept by nobody, and the new one is another."""
-    from nbparallel.sharing.strategies import registry
-
-    k, r = pair
-    array = k.zeros(200_000)
-    old = k.handle(array)
-    r.attach(old)
-    r.drain()
-    k.rehome(array, registry.find_strategy("file_descriptor"))
-    r.drain()
-    assert len(r._table.kept) == 0
-    new = k.handle(array)
-    assert new.memory not in (0, old.memory)
-    assert r.attach(new).shape == (200_000,)
-    with pytest.raises(SegmentLostError):
-        r.attach(old)
-
-
 @pytest.mark.parametrize("how", ["trim", "disconnect", "close", "end"])
 def test_it_goes_with_everything_else(exchange, pair, how):
     """Whoever gives back what he can, or leaves the session, keeps nothing mapped."""
