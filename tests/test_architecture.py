@@ -30,7 +30,6 @@ KNOWN: dict[str, set[str]] = {
         "nbparallel.distributed: api, communicator, tracing",
         "nbparallel.distributed: at_once, runtime, slots",
         "nbparallel.distributed: averaging, collectives, data_parallel, deferring, scattering",
-        "nbparallel.engine: engine, failures, inspection, namespace, shell, tasks",
         "nbparallel.session: interrupts, monitoring, processes, tasks",
         "nbparallel_magics: background, state",
     },

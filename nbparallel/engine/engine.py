@@ -1,4 +1,4 @@
-"""Engine: what a rank keeps from task to task."""
+"""The engine of a rank: frames of the kernel in, tasks run, outcomes out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import gc
 import os
 import pickle
 import sys
-from typing import Any
 
 import nbparallel
 from nbparallel import distributed, sharing
 from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.engine import environment, namespace, tasks
+from nbparallel.engine import environment, tasks
 from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.input import InputRequests
 from nbparallel.engine.inspection import complete, look
 from nbparallel.engine.interrupts import Interrupts
-from nbparallel.engine.output import RankOutput, mark_threads, packed
+from nbparallel.engine.namespace import RankNames
+from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
+from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
 from nbparallel.errors import ProtocolError
 from nbparallel.transfer import definitions
@@ -36,47 +37,34 @@ MANY_MODULES = 100
 
 
 class Engine:
-    """The rank's state: shell, communicator, output.
+    """The rank's side of a session: does what the kernel's frames say, one after the other.
 
     Attributes
     ----------
-    configure : Configure
-    shell : RankShell
-    output : RankOutput
-    interrupts : Interrupts
-    communicator : Communicator or None
-        That of the current epoch.
+    state : RankState
+        What stays from task to task.
+    input_requests : InputRequests
+        ``input()`` on this rank.
     """
 
     def __init__(
         self, channel: Channel, broker: SegmentClient, configure: Configure, shell: RankShell
     ) -> None:
         self._channel = channel
-        self.broker = broker
-        self.configure = configure
-        self.shell = shell
-        self.pid = os.getpid()
-        self.output = RankOutput(channel)
-        mark_threads(self.output)
-        self.asking = InputRequests(channel, self.output)
-        self.asking.install()
-        self.breakpoints = Breakpoints(self.asking.input)
-        self.breakpoints.install()
-        os.register_at_fork(before=self.output.flush)  # else a child would write the same text again
+        output = RankOutput(channel)
+        mark_threads(output)
+        self.input_requests = InputRequests(channel, output)
+        self.input_requests.install()
+        breakpoints = Breakpoints(self.input_requests.input)
+        breakpoints.install()
+        os.register_at_fork(before=output.flush)  # else a child would write the same text again
         environment.set_environment(configure)
         environment.limit_blas(configure.blas_threads)
-        shell.attach(self.output, configure.colors)
-        self.interrupts = Interrupts(configure.rank)
-        self.interrupts.install()
-        self.communicator: Communicator | None = None
-        self.place = self.next_place = configure.place
-        """Where the notebook was before this task, and where it is."""
-        self.choice = b""
-        """The notebook's decision about sharing strategies, pickled, until the next task follows it."""
-        self.applied = -1
-        """The last task whose names were taken."""
-        self.defaults = environment.Defaults(shell.user_ns, shell.user_ns_hidden)
-        self.defaults.set(
+        shell.attach(output, configure.colors)
+        interrupts = Interrupts(configure.rank)
+        interrupts.install()
+        defaults = environment.Defaults(shell.user_ns, shell.user_ns_hidden)
+        defaults.set(
             rank=configure.rank,
             world_size=configure.world_size,
             rng=environment.random_streams(configure.seed, configure.rank),
@@ -84,32 +72,39 @@ class Engine:
             dist=distributed,
             **{name: getattr(distributed, name) for name in OPERATIONS},
         )
+        self.state = RankState(
+            configure=configure,
+            shell=shell,
+            output=output,
+            broker=broker,
+            interrupts=interrupts,
+            breakpoints=breakpoints,
+            defaults=defaults,
+            names=RankNames(shell.user_ns, sharing.current_store(), defaults=defaults.values),
+            context=configure.place,
+            next_context=configure.place,
+        )
         definitions.set_home(shell.user_ns, shell.user_ns_hidden)
         self._view: ControlView | None = None
-        self._kept: Any = None
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-        return self.configure.rank
+        self._keepalive: object = None
 
     def handle(self, frame: Frame) -> None:
         """Do what a frame of the kernel says."""
         if frame.kind is Kind.STRATEGY:
-            self.choice = pickle.loads(frame.payload)
+            self.state.strategy_choice = pickle.loads(frame.payload)
             return
         if frame.kind is Kind.PLACE:
-            self.next_place = pickle.loads(frame.payload)
+            self.state.next_context = pickle.loads(frame.payload)
             return
         if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
-            self._channel.send(Kind.SEEN, packed(look(self, pickle.loads(frame.payload))))
+            self._channel.send(Kind.SEEN, pickle_message(look(self.state, pickle.loads(frame.payload))))
             return
         if frame.kind is Kind.COMPLETE:
-            self._channel.send(Kind.SEEN, packed(complete(self.shell, pickle.loads(frame.payload))))
+            self._channel.send(Kind.SEEN, pickle_message(complete(self.state, pickle.loads(frame.payload))))
             return
         if frame.kind is Kind.INPUT:
             return  # the answer to a question that an interrupt has ended
-        self._kept = None  # the kernel has taken the last value, or it would not speak
+        self._keepalive = None  # the kernel has taken the last value, before it sends this frame
         if frame.kind is Kind.COMMUNICATOR:
             self._join(pickle.loads(frame.payload), frame)
         elif frame.kind is Kind.CELL:
@@ -119,57 +114,53 @@ class Engine:
         else:
             raise ProtocolError(f"a rank cannot handle {frame.kind!r}")
 
-    def tidy(self) -> None:
-        """Take back memory that others have let go of."""
-        self._let_go()
+    def reclaim_memory(self) -> None:
+        """Take back memory that other processes have released."""
+        self._release_unused()
         sharing.current_store().drain()
 
-    def _let_go(self) -> None:
-        if self.communicator is not None:
-            self.communicator.release()
-        namespace.let_go(self.shell.user_ns)
+    def _release_unused(self) -> None:
+        if self.state.communicator is not None:
+            self.state.communicator.release()
+        self.state.names.let_go()
 
     def tend(self) -> float | None:
-        """Give back memory that nobody has needed for long; return when to come again, in milliseconds."""
+        """Unmap memory that has been idle for long; return when to do so again, in milliseconds."""
         seconds = sharing.current_store().tend()
         return None if seconds is None else 1000 * seconds + 1
 
     def _join(self, join: JoinWorld, frame: Frame) -> None:
-        if self.communicator is not None:
-            self.communicator.close()
+        state = self.state
+        if state.communicator is not None:
+            state.communicator.close()
         if self._view is not None:
             self._view.close()
         view = self._view = ControlView(frame.fds[0])
-        self.interrupts.use(view)
-        self.communicator = Communicator(
+        state.interrupts.use(view)
+        state.communicator = Communicator(
             view,
-            self.rank,
+            state.rank,
             join.world_size,
             sharing.current_store(),
             epoch=join.epoch,
-            usable_cpus=self.configure.usable_cpus,
+            usable_cpus=state.configure.usable_cpus,
         )
-        self.communicator.record()
-        distributed.set_current(self.communicator)
+        state.communicator.record()
+        distributed.set_current(state.communicator)
         environment.resize_environment(join.world_size)
-        self.defaults.set(world_size=join.world_size)
+        state.defaults.set(world_size=join.world_size)
 
     def _run(self, task: Task) -> None:
-        self.output.task = task.number
+        self.state.output.task = task.number
         modules = len(sys.modules)
-        outcome, kept = tasks.run(self, task)
-        if os.getpid() != self.pid:
-            # user code forked, and the child came back here: it is no rank (FAULTS F64)
-            self.output.flush()
-            os._exit(0 if outcome.ok else 1)
-        self._kept = kept
+        outcome, self._keepalive = tasks.run(self.state, task)
         if len(sys.modules) >= modules + MANY_MODULES and gc.isenabled():
-            gc.collect()  # now: it would hold up this rank, and who waits for it, somewhere in a later cell
+            gc.collect()  # now: in a later cell it would delay this rank, and the ranks that wait for it
         self._report(outcome)
         if not outcome.ok:
             gc.collect()  # what formatted the traceback refers to itself, and to frames with their arrays
-        self._let_go()  # `tend` comes after every frame, and drains
+        self._release_unused()  # `tend` comes after every frame, and drains
 
     def _report(self, outcome: Outcome) -> None:
-        self.output.settle()
-        self._channel.send(Kind.RESULT, packed(outcome), sequence=outcome.number)
+        self.state.output.settle()
+        self._channel.send(Kind.RESULT, pickle_message(outcome), sequence=outcome.number)

@@ -7,23 +7,21 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import IPython
 import numpy as np
 
 import nbparallel
-from nbparallel.engine import debugger, namespace
+from nbparallel.engine import debugger
+from nbparallel.engine.namespace import RankNames
+from nbparallel.engine.rank_state import RankState
+from nbparallel.engine.shell import RankShell
 from nbparallel.errors import PeerFailedError, RankExitError, ReadOnlyArrayError
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
-
-if TYPE_CHECKING:
-    from nbparallel.engine.engine import Engine
-    from nbparallel.engine.shell import RankShell
-
 
 _OURS = (
     *(os.path.dirname(str(module.__file__)) + os.sep for module in (nbparallel, IPython)),
@@ -33,7 +31,7 @@ _DEEPEST = 200
 """Frames kept of a runaway recursion."""
 
 
-def improve(error: BaseException, shell: RankShell) -> BaseException:
+def improve(error: BaseException, state: RankState) -> BaseException:
     """Return the exception that the user should see instead of `error`."""
     if isinstance(error, SystemExit):
         code = error.code
@@ -41,7 +39,7 @@ def improve(error: BaseException, shell: RankShell) -> BaseException:
         exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank lives on", code=code)
         return exit_error.with_traceback(error.__traceback__)
     if isinstance(error, ValueError):
-        better = namespace.explain_read_only(error, shell.user_ns, error.__traceback__)
+        better = explain_read_only(error, state.names, error.__traceback__)
         if better is not None:
             better.__cause__ = None
             better.__suppress_context__ = True
@@ -50,19 +48,19 @@ def improve(error: BaseException, shell: RankShell) -> BaseException:
     return error
 
 
-def describe(error: BaseException, engine: Engine) -> RankFailure:
+def describe(error: BaseException, state: RankState) -> RankFailure:
     """Return a picture of `error` that needs no object of this process."""
     when = time.monotonic_ns()
     trace = _user_part(error.__traceback__)
     error = error.with_traceback(trace)
     return RankFailure(
-        rank=engine.rank,
+        rank=state.rank,
         time_ns=getattr(error, "_nbparallel_ns", when),
         ename=type(error).__name__,
         evalue=_text(error),
         exception=_pickled(error),
-        traceback=_formatted(error, trace, engine.shell),
-        frames=_frames(trace, engine.shell),
+        traceback=_formatted(error, trace, state.shell),
+        frames=_frames(trace, state.shell),
         cause=_cause(error),
     )
 
@@ -160,18 +158,15 @@ _READ_ONLY = re.compile(r"read-?only|WRITEABLE flag|not writ(?:e)?able", re.IGNO
 """What numpy and Cython's memoryviews say: assignment destination, output array, buffer source …"""
 
 
-def explain(
-    error: BaseException,
-    name_of: Callable[[np.ndarray[Any, Any], str], str | None],
-    traceback: TracebackType | None,
+def explain_read_only(
+    error: BaseException, names: RankNames, traceback: TracebackType | None
 ) -> ReadOnlyArrayError | None:
     """Return the error to show instead if `error` came of writing to an array of the notebook, else None.
 
     Parameters
     ----------
-    name_of : callable
-        Returns the notebook's name for the memory of an array that was delivered read-only, given the array
-        and the variable that holds it.
+    names : RankNames
+        Finds the notebook's name for the memory of an array that was delivered read-only.
     traceback : traceback or None
         Of `error`; the arrays that the innermost lines name are asked about first.
     """
@@ -185,7 +180,7 @@ def explain(
         traceback = traceback.tb_next
     for frame, line in reversed(frames):
         for variable, array in _read_only_arrays(frame, line):
-            name = name_of(array, variable)
+            name = names.name_of(array, variable)
             if name is not None:
                 return ReadOnlyArrayError(
                     f"{name!r} is the notebook's own memory, which ranks may only read ({error}); let all "

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from nbparallel.channel import Channel
-from nbparallel.engine.output import RankOutput, packed
+from nbparallel.engine.output import RankOutput, pickle_message
 from nbparallel.errors import InputRefusedError
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import InputReply, InputRequest
@@ -55,7 +55,7 @@ class InputRequests:
             raise InputRefusedError("input() works in a cell's own thread only, not in one that it started")
         request = InputRequest(self._output.task, next(self._serials), prompt, secret)
         self._output.settle()  # what was printed before the question is shown before it
-        self._channel.send(Kind.INPUT, packed(request), sequence=request.serial)
+        self._channel.send(Kind.INPUT, pickle_message(request), sequence=request.serial)
         reply = self._reply(request.serial)
         if reply.refusal:
             raise InputRefusedError(reply.refusal)

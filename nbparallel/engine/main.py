@@ -119,9 +119,9 @@ def _configure(channel: Channel) -> Configure:
 def _loop(channel: Channel, engine: Engine) -> None:
     poll = select.poll()
     poll.register(channel, select.POLLIN)
-    segments = engine.broker.fileno()
+    segments = engine.state.broker.fileno()
     poll.register(segments, select.POLLIN)
-    deferred = engine.asking.deferred
+    deferred = engine.input_requests.deferred
     due: float | None = None  # without a time-out an idle rank uses no CPU; its end comes by signal
     while True:
         if not deferred:
@@ -129,7 +129,7 @@ def _loop(channel: Channel, engine: Engine) -> None:
                 if fd == segments and events & select.POLLHUP:
                     poll.unregister(fd)  # the supervisor is gone, and so are we in a moment
                 elif fd == segments:
-                    engine.tidy()  # somebody let go of memory that this rank had made
+                    engine.reclaim_memory()  # another process released memory that this rank allocated
         frame = deferred.popleft() if deferred else channel.receive_nowait()
         if frame is not None:
             try:

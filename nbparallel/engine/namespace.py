@@ -17,9 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from nbparallel.engine.failures import explain
-from nbparallel.errors import ReadOnlyArrayError, UnpicklableError
-from nbparallel.sharing import SegmentBroker, Store, current_store
+from nbparallel.errors import UnpicklableError
+from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
@@ -276,46 +275,3 @@ def _import(update: NameUpdate) -> ModuleType:
         except ImportError:  # its package made it in another way: whoever uses it is told what is missing
             continue
     return sys.modules[first]
-
-
-_tables: dict[int, RankNames] = {}
-"""By the id of the namespace, which each keeps alive; a rank has one."""
-
-
-def names_of(
-    namespace: dict[str, Any],
-    store: Store | None = None,
-    broker: SegmentBroker | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> RankNames:
-    """Return the names of a namespace; what it holds at the first call counts as predefined."""
-    table = _tables.get(id(namespace))
-    if table is None:
-        table = _tables[id(namespace)] = RankNames(namespace, store or current_store(), broker, defaults)
-    return table
-
-
-def apply(
-    updates: Iterable[NameUpdate],
-    namespace: dict[str, Any],
-    store: Store,
-    broker: SegmentBroker | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> tuple[str, ...]:
-    """Make the changes in a rank's namespace, all or none; see `RankNames`."""
-    return names_of(namespace, store, broker, defaults).apply(updates)
-
-
-def let_go(namespace: dict[str, Any]) -> None:
-    """Keep nothing alive that a rank's namespace does not hold any more; see `RankNames.let_go`."""
-    table = _tables.get(id(namespace))
-    if table is not None:
-        table.let_go()
-
-
-def explain_read_only(
-    error: BaseException, namespace: dict[str, Any], traceback: Any
-) -> ReadOnlyArrayError | None:
-    """Return the error to show instead if `error` came of writing to an array of the notebook, else None."""
-    table = _tables.get(id(namespace))
-    return None if table is None else explain(error, table.name_of, traceback)

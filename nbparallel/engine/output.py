@@ -73,7 +73,7 @@ def _plain(obj: Any) -> Any:
     return obj.item() if isinstance(obj, np.bool_ | np.integer | np.floating) else None
 
 
-def packed(message: Message | NamespaceReport | Completions) -> bytes:
+def pickle_message(message: Message | NamespaceReport | Completions) -> bytes:
     """Return the bytes of a message to the notebook.
 
     Raises
@@ -252,12 +252,12 @@ class RankOutput:
         task = self.foreign_task()
         self.settle()
         message = Display(self.task if task is None else task, kind, data, metadata or {}, transient or {})
-        self._channel.send(Kind.DISPLAY, packed(message), sequence=message.number)
+        self._channel.send(Kind.DISPLAY, pickle_message(message), sequence=message.number)
 
     def send_late(self, task: int, name: str, text: str) -> None:
         """Send what a thread of an earlier task printed."""
         with contextlib.suppress(ChannelClosedError):  # nobody is left to read it
-            self._channel.send(Kind.STREAM, packed(Stream(task, name, text)), sequence=task)
+            self._channel.send(Kind.STREAM, pickle_message(Stream(task, name, text)), sequence=task)
 
 
 def _flush_c() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbparallel.engine import namespace as rank_side
+from nbparallel.engine import failures
 from nbparallel.errors import (
     ObjectArrayError,
     ReadOnlyArrayError,
@@ -528,13 +528,10 @@ def test_write_to_read_only_names_the_variable(pair, cell):
     """Whatever way a cell writes to the notebook's array, the error names it and the ways out."""
     pair.type("import numpy as np; x = np.arange(4.); y = np.arange(4.); a = x[1:]; z = x")
     pair.run("a, x, y, z, np")
-    rank_side._tables[id(pair.rank)] = pair.rank_names
     try:
         exec(compile(cell, "<cell>", "exec"), pair.rank)
     except ValueError as error:
-        better = rank_side.explain_read_only(error, pair.rank, error.__traceback__)
-    finally:
-        del rank_side._tables[id(pair.rank)]
+        better = failures.explain_read_only(error, pair.rank_names, error.__traceback__)
     assert isinstance(better, ReadOnlyArrayError)
     for text in ("'x'", "--share x", "%share x", "x = x.copy()"):
         assert text in str(better)
@@ -545,13 +542,9 @@ def test_other_errors_are_left_alone(pair, cell):
     """An error that has nothing to do with the notebook's arrays is not explained away."""
     pair.type("import numpy as np; x = np.arange(4.)")
     pair.run("x, np\nmine = np.zeros(3)\nmine.flags.writeable = False")
-    rank_side._tables[id(pair.rank)] = pair.rank_names
-    try:
-        with pytest.raises((ValueError, ZeroDivisionError)) as caught:
-            exec(compile(cell, "<cell>", "exec"), pair.rank)
-        assert rank_side.explain_read_only(caught.value, pair.rank, caught.tb) is None
-    finally:
-        del rank_side._tables[id(pair.rank)]
+    with pytest.raises((ValueError, ZeroDivisionError)) as caught:
+        exec(compile(cell, "<cell>", "exec"), pair.rank)
+    assert failures.explain_read_only(caught.value, pair.rank_names, caught.tb) is None
 
 
 # cost and properties --------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""The state of a rank that outlives a task: its shell, its communicator, its predefined names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.distributed.communicator import Communicator
+from nbparallel.engine.debugger import Breakpoints
+from nbparallel.engine.environment import Defaults
+from nbparallel.engine.interrupts import Interrupts
+from nbparallel.engine.namespace import RankNames
+from nbparallel.engine.output import RankOutput
+from nbparallel.engine.shell import RankShell
+from nbparallel.wire.messages import Configure, WorkingContext
+
+
+@dataclass(slots=True, eq=False)
+class RankState:
+    """What a rank keeps from task to task; `Engine` owns it, running and describing a task reads it."""
+
+    configure: Configure
+    """The rank's number and settings, from the kernel."""
+    shell: RankShell
+    """The IPython shell that runs cells."""
+    output: RankOutput
+    """Streams and displays of the rank."""
+    broker: SegmentClient
+    """Connection through which segments of other processes are fetched."""
+    interrupts: Interrupts
+    """Handler of SIGINT, armed while a task runs."""
+    breakpoints: Breakpoints
+    """``breakpoint()`` on this rank."""
+    defaults: Defaults
+    """Predefined names."""
+    names: RankNames
+    """Which variables the notebook delivered."""
+    context: WorkingContext
+    """Directory and path of the notebook that this rank follows."""
+    next_context: WorkingContext
+    """Those of the next task."""
+    communicator: Communicator | None = None
+    """That of the current epoch."""
+    strategy_choice: bytes = b""
+    """The notebook's choice of sharing strategies, pickled, until the next task follows it."""
+    applied: int = -1
+    """Number of the last task whose names were applied."""
+    pid: int = field(default_factory=os.getpid)
+    """The rank's own process; a child that user code forked has another."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self.configure.rank
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The user's namespace: globals of cells."""
+        variables: dict[str, Any] = self.shell.user_ns
+        return variables
+
+    def is_forked_child(self) -> bool:
+        """Whether this process is a child of the rank, forked by user code."""
+        return os.getpid() != self.pid

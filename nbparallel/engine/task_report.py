@@ -1,0 +1,124 @@
+"""The report of one task on a rank: what it returned or raised, how long it took, what memory it made."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from nbparallel import sharing
+from nbparallel.engine import failures
+from nbparallel.engine.rank_state import RankState
+from nbparallel.errors import UnpicklableError
+from nbparallel.transfer import pickling
+from nbparallel.transfer.pickle_format import Pickled
+from nbparallel.wire.messages import Outcome, RankMemory, RankSegment, Task, runs_user_code
+from nbparallel.wire.timeline import RankTimeline
+
+_NOTHING = object()
+MOST_SEGMENTS = 50
+"""Segments reported singly with every task; of more, the largest are, and the sum of all."""
+
+
+class TaskReport:
+    """Collects how a task went, from its start to the `Outcome` that the kernel gets.
+
+    Attributes
+    ----------
+    failure : BaseException or None
+        What ended the task.
+    notes : tuple of str
+        Lines for the user.
+    """
+
+    def __init__(self, state: RankState, task: Task) -> None:
+        self._state, self._task = state, task
+        self._started = time.monotonic_ns()
+        self._waited = self._wait_ns()
+        self._value: Any = _NOTHING
+        self.failure: BaseException | None = None
+        self.notes: tuple[str, ...] = ()
+
+    def succeed(self, value: Any) -> None:
+        """Record the task's value."""
+        self._value = value
+
+    def fail(self, error: BaseException) -> None:
+        """Record what ended the task; a later failure replaces an earlier one."""
+        self.failure = error
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has failed so far."""
+        return self.failure is None
+
+    def _wait_ns(self) -> int:
+        communicator = self._state.communicator
+        return 0 if communicator is None else communicator.wait_ns
+
+    def outcome(self) -> tuple[Outcome, Pickled | None]:
+        """Return the message for the kernel, and what must stay alive until the kernel has loaded it."""
+        state, task, failure = self._state, self._task, self.failure
+        wait_ns = self._wait_ns() - self._waited
+        has_value = failure is None and self._value is not _NOTHING
+        pickled, problem = None, ""
+        if has_value and task.want_value:
+            try:
+                pickled = pickling.dumps(
+                    _snapshot(self._value),
+                    sharing.current_store(),
+                    broker=state.broker,
+                    home=state.variables,
+                )
+            except UnpicklableError as error:
+                problem = str(error)
+        return Outcome(
+            number=task.number,
+            rank=state.rank,
+            ok=failure is None,
+            has_value=has_value,
+            value=None if pickled is None else pickled.data,
+            value_error=problem,
+            text=state.shell.value_text,
+            failure=None if failure is None else failures.describe(failure, state),
+            interrupted=isinstance(failure, KeyboardInterrupt),
+            wall_ns=time.monotonic_ns() - self._started,
+            wait_ns=wait_ns,
+            notes=self.notes,
+            applied=state.applied == task.number,
+            memory=_memory(),
+            void=state.communicator is not None and state.communicator.failed,
+            timeline=self._timeline(),
+        ), pickled
+
+    def _timeline(self) -> RankTimeline | None:
+        """Return when statements and operations of the user's code began and ended."""
+        if self._state.communicator is None or not runs_user_code(self._task):
+            return None
+        return self._state.communicator.timeline()
+
+
+def _snapshot(value: Any) -> Any:
+    """Copy an array that lies in shared memory: the value is that of the cell's end, not a view of it."""
+    if isinstance(value, np.ndarray) and sharing.is_shared(value):
+        return value.copy()
+    return value
+
+
+def _memory() -> RankMemory:
+    """Return what shared memory this rank has made."""
+    own = [segment for segment in sharing.current_store().segments(fetched=False) if segment.own]
+    if not own:
+        return RankMemory()
+    used = [segment for segment in own if segment.phase != "pooled"]
+    nbytes = sum(segment.nbytes for segment in used)
+    largest = heapq.nlargest(MOST_SEGMENTS, used, attrgetter("nbytes"))
+    return RankMemory(
+        tuple(RankSegment(s.segment, s.nbytes, s.strategy, s.phase, s.writable) for s in largest),
+        len(used),
+        nbytes,
+        sum(segment.nbytes for segment in own) - nbytes,
+    )
