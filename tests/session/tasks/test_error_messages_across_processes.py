@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbparallel.engine.output import packed
+from nbparallel.engine.output import pickle_message
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.wire.messages import Display
@@ -49,9 +49,9 @@ def test_what_a_notebook_shows_arrives_as_it_is() -> None:
     """Plain kinds are not touched, and numpy's numbers become Python's."""
     plain = {"a": [1, 2.5, None, True, b"png", ("x", {"deep": "y"})]}
     derived = {"n": np.int64(3), "f": np.float32(0.5), "b": np.bool_(True), "o": OrderedDict(k=[1])}
-    found = pickle.loads(packed(Display(1, "display", plain, derived, {})))
+    found = pickle.loads(pickle_message(Display(1, "display", plain, derived, {})))
     assert found == Display(1, "display", plain, {"n": 3, "f": 0.5, "b": True, "o": {"k": [1]}}, {})
     assert [type(value) for value in found.metadata.values()] == [int, float, bool, dict]
     for refused in (Path("/"), np.zeros(2), Path, test_text_of_a_class_that_only_ranks_have):
         with pytest.raises(TypeError, match="cannot be shown in the notebook"):
-            packed(Display(1, "display", {"x": refused}, {}, {}))
+            pickle_message(Display(1, "display", {"x": refused}, {}, {}))
