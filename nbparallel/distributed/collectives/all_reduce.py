@@ -41,8 +41,8 @@ class ReductionSignature:
     """What is the same in every all_reduce of one operator, dtype and shape."""
 
     __slots__ = (
-        "averaged", "fingerprint", "fused", "inline", "lenient", "nbytes", "operation", "operator", "special",
-        "ufunc", "views",
+        "averaged", "fingerprint", "fused", "inline", "may_differ", "nbytes", "operation", "operator",
+        "special", "ufunc", "views",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +54,8 @@ class ReductionSignature:
         )
         self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
         self.operation = _ALL_REDUCE
-        self.lenient = False
-        """Whether it is only not done if others bring something else: see `run_plan`."""
+        self.may_differ = False
+        """Whether ranks that bring different content get no error: see `average_if_same`."""
         self.averaged = operator.name == "avg"
         self.inline = self.nbytes <= inline_nbytes
         # Complex products may be fused differently for different layouts: all ranks compute them in one.
@@ -73,7 +73,7 @@ class AllReduce:
         self._index, self._size = protocol.index, len(protocol.ranks)
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
         self.inline_nbytes = min(protocol.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
-        self._plans: dict[tuple[str, np.dtype[Any], tuple[int, ...]], ReductionSignature] = {}
+        self._plans: dict[object, ReductionSignature] = {}
         self._labels: dict[tuple[str, str], Fingerprint] = {}
 
     def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
@@ -113,11 +113,24 @@ class AllReduce:
         protocol.end()
         return x
 
-    def run_plan(self, x: AnyArray, plan: ReductionSignature, deadline_ns: int | None) -> bool:
-        """Combine a writable `x` as a plan says, which is lenient; False, on all ranks: nothing was done."""
+    def average_if_same(
+        self, x: AnyArray, operation: Operation, label: Fingerprint, deadline_ns: int | None
+    ) -> bool:
+        """Average a writable `x` if all ranks bring the same content; False on every rank: nothing was done.
+
+        Parameters
+        ----------
+        operation, label : Operation, Fingerprint
+            What the user called; `label` is another one for another shape or dtype of `x`.
+        """
         context, protocol = self._context, self._protocol
         if self._size == 1:
             return True
+        plan = self._plans.get(label.word)
+        if plan is None:
+            plan = ReductionSignature(find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
+            plan.operation, plan.fingerprint, plan.may_differ = operation, label, True
+            self._remember(label.word, plan)
         place = None if x.base is None else self._memory.place(x)
         protocol.deadline_ns = deadline_ns
         context.operations += 1
@@ -125,23 +138,27 @@ class AllReduce:
         if plan.inline:
             generation = protocol.next_generation()
             views = plan.views[generation] or self._views(plan, generation, x)
-            same = protocol.swap(plan.operation, plan.fingerprint, context.call_site.line(), x, place, views)
+            same = protocol.swap(operation, label, context.call_site.line(), x, place, views)
             agreed = same or protocol.agree()
             if agreed:
+                if not same or (place is not None and not protocol.disjoint()):
+                    protocol.check_overlap(protocol.bits())
                 self._combine_slots(plan, views, x)
         else:
             agreed = self._all_reduce_large(x, plan, place)
         protocol.end()
         return agreed
 
+    def _remember(self, key: object, plan: ReductionSignature) -> None:
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
+
     def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
         operator = find_operator(op)
         check_dtype(operator, x.dtype)
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
-        plan = self._plans[op, x.dtype, x.shape] = ReductionSignature(
-            operator, x.dtype, x.shape, self.inline_nbytes
-        )
+        plan = ReductionSignature(operator, x.dtype, x.shape, self.inline_nbytes)
+        self._remember((op, x.dtype, x.shape), plan)
         return plan
 
     def _views(self, plan: ReductionSignature, generation: int, x: AnyArray) -> list[AnyArray]:
@@ -198,7 +215,7 @@ class AllReduce:
             views[self._index][...] = x
         bits = (SHARED if place is not None else 0) | (DIRECT if direct else 0)
         if not protocol.arrive_and_wait(bits, place):
-            if not plan.lenient:
+            if not plan.may_differ:
                 protocol.compare()
             elif not protocol.agree():
                 self._context.exposed = False

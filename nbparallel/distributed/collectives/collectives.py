@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.averaging import Averaging
 from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.broadcast import Broadcast
 from nbparallel.distributed.collectives.exchange import Exchange
@@ -44,7 +43,6 @@ class GroupCollectives:
         self._exchange = Exchange(context, self.protocol, self._staging)
         gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
-        self.averaging = Averaging(context, self.protocol, self.all_reduce, gathering)
         self.later = Deferring(area.ranks, area.index)
         self.begun = ProgressEngine(self.protocol, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)

@@ -6,12 +6,13 @@ A training loop averages arrays of the same forms again and again, so a plan is 
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 
 BUCKET = 4 << 20
 """Bytes: far above what a reduction costs at least, and still in a last-level cache."""
@@ -19,23 +20,25 @@ ALONE = 8 << 10
 """Bytes for each member: copying a larger array into a bucket and back takes longer than a reduction of its
 own, which takes the longer the more meet.  ``python -m benchmarks.operations.tuning``: the best, more or less
 takes a tenth longer."""
-RIDE = 8 << 10
-"""Bytes of all arrays together that ride along with the comparison: half a slot of a small group."""
 Forms = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """What all ranks do with arrays of the same names and forms."""
+    """What all ranks do with arrays of the same names, dtypes and shapes."""
 
-    digest: bytes
-    """Equal where names, forms and the size of a bucket are."""
+    names: tuple[str, ...] | None
+    forms: Forms
+    bucket_nbytes: int
+    label: Fingerprint
+    """Equal where names, dtypes, shapes and the size of a bucket are."""
     buckets: tuple[tuple[int, ...], ...]
-    """Which arrays are reduced together: of one dtype, not empty."""
-    rides: bool
-    """Whether all of them together are so small that they ride along."""
-    first: int
-    """The largest bucket: its reduction begins together with the comparison."""
+    """Which arrays are reduced together: of one dtype, not empty; the largest bucket first."""
+
+    def listing(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Return name, dtype and shape of each array: what must be the same on all ranks."""
+        names = names_of(self.names, len(self.forms))
+        return [(n, str(dtype), shape) for n, (dtype, shape) in zip(names, self.forms, strict=True)]
 
 
 def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
@@ -46,15 +49,25 @@ def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=64)
 def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, members: int) -> BucketPlan:
     """Return the plan."""
-    said = repr((bucket_nbytes, names_of(names, len(forms)), [(dtype.str, shape) for dtype, shape in forms]))
-    digest = hashlib.blake2b(said.encode("utf-8", "backslashreplace"), digest_size=16).digest()
+    content = bucket_nbytes, names_of(names, len(forms)), [(dtype.str, shape) for dtype, shape in forms]
+    first = [str(part) for part in forms[0]] if forms else ["-", "-"]
+    label = fingerprint("average_gradients", *first, content=content)
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
     buckets = _buckets(forms, sizes, bucket_nbytes, members * ALONE)
-    loads = [sum(sizes[i] for i in bucket) for bucket in buckets]
-    return BucketPlan(digest, buckets, sum(sizes) <= RIDE, loads.index(max(loads)) if loads else 0)
+    # A mismatch is found in the first reduction, for which the largest bucket of all ranks has to fit.
+    buckets.sort(key=lambda bucket: -sum(sizes[i] for i in bucket))
+    return BucketPlan(names, forms, bucket_nbytes, label, tuple(tuple(bucket) for bucket in buckets))
 
 
-def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> tuple[tuple[int, ...], ...]:
+@functools.lru_cache(maxsize=64, typed=True)
+def label_of_one(dtype: np.dtype[Any], shape: tuple[int, ...], bucket_nbytes: int) -> Fingerprint | None:
+    """Return the label of a list of one array, None if it has to be checked further."""
+    if dtype.kind not in "fc" or 0 in shape or type(bucket_nbytes) is not int or bucket_nbytes < 1:
+        return None
+    return plan_of(None, ((dtype, shape),), bucket_nbytes, 1).label
+
+
+def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> list[list[int]]:
     found: list[list[int]] = []
     growing: dict[np.dtype[Any], list[int]] = {}
     filled: dict[np.dtype[Any], int] = {}
@@ -70,4 +83,4 @@ def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> 
             found.append(growing[dtype])
         growing[dtype].append(i)
         filled[dtype] += nbytes
-    return tuple(tuple(bucket) for bucket in found)
+    return found

@@ -1,87 +1,75 @@
-"""Averaging many arrays over all ranks: few large reductions instead of many small ones.
+"""Gradient averaging: many arrays in few reductions.
 
-Small arrays of one dtype are packed one behind the other into flat buckets, which are reduced one after the
-other; a large array is reduced where it is.  Where ranks have to say more than a fingerprint holds, a few
-small ones ride along, and need no further reduction.  What goes where follows from dtypes, sizes and the
-number of ranks only, so it is the same on every rank, and all of it is combined in rank order: all ranks get
-the same bits.
+Arrays of one dtype are packed into flat buckets, each of which is one all_reduce; a large array is a bucket
+of its own, reduced in place.  The buckets follow from dtypes, shapes and the number of ranks, and values are
+combined in rank order, so that every rank gets the same bits.
+
+Comparing what the ranks pass needs no synchronisation of its own: the fingerprint of the first reduction
+covers the names, dtypes and shapes of all arrays.  A rank that passes a weight, or shared memory that another
+rank could pass as well, takes part in that synchronisation with a declaration instead of a bucket.  If the
+ranks differ in this, nothing has been written, and all of them exchange declarations.
 """
 
 from __future__ import annotations
 
+import marshal
 import math
 import numbers
-import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.arguments import overlapping_pair
-from nbparallel.distributed.collectives.all_reduce import AllReduce
+from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.data_parallel.buckets import BucketPlan, names_of, plan_of
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup, Span, conflict
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    SharedArrayLookup,
+    SharedSpan,
+    Span,
+    conflict,
+    overlapping,
+)
+from nbparallel.distributed.slots.fingerprint import fingerprint
 from nbparallel.errors import CollectiveMismatchError, rank_list
+from nbparallel.wire.control import Operation
+from nbparallel.wire.segments import CLIENT_SHIFT
 
-_HEAD = struct.Struct("<16s?dI")
-"""Digest of the form, weight, number of parts of shared memory."""
-_SPAN = struct.Struct("<QQQ")
+_DECLARES = fingerprint("average_gradients", content="declaration")
+_DECLARES_MORE = fingerprint("average_gradients", content="declaration that does not fit into a slot")
+Declaration = tuple[int, float | None, list[Span]]
+"""What a rank declares: fingerprint word of its arrays, weight, shared memory."""
 
 
 @dataclass(slots=True)
 class Gradients:
     """The arrays of one call, checked, in the order in which all ranks take them."""
 
-    names: tuple[str, ...] | None
-    """None: they came as a list."""
     arrays: list[AnyArray]
     weight: float | None
-    bucket_nbytes: int
-    members: int
-    plan: BucketPlan = field(init=False)
+    plan: BucketPlan
+    foreign: bool
+    """Whether another rank could pass memory of one of several arrays as well."""
 
-    def __post_init__(self) -> None:
-        forms = tuple([(x.dtype, x.shape) for x in self.arrays])
-        self.plan = plan_of(self.names, forms, self.bucket_nbytes, self.members)
-
-    def forms(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Return name, dtype and shape of each: what must be the same on all ranks."""
-        names = names_of(self.names, len(self.arrays))
-        return [(n, str(x.dtype), x.shape) for n, x in zip(names, self.arrays, strict=True)]
-
-    def announcement(self, memory: SharedArrayLookup) -> bytes:
-        """Return what the others must know before anything is written: form, weight, shared memory."""
-        weight = self.weight
-        weighted = weight is not None
-        spans = [
-            _SPAN.pack(place.segment, place.start, place.stop)
-            for x in self.arrays
-            if x.base is not None and (place := memory.place(x)) is not None
-        ]
-        head = _HEAD.pack(self.plan.digest, weighted, 1.0 if weight is None else weight, len(spans))
-        return head + b"".join(spans) if spans else head
-
-    def riding(self) -> bytes:
-        """Return the content of all arrays, bucket by bucket, if they are small enough to ride along."""
-        if not self.plan.rides:
-            return b""
-        return b"".join([x.tobytes() for bucket in self.buckets() for x in bucket])
-
-    def buckets(self) -> list[list[AnyArray]]:
-        """Return the arrays that are reduced together."""
-        return [self.bucket(i) for i in range(len(self.plan.buckets))]
-
-    def bucket(self, i: int) -> list[AnyArray]:
-        """Return the arrays of one bucket."""
-        return [self.arrays[at] for at in self.plan.buckets[i]]
+    def declaration(self, memory: SharedArrayLookup) -> bytes:
+        """Return this rank's declaration."""
+        spans = [(place.segment, place.start, place.stop) for place in _places(self.arrays, memory)]
+        declared: Declaration = (self.plan.label.word, self.weight, spans)
+        return marshal.dumps(declared)
 
 
-def checked_gradients(arrays: Any, weight: Any, bucket_nbytes: Any, members: int) -> Gradients:
+def checked_gradients(
+    arrays: Any, weight: Any, bucket_nbytes: Any, members: int, context: RankContext
+) -> Gradients:
     """Return what a user passed to `average_gradients`; its errors name the array that is wrong."""
     names: tuple[str, ...] | None = None
-    if isinstance(arrays, np.ndarray):
+    if type(arrays) is list:
+        passed = arrays
+    elif isinstance(arrays, np.ndarray):
         names, passed = ("",), [arrays]
     elif isinstance(arrays, Mapping):
         entries = sorted(((f"[{key!r}]", x) for key, x in arrays.items()), key=lambda entry: entry[0])
@@ -93,22 +81,45 @@ def checked_gradients(arrays: Any, weight: Any, bucket_nbytes: Any, members: int
             "average_gradients needs an array, a list of arrays or a dict of them, not "
             f"{type(arrays).__name__}"
         )
-    plain = [
-        x
-        if type(x) is np.ndarray and x.dtype.kind in "fc" and x.flags.writeable
-        else _checked(f"arrays{names_of(names, len(passed))[i]}", x)
-        for i, x in enumerate(passed)
-    ]
-    pair = overlapping_pair(plain)
+    plain = passed
+    for x in passed:
+        if type(x) is not np.ndarray or x.dtype.kind not in "fc" or not x.flags.writeable:
+            plain = [_checked(f"arrays{names_of(names, len(passed))[i]}", x) for i, x in enumerate(passed)]
+            break
+    foreign = len(plain) > 1 and _check_memory(plain, names, context)
+    if type(bucket_nbytes) is not int or bucket_nbytes < 1:
+        raise ValueError(f"bucket_nbytes must be a number of bytes, at least 1, not {bucket_nbytes!r}")
+    if weight is not None:
+        weight = _checked_weight(weight)
+    plan = plan_of(names, tuple([(x.dtype, x.shape) for x in plain]), bucket_nbytes, members)
+    return Gradients(plain, weight, plan, foreign)
+
+
+def _places(arrays: list[AnyArray], memory: SharedArrayLookup) -> list[SharedSpan]:
+    """Return where those arrays lie that are in shared memory."""
+    found = [memory.place(x) for x in arrays if x.base is not None]
+    return [place for place in found if place is not None]
+
+
+def _check_memory(arrays: list[AnyArray], names: tuple[str, ...] | None, context: RankContext) -> bool:
+    """Raise if two of the arrays share memory; return whether another rank could pass some of it as well.
+
+    Memory that this rank allocated is not: a rank that received it declares it.
+    """
+    views = [x for x in arrays if x.base is not None]
+    if not views and len({id(x) for x in arrays}) == len(arrays):
+        return False
+    places = _places(views, context.memory)
+    segments = {place.segment for place in places}
+    apart = len(segments) == len(places) or not overlapping([(p.segment, p.start, p.stop) for p in places])
+    pair = None if apart and len(places) == len(arrays) else overlapping_pair(arrays)
     if pair is not None:
-        one, other = (names_of(names, len(passed))[i] for i in pair)
+        one, other = (names_of(names, len(arrays))[i] for i in pair)
         raise ValueError(
             f"arrays{one} and arrays{other} share memory, and average_gradients writes both: each needs "
             "memory of its own"
         )
-    if isinstance(bucket_nbytes, bool) or not isinstance(bucket_nbytes, int) or bucket_nbytes < 1:
-        raise ValueError(f"bucket_nbytes must be a number of bytes, at least 1, not {bucket_nbytes!r}")
-    return Gradients(names, plain, _checked_weight(weight), bucket_nbytes, members)
+    return not {segment >> CLIENT_SHIFT for segment in segments} <= {context.store.client}
 
 
 def _checked(name: str, x: Any) -> AnyArray:
@@ -137,7 +148,7 @@ def _checked_weight(weight: Any) -> float | None:
     return value
 
 
-def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bool, float | None]:
+def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) -> tuple[bool, float | None]:
     """Return whether all ranks pass the same arrays, and the sum of their weights, None without any.
 
     Raises
@@ -146,40 +157,29 @@ def check_announcements(told: Sequence[bytes], ranks: Sequence[int]) -> tuple[bo
         Some ranks pass a weight and some do not, all weights are 0, or two ranks would write the same
         shared memory.
     """
-    heads = [_HEAD.unpack_from(data) for data in told]
-    if heads.count(heads[0]) == len(heads) and not (heads[0][1] or heads[0][3]):
-        return True, None  # the same arrays, private to each rank, and no weights: as nearly always
-    if len({head[0] for head in heads}) > 1:
+    if len({label for label, _, _ in declared}) > 1:
         return False, None
-    spans: list[list[tuple[Span, bool]]] = [
-        [(span, True) for span in _SPAN.iter_unpack(memoryview(data)[_HEAD.size : _start(data)])]
-        for data in told
-    ]
-    found = conflict(spans) if any(spans) else None
+    found = conflict([[(span, True) for span in spans] for _, _, spans in declared])
     if found is not None:
         first, second = sorted(ranks[i] for i in found)
         raise ValueError(
             f"ranks {first} and {second} passed overlapping memory of one shared array to average_gradients, "
             "which would write it: each rank needs gradients of its own, so pass x.copy()"
         )
-    with_weight = [rank for rank, (_, weighted, *_) in zip(ranks, heads, strict=True) if weighted]
-    if not with_weight:
+    weights = [weight for _, weight, _ in declared if weight is not None]
+    if not weights:
         return True, None
-    if len(with_weight) < len(ranks):
+    if len(weights) < len(ranks):
+        with_weight = [rank for rank, (_, w, _) in zip(ranks, declared, strict=True) if w is not None]
         without = rank_list(set(ranks) - set(with_weight))
         raise ValueError(
             f"{rank_list(with_weight)} passed weight= to average_gradients, and {without} did not: all ranks "
             "must, or none"
         )
-    total = math.fsum(head[2] for head in heads)
+    total = math.fsum(weights)
     if not total:
         raise ValueError("the weights of all ranks are 0: there is nothing to average")
     return True, total
-
-
-def _start(data: bytes) -> int:
-    """Return where what rides along begins."""
-    return _HEAD.size + int(_HEAD.unpack_from(data)[3]) * _SPAN.size
 
 
 Form = tuple[str, str, tuple[int, ...]]
@@ -213,65 +213,90 @@ def _by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
 
 def average(
     gradients: Gradients,
-    total: float | None,
-    all_reduce: AllReduce,
+    collectives: GroupCollectives,
+    context: RankContext,
     deadline_ns: int | None,
-    done: int | None = None,
+    *,
+    compared: bool = False,
 ) -> None:
-    """Replace the arrays by their averages over all ranks, but for those of the bucket that is `done`."""
+    """Replace all arrays by their averages over the ranks of a group.
+
+    Parameters
+    ----------
+    compared : bool
+        The first reduction has been tried already, and the ranks differ.
+    """
+    plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
+    declared = None
+    if compared:
+        pass
+    elif gradients.weight is None and plan.buckets and not gradients.foreign:
+        flat = _pack(arrays, plan.buckets[0])
+        if reduction.average_if_same(flat, Operation.average_gradients, plan.label, deadline_ns):
+            _unpack(flat, arrays, plan.buckets[0])
+            for bucket in plan.buckets[1:]:
+                if len(bucket) == 1:
+                    reduction.run(arrays[bucket[0]], "avg", deadline_ns)
+                    continue
+                flat = _pack(arrays, bucket)
+                reduction.run(flat, "avg", deadline_ns)
+                _unpack(flat, arrays, bucket)
+            return
+    else:
+        declared = _declare(gradients, collectives, context, deadline_ns)
+
+    def tell(value: Any) -> list[Any]:
+        shown = arrays[0] if arrays else None
+        return collectives.tell(Operation.average_gradients, shown, value, deadline_ns)
+
+    ranks = collectives.protocol.ranks
+    told = declared or tell(gradients.declaration(context.memory))
+    same, total = check_declarations([marshal.loads(data) for data in told], ranks)
+    if not same:
+        raise mismatch(tell((plan.listing(), plan.bucket_nbytes)), ranks)
     factor = None if total is None or gradients.weight is None else gradients.weight / total
-    op = "avg" if factor is None else "sum"
-    for i, places in enumerate(gradients.plan.buckets):
-        if i == done:
-            continue
-        if factor is None and len(places) == 1:
-            all_reduce.run(gradients.arrays[places[0]], op, deadline_ns)
-            continue
-        bucket = gradients.bucket(i)
-        flat = packed(bucket)
+    for bucket in plan.buckets:
+        flat = _pack(arrays, bucket)
         _scale(flat, factor)
-        all_reduce.run(flat, op, deadline_ns)
-        unpack(flat, bucket)
+        reduction.run(flat, "avg" if factor is None else "sum", deadline_ns)
+        _unpack(flat, arrays, bucket)
 
 
-def packed(bucket: list[AnyArray]) -> AnyArray:
-    """Return the content of some arrays in one; of one array itself."""
+def _declare(
+    gradients: Gradients, collectives: GroupCollectives, context: RankContext, deadline_ns: int | None
+) -> list[bytes] | None:
+    """Return the declarations of all ranks, None on all of them if one brought none, or a long one."""
+    protocol, data = collectives.protocol, gradients.declaration(context.memory)
+    fits = len(data) <= protocol.payload_nbytes
+    protocol.deadline_ns = deadline_ns
+    label = _DECLARES if fits else _DECLARES_MORE
+    protocol.begin(Operation.average_gradients, label, context.call_site.line())
+    if fits:
+        protocol.put(data)
+    agreed = (protocol.arrive_and_wait() or protocol.agree()) and fits
+    found = [bytes(protocol.get(i)) for i in range(len(protocol.ranks))] if agreed else None
+    protocol.end()
+    context.operations += 1
+    return found
+
+
+def _pack(arrays: list[AnyArray], bucket: tuple[int, ...]) -> AnyArray:
+    """Return the content of a bucket as one array: its only array itself, or a copy of all."""
     if len(bucket) == 1:
-        return bucket[0]
-    return np.concatenate([x.reshape(-1) for x in bucket], dtype=bucket[0].dtype)
+        return arrays[bucket[0]]
+    return np.concatenate([arrays[i].reshape(-1) for i in bucket], dtype=arrays[bucket[0]].dtype)
 
 
-def average_riding(gradients: Gradients, total: float | None, told: Sequence[bytes]) -> None:
-    """Replace the arrays by their averages over all ranks, whose announcements brought them along."""
-    starts = [_start(data) for data in told]
-    with np.errstate(all="ignore"):
-        for bucket in gradients.buckets():
-            dtype, count = bucket[0].dtype, sum([x.size for x in bucket])
-            brought = [
-                np.frombuffer(data, dtype, count, start) for data, start in zip(told, starts, strict=True)
-            ]
-            if total is not None:
-                brought = [x.copy() for x in brought]
-                for x, data in zip(brought, told, strict=True):
-                    _scale(x, float(_HEAD.unpack_from(data)[2]) / total)
-            combined = brought[0].copy() if len(told) == 1 else np.add(brought[0], brought[1])
-            combined = combined.astype(dtype, copy=False)  # numpy adds in native order
-            for x in brought[2:]:
-                np.add(combined, x, out=combined)
-            if total is None and len(told) > 1:
-                np.true_divide(combined, len(told), out=combined)
-            unpack(combined, bucket)
-            starts = [start + combined.nbytes for start in starts]
-
-
-def unpack(flat: AnyArray, bucket: list[AnyArray]) -> None:
-    """Write what lies one behind the other into the arrays that it belongs to."""
-    if flat is bucket[0]:
+def _unpack(flat: AnyArray, arrays: list[AnyArray], bucket: tuple[int, ...]) -> None:
+    """Write a packed bucket back into its arrays."""
+    if len(bucket) == 1:
         return
     start = 0
-    for x in bucket:
-        x[...] = flat[start : start + x.size].reshape(x.shape)
-        start += x.size
+    for i in bucket:
+        x = arrays[i]
+        stop = start + x.size
+        x[...] = flat[start:stop].reshape(x.shape)
+        start = stop
 
 
 def _scale(x: AnyArray, factor: float | None) -> None:
