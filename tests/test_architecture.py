@@ -29,7 +29,7 @@ KNOWN: dict[str, set[str]] = {
     "circles": {
         "nbparallel.distributed: api, communicator, tracing",
         "nbparallel.distributed: at_once, runtime, slots",
-        "nbparallel.distributed: averaging, collectives, data_parallel, deferring, scattering",
+        "nbparallel.distributed: collectives, deferring, scattering",
         "nbparallel.session: interrupts, monitoring, processes, tasks",
         "nbparallel_magics: background, state",
     },
