@@ -9,7 +9,7 @@ Some facts that the layout relies on:
 * an aligned store of 8 bytes through ``memoryview.cast("Q")`` is one ``mov``: a reader sees the old value or
   the new one, never half of each (4 bytes through ``cast("I")`` likewise);
 * x86 keeps the order of stores, so that "data first, then the word that announces it" needs nothing; other
-  machines need a fence between the two (`nbparallel.distributed.runtime.waiting.fence`);
+  machines need a fence between the two (`nbparallel.distributed.runtime.waiting.Waiter.fence`);
 * a memfd has no name, cannot be truncated under its readers once sealed, and is gone with its last user.
 
 One line is `LINE` words.  The segment::

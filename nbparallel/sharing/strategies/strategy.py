@@ -62,7 +62,7 @@ class Strategy(ABC):
 
     Notes
     -----
-    What every strategy promises, and `nbparallel.testing.StrategyTests` checks:
+    What every strategy promises, and `nbparallel.testing.strategies.StrategyTests` checks:
 
     * space is reserved before a segment is used: full memory is `SharedMemoryFullError`, never a signal;
     * a segment that was made is full of zeros, or holds the content that was given;
