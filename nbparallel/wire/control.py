@@ -14,7 +14,7 @@ Some facts that the layout relies on:
 
 One line is `LINE` words.  The segment::
 
-    header | abort | per rank: interrupt death left slot(2) writing bell parked timing arrive done failed(16)
+    header | per rank: interrupt death left slot(2) writing bell parked timing arrive done failed(16)
            | per ordered pair (source, destination): tail (source), head and acknowledged (destination)
            | per rank and generation: a collective slot (header, description, payload)
            | per ordered pair: the bytes of a ring
@@ -35,7 +35,6 @@ from nbparallel.errors import ProtocolError
 from nbparallel.wire.control_layout import (
     ARRIVE,
     BELL,
-    CAUSES,
     DEATH,
     DONE,
     FAILED,
@@ -44,7 +43,6 @@ from nbparallel.wire.control_layout import (
     INTERRUPT,
     KINDS,
     LEFT,
-    LINE,
     MAX_WORLD_SIZE,
     OPERATIONS,
     PARKED,
@@ -56,8 +54,6 @@ from nbparallel.wire.control_layout import (
     TIMING,
     WORD,
     WRITING,
-    AbortRecord,
-    Cause,
     DeathRecord,
     FailureKind,
     FailureRecord,
@@ -72,8 +68,6 @@ __all__ = [
     "GENERATIONS",
     "SLOT_HEADER",
     "SLOT_TEXT",
-    "AbortRecord",
-    "Cause",
     "ControlView",
     "DeathRecord",
     "FailureKind",
@@ -88,7 +82,7 @@ __all__ = [
 
 MAGIC = 0x314C5254434E5042
 """Reads ``BPNCTRL1``."""
-VERSION = 1
+VERSION = 2
 _RETRIES = 8
 
 
@@ -187,19 +181,6 @@ class ControlView:
         self.halves = self.octets.cast("I")
 
     # -- what K writes ---------------------------------------------------------------------------
-
-    def write_abort(self, cell: int, cause: Cause) -> None:
-        """End `cell` for everybody who waits in it; there is one such word an epoch."""
-        w = 1 * LINE
-        self.words[w + 1], self.words[w + 2] = cell, time.monotonic_ns()
-        _order()
-        self.words[w] = int(cause)  # last: it makes the record valid
-
-    def read_abort(self) -> AbortRecord | None:
-        """Return K's abort word, if it was written."""
-        w = 1 * LINE
-        cause = CAUSES.get(self.words[w])
-        return None if cause is None else AbortRecord(self.words[w + 1], cause, self.words[w + 2])
 
     def write_interrupt(self, rank: int, cell: int, sequence: int) -> None:
         """Name the cell that the next SIGINT to `rank` is meant for."""
@@ -321,14 +302,6 @@ class ControlView:
         text = bytes(self.octets[start : start + min(length, FAILED_TEXT)]).decode("utf-8", "replace")
         return FailureRecord(rank, kind, cell, origin - 1, ns, text)
 
-    def read_left(self, rank: int) -> int:
-        """Return the number of the last cell that `rank` has ended."""
-        return self.words[self.layout.rank_word(rank, LEFT)]
-
-    def read_writing(self, rank: int) -> int:
-        """Return the operation in which `rank` writes into other ranks' arrays; 0: in none."""
-        return self.words[self.layout.rank_word(rank, WRITING)]
-
     def read_timing(self, rank: int) -> TimingRecord:
         """Return where the time of `rank` went."""
         w = self.layout.rank_word(rank, TIMING)
@@ -341,7 +314,7 @@ class ControlView:
         return self.layout.rank_word(rank, LEFT)
 
     def word_writing(self, rank: int) -> int:
-        """Index in `words`: see `read_writing`."""
+        """Index in `words`: the operation in which `rank` writes into other ranks' arrays; 0: in none."""
         return self.layout.rank_word(rank, WRITING)
 
     def word_arrive(self, rank: int) -> int:

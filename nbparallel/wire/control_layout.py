@@ -49,11 +49,11 @@ class Layout:
 
     def rank_word(self, rank: int, line: int) -> int:
         """Return the index of the first word of a rank's line."""
-        return (2 + rank * RANK_LINES + line) * LINE
+        return (1 + rank * RANK_LINES + line) * LINE
 
     @property
     def _pairs(self) -> int:
-        return (2 + self.world_size * RANK_LINES) * LINE
+        return (1 + self.world_size * RANK_LINES) * LINE
 
     def tail_word(self, source: int, destination: int) -> int:
         """Return the word in which `source` counts the bytes it put into the pair's ring.
@@ -85,15 +85,6 @@ class Layout:
     def nbytes(self) -> int:
         """Size of the whole segment."""
         return (self.ring_byte(self.world_size, 0) + 4095) & ~4095
-
-
-class Cause(enum.IntEnum):
-    """Why the kernel ended a cell for everybody."""
-
-    INTERRUPT = 1
-    TIMEOUT = 2
-    STOP = 3
-    ERROR = 4
 
 
 class State(enum.IntEnum):
@@ -146,7 +137,6 @@ class FailureKind(enum.IntEnum):
 
 STATES = {int(state): state for state in State}
 OPERATIONS = {int(operation): operation for operation in Operation}
-CAUSES = {int(cause): cause for cause in Cause}
 KINDS = {int(kind): kind for kind in FailureKind}
 
 
@@ -203,15 +193,6 @@ class DeathRecord:
         if self.signal is not None:
             return f"killed by signal {self.signal}"
         return "ended" if self.exit_code is None else f"exit code {self.exit_code}"
-
-
-@dataclass(frozen=True, slots=True)
-class AbortRecord:
-    """K ended a cell for everybody."""
-
-    cell: int
-    cause: Cause
-    ns: int
 
 
 @dataclass(frozen=True, slots=True)

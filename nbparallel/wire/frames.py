@@ -57,7 +57,6 @@ class Kind(enum.IntEnum):
     EPOCH = 6
     KILL = 7
     START_FAILED = 8
-    BYE = 9
     LEDGER = 10
     SWEPT = 11
     # supervisor <-> template
@@ -85,9 +84,6 @@ class Kind(enum.IntEnum):
     # kernel -> rank
     CONFIGURE = 60
     CELL = 61
-    CALL = 62
-    PULL = 63
-    PUSH = 64
     COMMUNICATOR = 65
     LEAVE = 66
     STRATEGY = 67
@@ -100,8 +96,6 @@ class Kind(enum.IntEnum):
     DISPLAY = 81
     STREAM = 82
     RESULT = 83
-    CLEAR = 85
-    NOTE = 86
     SEEN = 87
     # a process of a script <-> the supervisor of its world
     JOIN = 90

@@ -33,7 +33,7 @@ def main():
             exec(source, names)
         except Exception as caught:  # noqa: BLE001  # whatever it is, the test raises it
             error = caught
-        channel.send(Kind.CALL, pickle.dumps((names["result"], error)))
+        channel.send(Kind.CELL, pickle.dumps((names["result"], error)))
 
 
 main()

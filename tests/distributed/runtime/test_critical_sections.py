@@ -102,7 +102,7 @@ def test_nobody_is_held_up_by_a_stopped_one(outcomes: Any) -> None:
             time.sleep(0.5)  # rank 0 has looked for a deadlock by now
             os.kill(running.pids[0], signal.SIGINT)
             pressed.append(time.monotonic())
-        if not pressed or not running.view.read_left(0):
+        if not pressed or not running.view.words[running.view.word_left(0)]:
             return False
         assert stopped(running, 1)
         os.kill(running.pids[1], signal.SIGCONT)

@@ -124,8 +124,8 @@ def test_f42_descriptors_that_are_lost_on_the_way():
                 spare.append(os.dup(0))
         except OSError:
             os.close(spare.pop())  # room for one
-        ours.send(Kind.NOTE, b"three", fds=[0, 1, 2])
-        ours.send(Kind.NOTE, b"one", fds=[0])
+        ours.send(Kind.STREAM, b"three", fds=[0, 1, 2])
+        ours.send(Kind.STREAM, b"one", fds=[0])
         before = taken()
         try:
             theirs.receive(5)
@@ -187,7 +187,7 @@ def test_f43_too_many_descriptors_under_way():
         thread = threading.Thread(target=take)
         thread.start()
         for _ in range(150):
-            ours.send(Kind.NOTE, fds=[0])
+            ours.send(Kind.STREAM, fds=[0])
         thread.join()
         assert taken == [1] * 150
         ours.close()
