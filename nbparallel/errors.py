@@ -39,7 +39,7 @@ class StartError(NbParallelError, RuntimeError):
 
 
 class RendezvousError(NbParallelError, RuntimeError):
-    """Processes that called `init_process_group` did not become one world; the message says who or what."""
+    """Processes that called `init_process_group` did not become one world; the message says why."""
 
 
 class ProtocolError(NbParallelError, RuntimeError):
@@ -119,7 +119,7 @@ class CollectiveMismatchError(NbParallelError, RuntimeError):
 
 
 class DifferentDataError(NbParallelError, AssertionError):
-    """`assert_same` found that ranks hold different data; the message says who differs, and where.
+    """`assert_same` found that ranks hold different data; the message names the ranks that differ, and where.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class DeadlockError(NbParallelError, RuntimeError):
 
 
 class CollectiveTimeoutError(NbParallelError, TimeoutError):
-    """A time-out that the caller asked for ran out; the message lists who has not arrived."""
+    """A time-out that the caller asked for ran out; the message lists the missing ranks."""
 
 
 class CellTimeoutError(NbParallelError, TimeoutError):

@@ -72,7 +72,7 @@ class StrategyTests:
 
     @pytest.fixture
     def names(self, ranks: nbp.Session) -> Iterator[dict[str, Any]]:
-        """Return the notebook's variables; afterwards nobody has them any more."""
+        """Yield the notebook's variables; no process has them after the test."""
         names: dict[str, Any] = {"np": np, "nbp": nbp}
         ranks.run("pass", namespace=names)
         yield names
@@ -82,7 +82,7 @@ class StrategyTests:
     # The contract
 
     def test_a_segment_is_reserved_and_zero(self, made: Strategy, source: SegmentSource) -> None:
-        """Full memory is an exception at creation, so every page exists before anybody touches it."""
+        """Full memory is an exception at creation, so every page exists before a process touches it."""
         assert source.nbytes >= 5000
         assert os.fstat(source.fd).st_size == source.nbytes
         assert os.fstat(source.fd).st_blocks * 512 >= source.nbytes
@@ -105,7 +105,7 @@ class StrategyTests:
         source.close()
 
     def test_too_much_is_an_error(self, made: Strategy) -> None:
-        """More than there is raises, with the numbers; it kills nobody."""
+        """More than there is raises, with the numbers; it kills no process."""
         with pytest.raises(SharedMemoryFullError, match="needs"):
             made.create(1 << 60)
 
@@ -121,7 +121,7 @@ class StrategyTests:
         made.adopt(os.dup(source.fd), source.nbytes).close()
 
     def test_reading_means_reading(self, made: Strategy, source: SegmentSource) -> None:
-        """Through a descriptor for reading nobody gets a mapping for writing."""
+        """A descriptor for reading gives no process a mapping for writing."""
         fd = os.open(f"/proc/self/fd/{source.fd}", os.O_RDONLY | os.O_CLOEXEC)
         adopted = made.adopt(fd, source.nbytes)
         assert not made.map(adopted, Access.READ).root(deque()).flags.writeable
