@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.at_once import InlineSlotProtocol
 from nbparallel.distributed.collectives.direct import direct_all_reduce
 from nbparallel.distributed.collectives.scalars import exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
@@ -27,6 +26,7 @@ from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import GENERATIONS, Operation
 
 SHARED_INLINE = 64 << 10
@@ -67,7 +67,7 @@ class ReductionSignature:
 class AllReduce:
     """One rank's side of `all_reduce` in a group."""
 
-    def __init__(self, context: RankContext, protocol: InlineSlotProtocol, staging: StagingBuffers) -> None:
+    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
         self._context, self._memory = context, context.memory
         self._protocol, self._staging = protocol, staging
         self._index, self._size = protocol.index, len(protocol.ranks)
@@ -100,17 +100,19 @@ class AllReduce:
         context.nbytes += plan.nbytes
         if not plan.inline:
             self._all_reduce_large(x, plan, place)
-            protocol.end()
+            protocol.release()
             return x
         generation = protocol.next_generation()
         views = plan.views[generation] or self._views(plan, generation, x)
-        same = protocol.swap(_ALL_REDUCE, plan.fingerprint, context.call_site.line(), x, place, views)
+        same = protocol.exchange_inline(
+            _ALL_REDUCE, plan.fingerprint, context.call_site.line(), x, place, views
+        )
         if not same:
             protocol.compare()
-        if not same or (place is not None and not protocol.disjoint()):
+        if not same or (place is not None and not protocol.spans.disjoint(protocol.generation)):
             protocol.check_overlap(protocol.bits())
         self._combine_slots(plan, views, x)
-        protocol.end()
+        protocol.release()
         return x
 
     def average_if_same(
@@ -138,15 +140,15 @@ class AllReduce:
         if plan.inline:
             generation = protocol.next_generation()
             views = plan.views[generation] or self._views(plan, generation, x)
-            same = protocol.swap(operation, label, context.call_site.line(), x, place, views)
+            same = protocol.exchange_inline(operation, label, context.call_site.line(), x, place, views)
             agreed = same or protocol.agree()
             if agreed:
-                if not same or (place is not None and not protocol.disjoint()):
+                if not same or (place is not None and not protocol.spans.disjoint(protocol.generation)):
                     protocol.check_overlap(protocol.bits())
                 self._combine_slots(plan, views, x)
         else:
             agreed = self._all_reduce_large(x, plan, place)
-        protocol.end()
+        protocol.release()
         return agreed
 
     def _remember(self, key: object, plan: ReductionSignature) -> None:
@@ -234,14 +236,14 @@ class AllReduce:
                 if direct:
                     views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
                     views[self._index][...] = x
-                protocol.again()
+                protocol.synchronize()
             views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
             self._combine_slots(plan, views, x)
             return True
         if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
             if direct:
                 protocol.put(self._staging.offer(source, pieces))
-            protocol.again()
+            protocol.synchronize()
         self._staging.reduce(source, plan.operator, pieces, source.reshape(-1), averaged=plan.averaged)
         if source is not x:
             x[...] = source

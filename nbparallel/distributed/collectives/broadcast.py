@@ -86,7 +86,7 @@ class Broadcast:
         if array is not None and all(b & DIRECT for b in bits):
             self._copy_together(array, root)
             context.exposed = False
-            protocol.end()
+            protocol.release()
             return x
         context.exposed = False
         if mine:
@@ -98,13 +98,13 @@ class Broadcast:
         elif looks and array is not None:
             seen = bool(bits[root] & SHARED) and self._shows(array, root)
             result = x if seen else self._take(None, None, root)  # the others go on in any case
-            protocol.end()
+            protocol.release()
             if not seen:
                 raise ValueError(_READ_ONLY)
             return result
         else:
             result = self._take(x, array, root)
-        protocol.end()
+        protocol.release()
         return result
 
     def _copy_together(self, array: AnyArray, root: int) -> None:
@@ -117,7 +117,7 @@ class Broadcast:
                 if i != protocol.index:
                     packed = packed[_HEAD.size + _HEAD.unpack_from(packed)[1] :]
                     source = context.memory.attach(packed, writable=False)
-            elif not protocol.same_memory(i, root):
+            elif not protocol.spans.same(protocol.generation, i, root):
                 own = i == protocol.index
                 targets.append(array if own else context.memory.attach(packed, writable=True))
         direct_broadcast(context, protocol, flat_octets(source), [flat_octets(x) for x in targets])
@@ -175,7 +175,7 @@ class Broadcast:
 
     def _shows(self, array: AnyArray, root: int) -> bool:
         """Whether a shared array is the root's: the same elements in the same memory."""
-        if not self._protocol.same_memory(self._protocol.index, root):
+        if not self._protocol.spans.same(self._protocol.generation, self._protocol.index, root):
             return False
         payload = self._protocol.get(root)
         kind, length = _HEAD.unpack_from(payload)

@@ -21,6 +21,7 @@ from nbparallel.distributed.scattering import Scattering
 from nbparallel.distributed.slots.fingerprint import fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlots
 from nbparallel.distributed.slots.slot_area import SlotArea
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 
 _BARRIER = fingerprint("barrier")
@@ -34,17 +35,18 @@ class GroupCollectives:
 
     def __init__(self, context: RankContext, area: SlotArea) -> None:
         self._context, self._area = context, area
-        self.protocol = PendingSlots(context, area)
+        self.protocol = SlotProtocol(context, area)
+        pending_slots = PendingSlots(context, self.protocol)
         self._staging = StagingBuffers(context, self.protocol)
         self.all_reduce = AllReduce(context, self.protocol, self._staging)
         self._broadcast = Broadcast(context, self.protocol, self._staging)
         reducing = Reduce(context, self.protocol, self._staging)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
-        self._exchange = Exchange(context, self.protocol, self._staging)
+        self._exchange = Exchange(context, self.protocol, pending_slots, self._staging)
         gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
         self.later = Deferring(area.ranks, area.index)
-        self.begun = ProgressEngine(self.protocol, self._exchange, self._changed)
+        self.begun = ProgressEngine(pending_slots, self._exchange, self._changed)
         self._scattering = Scattering(self._exchange, area.ranks)
         self.scatter, self.all_to_all = self._scattering.scatter, self._scattering.all_to_all
 
@@ -60,7 +62,7 @@ class GroupCollectives:
         protocol.begin(Operation.barrier, _BARRIER, self._context.call_site.line())
         if not protocol.arrive_and_wait():
             protocol.compare()
-        protocol.end()
+        protocol.release()
         self._context.operations += 1
 
     def broadcast(self, x: Any, root: int, deadline_ns: int | None, *, view: bool = False) -> Any:

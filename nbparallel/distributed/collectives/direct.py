@@ -54,7 +54,7 @@ def direct_all_reduce(
                     fault_injection.hit("half_payload", context.rank)
         context.waiter.fence()
         context.words[context.writing] = 0
-    protocol.again()
+    protocol.synchronize()
 
 
 def direct_broadcast(
@@ -75,7 +75,7 @@ def direct_broadcast(
                 fault_injection.hit("half_payload", context.rank)
         context.waiter.fence()
         context.words[context.writing] = 0
-    protocol.again()
+    protocol.synchronize()
 
 
 def direct_reduce(
@@ -94,7 +94,7 @@ def direct_reduce(
         _combine_into(context, protocol, arrays, target, start, stop, 0, operator, averaged=averaged)
         context.waiter.fence()
         context.words[context.writing] = 0
-    protocol.again()
+    protocol.synchronize()
 
 
 def direct_reduce_scatter(

@@ -39,14 +39,14 @@ from nbparallel.distributed.point_to_point.packing import OBJECT, RELAYED, VIEW,
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
-    Span,
     as_plain_array,
-    conflict,
     decode_handle,
     encode_handle,
 )
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
-from nbparallel.distributed.slots.pending_slots import PendingSlots, Posting
+from nbparallel.distributed.slots.overlaps import Span, conflict
+from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 from nbparallel.wire.control import Operation
 
@@ -118,8 +118,14 @@ class Movement:
 class Exchange:
     """One rank's side of all movements in a group."""
 
-    def __init__(self, context: RankContext, protocol: PendingSlots, staging: StagingBuffers) -> None:
-        self._context, self._protocol = context, protocol
+    def __init__(
+        self,
+        context: RankContext,
+        protocol: SlotProtocol,
+        pending_slots: PendingSlots,
+        staging: StagingBuffers,
+    ) -> None:
+        self._context, self._protocol, self._pending_slots = context, protocol, pending_slots
         self._relay = StagedCopy(context, protocol, staging)
         self._filled: dict[int, bool] = {}
         """Whether all readers of the last movement had buffers, by its fingerprint: so it will be again."""
@@ -147,10 +153,10 @@ class Exchange:
         self._remember_buffers(movement, records)
         if any(record.waits for record in records):
             context.check_peers(protocol.peers)  # who failed may be changing what was just copied
-            protocol.stop_reading()
+            protocol.announce_done()
             if draft.waits:
                 protocol.wait_until_read()
-        protocol.end()
+        protocol.release()
         return found
 
     def _read(self, movement: Movement, values: Sequence[Any]) -> tuple[list[ExchangeRecord], list[Any]]:
@@ -212,7 +218,7 @@ class Exchange:
         record, memory = self._fold(draft)
         return record, (keep, memory)
 
-    def post(self, movement: Movement, prepared: Prepared, line: int) -> Posting:
+    def post(self, movement: Movement, prepared: Prepared, line: int) -> PendingSlot:
         """Leave a letter and arrive; there must be a free slot."""
         context, protocol = self._context, self._protocol
         outer = context.open  # posted while another operation waits: that one is still open afterwards
@@ -220,16 +226,16 @@ class Exchange:
         self._held.append((protocol.number, prepared[1]))
         context.operations += 1
         protocol.put(prepared[0])
-        pending = protocol.arrive()
+        pending = self._pending_slots.arrive()
         context.open = outer
         return pending
 
-    def collect(self, movement: Movement, pending: Posting) -> list[Any]:
+    def collect(self, movement: Movement, pending: PendingSlot) -> list[Any]:
         """Take from the letters of a posted movement, at which all have arrived."""
-        with self._protocol.resumed(pending):
+        with self._pending_slots.resumed(pending):
             self._protocol.compare()
             _, found = self._read(movement, movement.values)
-            self._protocol.end(wake=True)
+            self._protocol.release(wake=True)
         return found
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from nbparallel.distributed.point_to_point.packing import Payload
 from nbparallel.distributed.point_to_point.ring import Envelope
-from nbparallel.distributed.runtime.shared_arrays import Span
+from nbparallel.distributed.slots.overlaps import Span
 
 _HEAD = struct.Struct("<BBHHHQ")
 """Where the letter lies, whether its writer waits for readers; numbers of parcels, expected forms, spans, and

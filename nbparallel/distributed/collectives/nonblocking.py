@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.distributed.collectives.exchange import Exchange, Movement, Prepared
-from nbparallel.distributed.slots.pending_slots import PendingSlots, Posting
+from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.distributed.work import Work
 
 
@@ -28,15 +28,15 @@ class PendingOperation:
     work: Work
     prepared: Prepared = (b"", None)
     """Its letter, and what that refers to."""
-    posting: Posting | None = None
+    slot: PendingSlot | None = None
     """None until there is a slot for it."""
 
 
 class ProgressEngine:
     """The collectives of one group that this rank has begun."""
 
-    def __init__(self, protocol: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
-        self._protocol, self._exchange, self._changed = protocol, exchange, changed
+    def __init__(self, pending_slots: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
+        self._pending_slots, self._exchange, self._changed = pending_slots, exchange, changed
         self._queue: deque[PendingOperation] = deque()
         self._busy = False
 
@@ -58,24 +58,24 @@ class ProgressEngine:
         try:
             while self._queue:
                 for pending in self._queue:
-                    if pending.posting is None and self._protocol.has_slot():
-                        pending.posting = self._exchange.post(
+                    if pending.slot is None and self._pending_slots.has_slot():
+                        pending.slot = self._exchange.post(
                             pending.movement, pending.prepared, pending.work.line
                         )
-                    if pending.posting is None:
+                    if pending.slot is None:
                         break
                 first = self._queue[0]
-                if first.posting is None or not self._protocol.arrived(first.posting):
+                if first.slot is None or not self._pending_slots.has_arrived(first.slot):
                     return
-                self._finish(first, first.posting)
+                self._finish(first, first.slot)
         finally:
             self._busy = False
 
-    def _finish(self, pending: PendingOperation, posting: Posting) -> None:
+    def _finish(self, pending: PendingOperation, slot: PendingSlot) -> None:
         """Take and complete; what is wrong with this call alone is raised when it is waited for."""
         work = pending.work
         try:
-            found = self._exchange.collect(pending.movement, posting)
+            found = self._exchange.collect(pending.movement, slot)
         except ValueError as error:  # overlapping memory: all members ended it, before anything was written
             work.fail(error)
         except BaseException as error:
@@ -97,7 +97,7 @@ class ProgressEngine:
             if self._queue and (work is None or not work.done):
                 self._busy = True  # what waits here has changed the meeting: nothing may be posted meanwhile
                 try:
-                    self._protocol.wait_for(self._queue[0].posting, deadline_ns)
+                    self._pending_slots.wait_for(self._queue[0].slot, deadline_ns)
                 finally:
                     self._busy = False
 
@@ -105,7 +105,7 @@ class ProgressEngine:
         """Go on without waiting; raises if `work` can never be finished, so that nobody asks for ever."""
         self.advance()
         first = self._queue[0] if self._queue and not work.done else None
-        if first is not None and first.posting is not None and self._protocol.is_hopeless(first.posting):
+        if first is not None and first.slot is not None and self._pending_slots.is_hopeless(first.slot):
             self.flush(work)
 
     def drop(self) -> None:

@@ -198,7 +198,7 @@ class Reduce:
         protocol.begin(reduction.operation, reduction.label, context.call_site.line())
         context.operations += 1
         context.nbytes += source.nbytes
-        protocol.write(reduction.target_place)
+        protocol.spans.declare_write(protocol.generation, reduction.target_place)
         small = source.nbytes <= protocol.payload_nbytes
         pieces = StagingLayout(source.size, source.itemsize, self._size, reduction.parts)
         if small:
@@ -227,12 +227,12 @@ class Reduce:
             if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the scratch
                 if reduction.direct:
                     protocol.put(self._staging.offer(source, pieces))
-                protocol.again()
+                protocol.synchronize()
             self._staging.reduce(
                 source, reduction.operator, pieces, reduction.target, reduction.start,
                 averaged=reduction.averaged,
             )  # fmt: skip
-        protocol.end()
+        protocol.release()
 
     def _slot(self, index: int, like: AnyArray) -> AnyArray:
         return np.ndarray(
@@ -276,7 +276,7 @@ class Reduce:
                 context, protocol, arrays, reduction.target, reduction.start, reduction.operator,
                 averaged=reduction.averaged,
             )  # fmt: skip
-            protocol.stop_reading()
+            protocol.announce_done()
             protocol.wait_until_read()
             return
         target = reduction.target

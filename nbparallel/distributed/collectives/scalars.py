@@ -23,6 +23,6 @@ def exchange_numbers(
     if not protocol.arrive_and_wait():
         protocol.compare()
     values = [unpack_number(bytes(protocol.get(i))) for i in range(len(protocol.ranks))]
-    protocol.end()
+    protocol.release()
     context.operations += 1
     return values

@@ -202,7 +202,7 @@ class StagingBuffers:
             self._position = position + 1
             if chunk + 1 < pieces.chunks:
                 self._copy_pieces(memories[index], flat, pieces, chunk + 1, position + 1)
-            self._protocol.again()
+            self._protocol.synchronize()
             if target is None or not pieces.shown:
                 continue
             for i in range(size):
@@ -227,7 +227,7 @@ class StagingBuffers:
                 part = flat[index * count : (index + 1) * count]
                 part[...] = self._chunk(memory, position, flat)[: part.size]
             if index + 1 < chunks:
-                self._protocol.again()
+                self._protocol.synchronize()
 
     def close(self) -> None:
         """Let go of everything."""
@@ -297,6 +297,6 @@ class StagedCopy:
             if fault_injection.ARMED:
                 fault_injection.hit("half_payload", self._context.rank)
             if index + 1 < rounds:
-                self._protocol.again()
+                self._protocol.synchronize()
         self._staging.pass_by(rounds)
         self._leaving = []

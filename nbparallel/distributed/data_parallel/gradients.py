@@ -26,15 +26,9 @@ from nbparallel.distributed.arguments import overlapping_pair
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.data_parallel.buckets import BucketPlan, names_of, plan_of
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import (
-    AnyArray,
-    SharedArrayLookup,
-    SharedSpan,
-    Span,
-    conflict,
-    overlapping,
-)
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup, SharedSpan
 from nbparallel.distributed.slots.fingerprint import fingerprint
+from nbparallel.distributed.slots.overlaps import Span, conflict, overlapping
 from nbparallel.errors import CollectiveMismatchError, rank_list
 from nbparallel.wire.control import Operation
 from nbparallel.wire.segments import CLIENT_SHIFT

@@ -23,7 +23,7 @@ from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.runtime.waiting import WaitRecord
-from nbparallel.distributed.slots.fingerprint import table
+from nbparallel.distributed.slots.mismatch import table
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
 from nbparallel.wire.control import Operation

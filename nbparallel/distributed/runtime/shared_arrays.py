@@ -5,8 +5,7 @@ from __future__ import annotations
 import marshal
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,8 +17,6 @@ from nbparallel.sharing.store import Store
 from nbparallel.wire.handles import ArrayHandle
 
 AnyArray: TypeAlias = npt.NDArray[Any]
-Span: TypeAlias = tuple[int, int, int]
-"""Segment, first byte, byte behind the last."""
 MAX_KNOWN = 64
 """Arrays whose place is remembered; the next one is looked up again, which costs about a microsecond."""
 MAX_ATTACHED_NBYTES = 512 << 20
@@ -163,33 +160,3 @@ class SharedArrayLookup:
 
 def _refuse(*_: object, **__: object) -> AnyArray:
     raise InternalError("an array was to be attached after the communicator was closed")
-
-
-def overlapping(spans: list[Span]) -> tuple[int, int] | None:
-    """Return two indices whose (segment, start, stop) overlap; segment 0 is private memory."""
-    order = sorted((span, i) for i, span in enumerate(spans) if span[0] and span[1] < span[2])
-    for (left, i), (right, j) in pairwise(order):
-        if left[0] == right[0] and right[1] < left[2]:
-            return min(i, j), max(i, j)
-    return None
-
-
-def conflict(spans: Sequence[Sequence[tuple[Span, bool]]]) -> tuple[int, int] | None:
-    """Return two members of which one writes shared memory that the other reads or writes; None if none do.
-
-    Parameters
-    ----------
-    spans : sequence
-        For each member its spans, and whether it writes them.
-    """
-    order = sorted(
-        (span, i, writes) for i, mine in enumerate(spans) for span, writes in mine if span[1] < span[2]
-    )
-    active: list[tuple[Span, int, bool]] = []
-    for span, i, writes in order:
-        active = [entry for entry in active if entry[0][0] == span[0] and entry[0][2] > span[1]]
-        for _, j, also_writes in active:
-            if i != j and (writes or also_writes):
-                return i, j
-        active.append((span, i, writes))
-    return None

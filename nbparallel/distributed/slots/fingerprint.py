@@ -1,20 +1,19 @@
-"""Fingerprints: what a rank says it is calling, as one word to compare and as a line for people.
+"""Fingerprint of a collective call: one word to compare between ranks, and a text for error messages.
 
-Every collective leaves both in the rank's slot before it announces that it has arrived.  Equal words mean
+Every collective writes both into the rank's slot before it counts up the arrival word.  Equal words mean
 equal calls; the text is read only when they differ.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.wire.control import SLOT_TEXT
 
 SHARED, DIRECT = 1, 2
-"""Low bits of the word: the array lies in shared memory; others can work on it in place."""
+"""Low bits of the word: the array lies in shared memory; other ranks can work on it in place."""
 BITS = SHARED | DIRECT
 COLUMNS = ("operation", "dtype", "shape", "root", "operator")
 
@@ -24,13 +23,13 @@ class Fingerprint:
     """One call."""
 
     word: int
-    """Equal for calls that belong together (62 bits: a difference goes unnoticed once in 2**62)."""
+    """Equal for calls that match (62 bits: a difference is missed once in 2**62)."""
     call: int
-    """The same without what is moved."""
+    """The same without the content."""
     content: int
-    """Only what is moved; 0: left open, "whatever the root has"."""
+    """Only dtype and shape of what is moved; 0: left open, "whatever the root has"."""
     text: bytes
-    """The columns of the table, tab separated, cut to fit a slot."""
+    """The columns of the table in an error message, separated by tabs, cut to fit a slot."""
 
 
 def _word(*parts: Any) -> int:
@@ -62,24 +61,3 @@ def fingerprint(
         0 if content is None else _word(content),
         text[:SLOT_TEXT],
     )
-
-
-def table(rows: Mapping[int, Sequence[str] | str]) -> str:
-    """Lay out what each rank calls: columns and a line number, or one sentence for a rank."""
-    head = ("rank", *COLUMNS, "line")
-    cells = [(str(r), *row) for r, row in sorted(rows.items()) if not isinstance(row, str)]
-    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
-    lines = {int(line[0]): _justify(line, widths) for line in cells}
-    lines |= {r: f"{r!s:<{widths[0]}}  {row}" for r, row in rows.items() if isinstance(row, str)}
-    return "\n".join(["  " + _justify(head, widths), *("  " + lines[r] for r in sorted(lines))])
-
-
-def _justify(values: Iterable[str], widths: Iterable[int]) -> str:
-    return "  ".join(value.ljust(width) for value, width in zip(values, widths, strict=True)).rstrip()
-
-
-def parse(text: bytes, line: int) -> tuple[str, ...]:
-    """Return the columns of a slot's text, and the line."""
-    columns = text.decode("utf-8", "replace").split("\t")
-    columns += ["?"] * (len(COLUMNS) - len(columns))
-    return (*columns[: len(COLUMNS)], str(line) if line else "?")

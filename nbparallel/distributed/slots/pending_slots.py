@@ -1,89 +1,99 @@
-"""Collectives whose end may come later: the slot protocol in parts that do not wait."""
+"""Pending slots: collectives that a rank has begun and ends later, in steps of the slot protocol.
+
+A pending collective is an ordinary one whose state is put aside between two steps: what the slot protocol
+keeps of the collective that it is in is saved, and restored when all members have arrived.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from nbparallel.distributed.at_once import InlineSlotProtocol
-from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.fingerprint import Fingerprint
-from nbparallel.distributed.slots.slot_protocol import LINE
-from nbparallel.wire.control import GENERATIONS, Operation
-
-Posting = tuple[int, int, int, Operation, Fingerprint, int, int, "int | None"]
-"""A collective to come back to: number, generation, arrivals, what was called, line; `open`, deadline."""
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
+from nbparallel.wire.control import Operation
 
 
-class PendingSlots(InlineSlotProtocol):
-    """One rank's side of all collectives of a group, some of which were begun and not ended."""
+@dataclass(slots=True)
+class PendingSlot:
+    """The state of one collective, to be resumed."""
+
+    number: int
+    generation: int
+    arrivals: int
+    operation: Operation
+    fingerprint: Fingerprint
+    line: int
+    open: int
+    """What `RankContext.open` is within it."""
+    deadline_ns: int | None
+
+
+class PendingSlots:
+    """One rank's collectives of a group that were begun and not ended."""
+
+    def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
+        self._context, self._protocol = context, protocol
 
     def has_slot(self) -> bool:
-        """Whether `begin` would not wait, and takes no slot of a collective that this rank has not ended."""
-        self._all_done = self.all_done()
-        return self.number + 1 - GENERATIONS <= min(self._all_done, self._words[self._done])
+        """Whether `SlotProtocol.begin` would not wait, and there is a slot for another collective."""
+        return self._protocol.has_free_slot()
 
-    def arrive(self) -> Posting:
-        """Leave the fingerprint and arrive, for a collective that ends later."""
-        slot, fingerprint = self._mine[self.generation], self._fingerprint
-        self._words[slot], self._words[slot + LINE] = fingerprint.word, self._line
-        if self._written[self.generation] is not fingerprint:
-            self._describe(self.generation, slot, fingerprint)
-        if fault_injection.ARMED:
-            fault_injection.hit("wrote_header", self._context.rank)
-        self.arrivals += 1
-        self._waiter.announce(self._words, self._arrive, self.arrivals)
-        if fault_injection.ARMED:
-            fault_injection.hit("wrote_flag", self._context.rank)
+    def arrive(self) -> PendingSlot:
+        """Arrive at the collective that has begun, and put it aside."""
+        self._protocol.arrive()
         self._context.open = 0
-        return self._posting()
+        return self._state()
 
-    def _posting(self) -> Posting:
-        return (
-            self.number, self.generation, self.arrivals, self._operation, self._fingerprint, self._line,
-            self._context.open, self.deadline_ns,
-        )  # fmt: skip
+    def has_arrived(self, pending: PendingSlot) -> bool:
+        """Whether every member has arrived at a collective."""
+        return not self._protocol.missing(pending.arrivals)
 
-    def arrived(self, pending: Posting) -> bool:
-        """Whether every member has come to a collective."""
-        words = self._words
-        return all(words[arrive] >= pending[2] for _, arrive, _ in self._peers)
-
-    def is_hopeless(self, pending: Posting) -> bool:
-        """Whether somebody who has not come to a collective will not come any more."""
-        context, words = self._context, self._words
-        context.check_peers(self.peers)
-        return any(words[arrive] < pending[2] and context.gone(rank) for rank, arrive, _ in self._peers)
+    def is_hopeless(self, pending: PendingSlot) -> bool:
+        """Whether a member that has not arrived at a collective has left the cell."""
+        context, protocol = self._context, self._protocol
+        context.check_peers(protocol.peers)
+        return any(map(context.gone, protocol.missing(pending.arrivals)))
 
     @contextlib.contextmanager
-    def resumed(self, pending: Posting) -> Iterator[None]:
-        """Be in an earlier collective meanwhile, and end it."""
-        former = self._posting()
-        self._resume((*pending[:6], pending[0], pending[7]))
-        self._context.waiter.fence()  # the others' slots after their words
+    def resumed(self, pending: PendingSlot) -> Iterator[None]:
+        """Within the context, the protocol is in a pending collective, to end it."""
+        context, former = self._context, self._state()
+        self._restore(replace(pending, open=pending.number))
+        context.waiter.fence()  # read the slots only after their arrival counters
         try:
             yield
         finally:
-            broken = self._context.open  # it did not come to its end
-            self._resume(former)
+            broken = context.open  # not 0: the collective did not come to its end
+            self._restore(former)
             if broken:
-                self._context.open = broken
+                context.open = broken
 
-    def _resume(self, pending: Posting) -> None:
-        self.number, self.generation, self.arrivals, self._operation, self._fingerprint = pending[:5]
-        self._line, self._context.open, self.deadline_ns = pending[5:]
-
-    def wait_for(self, pending: Posting | None, deadline_ns: int | None) -> None:
-        """Wait until every member has come to a collective; for a free slot, if it was not posted yet."""
+    def wait_for(self, pending: PendingSlot | None, deadline_ns: int | None) -> None:
+        """Wait until every member has arrived at a collective; if None, until there is a free slot."""
+        protocol = self._protocol
         if pending is None:
-            self.deadline_ns = deadline_ns
-            self._wait_for_readers(self.number + 1)
+            protocol.deadline_ns = deadline_ns
+            protocol.wait_for_readers(protocol.number + 1)
             return
-        former = self._posting()
-        self._resume((*pending[:7], deadline_ns))
+        former = self._state()
+        self._restore(replace(pending, deadline_ns=deadline_ns))
         try:
-            for rank, arrive, _ in self._peers:
-                if self._words[arrive] < pending[2]:
-                    self._wait_for_arrival(rank, arrive, compare=True)
+            protocol.wait_for_arrivals()
         finally:
-            self._resume((*former[:6], self._context.open, former[7]))
+            self._restore(replace(former, open=self._context.open))
+
+    def _state(self) -> PendingSlot:
+        p = self._protocol
+        return PendingSlot(
+            p.number, p.generation, p.arrivals, p.operation, p.fingerprint, p.line, self._context.open,
+            p.deadline_ns,
+        )  # fmt: skip
+
+    def _restore(self, state: PendingSlot) -> None:
+        p = self._protocol
+        p.number, p.generation, p.arrivals = state.number, state.generation, state.arrivals
+        p.operation, p.fingerprint, p.line = state.operation, state.fingerprint, state.line
+        self._context.open, p.deadline_ns = state.open, state.deadline_ns

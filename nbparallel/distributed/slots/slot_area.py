@@ -1,9 +1,9 @@
-"""Area: where the members of a group meet: their arrival and done words, and their slots.
+"""The shared memory in which a group synchronises: arrival and done counters, and slots for payloads.
 
-The world's area is part of the control segment.  Every other group has memory of its own, laid out alike::
+The world's area is part of the control segment.  Every other group has a segment with the same layout::
 
     head: magic, number of members, payload of a slot, the members' ranks …
-    per member: arrive | done                                   (a line each)
+    per member: arrive | done                                   (a cache line each)
     per member and generation: a slot (header, description, payload)
 """
 
@@ -18,6 +18,12 @@ import numpy as np
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, ControlView
 
+# Words of a slot's first line.
+WORD, CALL, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT, WRITTEN = range(10)
+"""`WRITTEN` and the two behind it: the shared memory that a reduction will write on this rank, if it is not
+that of all."""
+TEXT_OFFSET = 128
+"""Bytes from the start of a slot to its description."""
 MAGIC = 0x3152414741504E42
 """Reads ``BNPAGAR1``."""
 _LINE = 128
@@ -27,29 +33,29 @@ _HEAD = 3
 
 @dataclass(frozen=True, slots=True)
 class SlotArea:
-    """Where one group meets, as one of its members sees it."""
+    """One group's counters and slots, as one rank sees them."""
 
     ranks: tuple[int, ...]
-    """The members' numbers in the world, in the order of the group."""
+    """The members' ranks in the world, in the order of the group."""
     index: int
-    """This rank's place among them; -1 for one who only looks."""
+    """This rank's group rank; -1 for a rank that is no member and only inspects."""
     words: memoryview
     octets: memoryview
     buffer: Any
-    """The same memory, to make arrays in."""
+    """The same memory, as the base of arrays."""
     arrive: tuple[int, ...]
     """Index in `words` for each member: how many synchronisations it has reached."""
     done: tuple[int, ...]
-    """Index in `words` for each member: the last collective whose slots it reads no more."""
+    """Index in `words` for each member: the last collective whose slots it has released."""
     slots: tuple[tuple[int, ...], ...]
-    """First byte of the slot of each member and generation."""
+    """Offset in bytes of the slot of each member and generation."""
     payload_nbytes: int
     packed: bytes = b""
-    """The memory's handle, by which who is no member finds it; empty for the world."""
+    """The memory's handle, by which a rank outside the group attaches it; empty for the world."""
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The members' indices without this rank's."""
+        """The group ranks of the other members."""
         return tuple(i for i in range(len(self.ranks)) if i != self.index)
 
     @property
@@ -63,8 +69,8 @@ class SlotArea:
         return [rank for rank, word in zip(self.ranks, self.arrive, strict=True) if words[word] < target]
 
     def close(self) -> None:
-        """Let go of the memory; who still has an array in it keeps it."""
-        object.__setattr__(self, "buffer", None)  # frozen for everybody else
+        """Release the memory; arrays in it keep it mapped."""
+        object.__setattr__(self, "buffer", None)  # frozen otherwise
         if self.packed:
             self.words.release()
             self.octets.release()
@@ -104,7 +110,7 @@ def group_nbytes(members: int) -> int:
 
 
 def prepare(memory: AnyArray, ranks: Sequence[int]) -> None:
-    """Write the head of a new group's memory, and zero its words; nobody else sees it yet."""
+    """Write the head of a new group's memory, and zero its words; no other rank has mapped it yet."""
     memory[: _slots_start(len(ranks))] = 0
     size = SLOT_HEADER + _payload(len(ranks))
     memory[_slots_start(len(ranks)) :].reshape(-1, size)[:, :SLOT_HEADER] = 0

@@ -1,17 +1,17 @@
-"""Meeting: how a group comes together in a collective, compares what it called, and gives its slots free.
+"""Slot protocol: a barrier in which every rank leaves a payload and a fingerprint of its call.
 
 Every member has `GENERATIONS` slots, used in turn.  One collective::
 
-    wait until everybody's *done* counter has passed this slot's last use      (nearly always true)
+    wait until every *done* counter has passed this slot's last use      (nearly always true)
     write payload, fingerprint and line into the slot
-    arrive += 1                                      (the word that announces it; wakes sleepers)
-    wait until everybody's arrive counter is as far
-    compare all fingerprints with mine               (every rank does: nobody leaves before)
-    read the others' slots
+    arrive += 1                                      (the word that announces it; wakes waiters)
+    wait until every arrive counter is as far
+    compare all fingerprints with mine               (every rank does: no rank leaves before)
+    read the peers' slots
     done = number of this collective
 
 There is no closing barrier: a rank may be writing its slot of the next collective while a slow one still
-reads this one's, and the done counters are what keeps it from going round the ring of slots.
+reads this one's, and the done counters keep it from overtaking the ring of slots.
 Further synchronisations of the same collective only count `arrive` up.
 """
 
@@ -21,40 +21,50 @@ import time
 
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import SharedSpan, Span, conflict, overlapping
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.runtime.waiting import WaitRecord
-from nbparallel.distributed.slots.deadlock import wait_text
-from nbparallel.distributed.slots.fingerprint import BITS, Fingerprint, parse, table
-from nbparallel.distributed.slots.slot_area import SlotArea
+from nbparallel.distributed.slots.fingerprint import SHARED, Fingerprint
+from nbparallel.distributed.slots.mismatch import DIFFERENT, CallTable, left_inside, overlap
+from nbparallel.distributed.slots.overlaps import SpanTable
+from nbparallel.distributed.slots.slot_area import (
+    CALL,
+    CONTENT,
+    LINE,
+    NBYTES,
+    SEGMENT,
+    START,
+    STOP,
+    TEXT,
+    TEXT_OFFSET,
+    SlotArea,
+)
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
-from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
+from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
 
-# Words of a slot's first line.
-WORD, CALL, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT, WRITTEN = range(10)
-"""`WRITTEN` and the two behind it: the shared memory that a reduction will write on this rank, if it is not
-that of all."""
-TEXT_OFFSET = 128
-"""Bytes from the slot's begin to its description."""
 EARLY_NS = 100_000_000
-"""How long the others may take before those who differ are told: the table is better complete."""
+"""How long a wait lasts before calls that differ already are reported: a complete table is better."""
 _NO_FINGERPRINT = Fingerprint(0, 0, 0, b"")
 
 
 class SlotProtocol:
     """One rank's side of all collectives of a group in an epoch.
 
-    Members are counted by their place in the group, but for words and errors, which name ranks of the world.
+    Members are counted by their group rank, but words and errors name ranks of the world.
 
     Attributes
     ----------
-    ranks : tuple of int
-        The members' ranks.
+    ranks, peers : tuple of int
+        The members' ranks; and without this one.
     index : int
-        This rank's place among them.
-    number : int
-        Of the last collective that began.
-    generation : int
-        Index of its slot.
+        This rank's group rank.
+    number, generation : int
+        The last collective that began, and the index of its slots.
+    arrivals : int
+        How many synchronisations this rank has reached.
+    operation, fingerprint, line, deadline_ns
+        What it calls in that collective, where, and when its waits time out.
+    spans : SpanTable
+        Where the members' arrays lie.
     """
 
     def __init__(self, context: RankContext, area: SlotArea) -> None:
@@ -63,19 +73,21 @@ class SlotProtocol:
         self._waiter = context.waiter
         self.payload_nbytes = area.payload_nbytes
         self._arrive, self._done = area.arrive[area.index], area.done[area.index]
-        self._slot_words = [[start // 8 for start in slots] for slots in area.slots]
-        self._mine = self._slot_words[area.index]
+        slots = self._slot_words = [[start // 8 for start in slots] for slots in area.slots]
+        self._mine = slots[area.index]
         self.peers = tuple(area.ranks[i] for i in area.others)
-        """The other members' ranks."""
-        self._peers = [(area.ranks[i], area.arrive[i], self._slot_words[i]) for i in area.others]
+        self._peers = [
+            tuple((area.ranks[i], area.arrive[i], slots[i][generation]) for i in area.others)
+            for generation in range(GENERATIONS)
+        ]
+        """For each generation and peer: rank, arrival word, first word of its slot."""
         self._readers = [(area.ranks[i], area.done[i]) for i in area.others]
         self.number = self.arrivals = self.generation = 0
         self._strong_order = context.waiter.strong_order
         self._all_done = 0
         self._written: list[Fingerprint] = [_NO_FINGERPRINT] * GENERATIONS
-        self._fingerprint = _NO_FINGERPRINT
-        self._operation = Operation.none
-        self._line = 0
+        self.operation, self.fingerprint, self.line = Operation.none, _NO_FINGERPRINT, 0
+        self._calls, self.spans = CallTable(context, area), SpanTable(area)
         self._wait_began_ns = 0
         self.deadline_ns: int | None = None
 
@@ -84,26 +96,82 @@ class SlotProtocol:
     def begin(self, operation: Operation, fingerprint: Fingerprint, line: int) -> int:
         """Take this rank's next slot; returns its generation."""
         number = self.number + 1
-        self._operation, self._fingerprint, self._line = operation, fingerprint, line
+        self.operation, self.fingerprint, self.line = operation, fingerprint, line
         if number - GENERATIONS > self._all_done:
-            self._wait_for_readers(number)
+            self.wait_for_readers(number)
         self._context.open = self.number = number
         self.generation = generation = number % GENERATIONS
         if fault_injection.ARMED:
             fault_injection.hit("enter", self._context.rank)
         return generation
 
-    def arrive_and_wait(self, bits: int = 0, place: SharedSpan | None = None) -> bool:
-        """Leave the fingerprint, arrive, wait for everybody; whether all words equal mine, bits included."""
-        words, slot, fingerprint = self._words, self._mine[self.generation], self._fingerprint
-        generation = self.generation
-        mine = fingerprint.word | bits
+    def exchange_inline(
+        self,
+        operation: Operation,
+        fingerprint: Fingerprint,
+        line: int,
+        x: AnyArray,
+        span: SharedSpan | None,
+        views: list[AnyArray],
+    ) -> bool:
+        """Begin, write `x` into this rank's slot, arrive and wait; whether all words are equal.
+
+        The same as `begin` and `arrive_and_wait`, in one call for an array that fits into a slot: these take
+        a microsecond of Python, half of which is calling and storing, and a small all_reduce three in all.
+
+        Parameters
+        ----------
+        views : list of array
+            Every member's slot of the collective that begins (`next_generation`), in the form of `x`.
+        """
+        context, words, number = self._context, self._words, self.number + 1
+        self.operation, self.fingerprint, self.line = operation, fingerprint, line
+        if number - GENERATIONS > self._all_done:
+            self.wait_for_readers(number)
+        context.open = self.number = number
+        self.generation = generation = number % GENERATIONS
+        if armed := fault_injection.ARMED:
+            fault_injection.hit("enter", context.rank)
+            fault_injection.hit("half_payload", context.rank)
+        views[self.index][...] = x
+        slot = self._mine[generation]
+        mine = fingerprint.word
+        if span is not None:
+            mine |= SHARED
+            words[slot + SEGMENT] = span.segment
+            words[slot + START] = span.start
+            words[slot + STOP] = span.stop
         words[slot] = mine
-        words[slot + LINE] = self._line
-        if place is not None:
-            words[slot + SEGMENT] = place.segment
-            words[slot + START] = place.start
-            words[slot + STOP] = place.stop
+        words[slot + LINE] = line
+        if self._written[generation] is not fingerprint:
+            self._describe(generation, slot, fingerprint)
+        if armed:
+            fault_injection.hit("wrote_header", context.rank)
+        self.arrivals = arrivals = self.arrivals + 1
+        waiter = self._waiter
+        waiter.announce(words, self._arrive, arrivals)
+        if armed:
+            fault_injection.hit("wrote_flag", context.rank)
+        same = True
+        for rank, arrive, slot in self._peers[generation]:
+            if words[arrive] < arrivals and not waiter.spin(words, arrive, arrivals):
+                self._wait_for_arrival(rank, arrive, compare=True)
+            if not self._strong_order:
+                waiter.fence()  # read the slot only after its arrival counter
+            if words[slot] != mine:
+                same = False
+        return same
+
+    def arrive(self, bits: int = 0, span: SharedSpan | None = None) -> int:
+        """Write the slot's header and arrive; returns the word that equal calls have in theirs."""
+        words, generation, fingerprint = self._words, self.generation, self.fingerprint
+        slot = self._mine[generation]
+        mine = words[slot] = fingerprint.word | bits
+        words[slot + LINE] = self.line
+        if span is not None:
+            words[slot + SEGMENT] = span.segment
+            words[slot + START] = span.start
+            words[slot + STOP] = span.stop
         if self._written[generation] is not fingerprint:
             self._describe(generation, slot, fingerprint)
         if fault_injection.ARMED:
@@ -112,13 +180,19 @@ class SlotProtocol:
         self._waiter.announce(words, self._arrive, arrivals)
         if fault_injection.ARMED:
             fault_injection.hit("wrote_flag", self._context.rank)
+        return mine
+
+    def arrive_and_wait(self, bits: int = 0, span: SharedSpan | None = None) -> bool:
+        """Arrive and wait for every member; whether all words are equal, low bits included."""
+        mine = self.arrive(bits, span)
+        words, arrivals, waiter = self._words, self.arrivals, self._waiter
         same = True
-        for rank, arrive, slots in self._peers:
-            if words[arrive] < arrivals and not self._waiter.spin(words, arrive, arrivals):
+        for rank, arrive, slot in self._peers[self.generation]:
+            if words[arrive] < arrivals and not waiter.spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=True)
             if not self._strong_order:
-                self._context.waiter.fence()  # his slot after his word
-            if words[slots[generation]] != mine:
+                waiter.fence()  # read the slot only after its arrival counter
+            if words[slot] != mine:
                 same = False
         return same
 
@@ -130,26 +204,26 @@ class SlotProtocol:
         self._octets[start : start + len(text)] = text
         self._written[generation] = fingerprint
 
-    def again(self) -> None:
+    def synchronize(self) -> None:
         """Synchronise once more inside the same collective."""
-        words = self._words
+        words, waiter = self._words, self._waiter
         self.arrivals = arrivals = self.arrivals + 1
-        self._waiter.announce(words, self._arrive, arrivals)
-        for rank, arrive, _ in self._peers:
-            if words[arrive] < arrivals and not self._waiter.spin(words, arrive, arrivals):
+        waiter.announce(words, self._arrive, arrivals)
+        for rank, arrive, _ in self._peers[0]:
+            if words[arrive] < arrivals and not waiter.spin(words, arrive, arrivals):
                 self._wait_for_arrival(rank, arrive, compare=False)
         if not self._strong_order:
-            self._context.waiter.fence()
+            waiter.fence()
 
-    def end(self, *, wake: bool = False) -> None:
-        """Give the others' slots free, and this rank's next operation; wake who waits for that."""
+    def release(self, *, wake: bool = False) -> None:
+        """End the collective: release the peers' slots; with `wake`, wake the ranks that wait for that."""
         if self._context.inert:
-            return  # a child that was forked within the operation: it is the rank that ends it
+            return  # a child that was forked within the operation: the rank ends it
         if not self._strong_order:
-            self._context.waiter.fence()  # all reads before the word that gives the slots free
+            self._waiter.fence()  # all reads before the word that releases the slots
         self._words[self._done] = self.number
         if wake:
-            self.stop_reading()
+            self.announce_done()
         self._context.open = 0
         if fault_injection.ARMED:
             fault_injection.hit("leave", self._context.rank)
@@ -157,102 +231,53 @@ class SlotProtocol:
     # -- comparing ---------------------------------------------------------------------------------------
 
     def compare(self, *, root: int | None = None) -> None:
-        """Raise on every rank if the calls differ; to be called when `meet` says that words do.
-
-        With a `root`, others may leave open what is moved.
-        """
-        words, generation = self._words, self.generation
-        slots = [slot[generation] for slot in self._slot_words]
-        calls = {words[slot + CALL] for slot in slots}
-        contents = {words[slot + CONTENT] for slot in slots}
-        if root is not None:
-            contents.discard(0)
-        if len(calls) > 1 or len(contents) > 1:
-            raise self.mismatch("ranks called different operations, or the same with different arguments")
+        """Raise on every rank if the calls differ, to be called when words do; see `CallTable.compare`."""
+        self._calls.compare(self.generation, root)
 
     def agree(self) -> bool:
-        """Whether all bring the same, where one operation may be called with different things.
-
-        To be called when `meet` says that words differ; raises on every rank if they call another operation.
-        """
-        words, generation = self._words, self.generation
-        slots = [slot[generation] for slot in self._slot_words]
-        if len({words[slot + CALL] for slot in slots}) > 1:
-            self.compare()
-        return len({words[slot + CONTENT] for slot in slots}) == 1
+        """Whether all members pass the same dtype and shape; raises if they call different operations."""
+        return self._calls.agree(self.generation)
 
     def mismatch(self, what: str) -> CollectiveMismatchError:
         """Return the error that says what is wrong and what every member called."""
-        rows = {rank: self._row(i) for i, rank in enumerate(self.ranks)}
-        return CollectiveMismatchError(f"{what}:\n{table(rows)}")
+        return self._calls.mismatch(what, self.generation, range(len(self.ranks)))
 
     def bits(self) -> list[int]:
-        """Return every member's low bits."""
-        return [self._words[slots[self.generation]] & BITS for slots in self._slot_words]
+        """Return the low bits of every member's word."""
+        return self._calls.bits(self.generation)
 
     def check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
-        """Raise `ValueError` on every rank if two would write the same shared memory.
+        """Raise `ValueError` on every rank if two members would write the same shared memory.
 
-        The very memory of `root`, if given, is not written to, so that others may have it too.
+        The memory of `root`, if given, is not written to, so that other members may pass it too.
         """
-        words, generation = self._words, self.generation
-        spans = []
-        for i, slots in enumerate(self._slot_words):
-            first = slots[generation] + SEGMENT
-            spans.append((words[first], words[first + 1], words[first + 2]) if bits[i] else (0, 0, 0))
-        if root is not None and spans[root][0]:
-            spans = [(0, 0, 0) if s == spans[root] and i != root else s for i, s in enumerate(spans)]
-        found = overlapping(spans)
+        found = self.spans.overlap(self.generation, bits, root)
         if found is not None:
             raise self.overlap(*found)
 
-    def same_memory(self, one: int, other: int) -> bool:
-        """Whether two members, both with shared arrays, passed the very same memory."""
-        words, (first, second) = self._words, (self._slot_words[i][self.generation] for i in (one, other))
-        return words[first + SEGMENT : first + STOP + 1] == words[second + SEGMENT : second + STOP + 1]
-
-    def write(self, place: SharedSpan | None) -> None:
-        """Say which shared memory this rank will write, before it arrives."""
-        first = self._mine[self.generation] + WRITTEN
-        self._words[first] = 0 if place is None else place.segment
-        if place is not None:
-            self._words[first + 1], self._words[first + 2] = place.start, place.stop
-
     def check_writes(self, bits: list[int]) -> None:
-        """Raise `ValueError` on every rank if one writes (`write`) what another one passed or writes."""
-        words, generation = self._words, self.generation
-        spans: list[list[tuple[Span, bool]]] = []
-        for i, slots in enumerate(self._slot_words):
-            read, written = slots[generation] + SEGMENT, slots[generation] + WRITTEN
-            mine: list[tuple[Span, bool]] = []
-            if bits[i]:
-                mine.append(((words[read], words[read + 1], words[read + 2]), False))
-            if words[written]:
-                mine.append(((words[written], words[written + 1], words[written + 2]), True))
-            spans.append(mine)
-        found = conflict(spans)
+        """Raise `ValueError` on every rank if one will write what another one passed or will write."""
+        found = self.spans.conflict(self.generation, bits)
         if found is not None:
             raise self.overlap(*found)
 
     def overlap(self, one: int, other: int) -> ValueError:
         """End the collective, before anything was written; returns the error about two members' memory."""
-        first, second = sorted((self.ranks[one], self.ranks[other]))
-        self.end()
-        return ValueError(
-            f"ranks {first} and {second} passed overlapping memory of one shared array to "
-            f"{self._operation.name}, which would write it: pass each rank's own part, or x.copy()"
-        )
+        self.release()
+        return overlap(self.operation, self.ranks[one], self.ranks[other])
 
-    def _row(self, index: int) -> tuple[str, ...]:
-        slot = self._slot_words[index][self.generation]
-        start = slot * 8 + TEXT_OFFSET
-        text = bytes(self._octets[start : start + min(self._words[slot + TEXT], SLOT_HEADER - TEXT_OFFSET)])
-        return parse(text, self._words[slot + LINE])
+    # -- payloads --------------------------------------------------------------------------------------
 
-    # -- slots' contents -------------------------------------------------------------------------------
+    def next_generation(self) -> int:
+        """Return the generation of slots that the next collective uses."""
+        return (self.number + 1) % GENERATIONS
+
+    def payload_starts(self, generation: int) -> list[int]:
+        """Return the offset in bytes of every member's payload in the slots of a generation."""
+        return [slots[generation] * 8 + SLOT_HEADER for slots in self._slot_words]
 
     def payload_start(self, index: int) -> int:
-        """Return the first byte of the payload of a member's current slot."""
+        """Return the offset in bytes of the payload of a member's current slot."""
         return self._slot_words[index][self.generation] * 8 + SLOT_HEADER
 
     def put(self, data: bytes | memoryview) -> None:
@@ -266,27 +291,44 @@ class SlotProtocol:
         self._words[self._mine[self.generation] + NBYTES] = nbytes
 
     def get(self, index: int) -> memoryview:
-        """Return the payload of a member's slot; valid until `end`."""
+        """Return the payload of a member's slot; valid until `release`."""
         start = self.payload_start(index)
         nbytes = min(self._words[self._slot_words[index][self.generation] + NBYTES], self.payload_nbytes)
         return self._octets[start : start + nbytes]
 
     # -- waiting ---------------------------------------------------------------------------------------
 
-    def stop_reading(self) -> None:
-        """Say that this rank reads nobody's memory any more, to who may be waiting for that."""
+    def announce_done(self) -> None:
+        """Announce that this rank reads no peer's memory any more, and wake the ranks that wait for that."""
         self._waiter.announce(self._words, self._done, self.number)
 
     def wait_until_read(self) -> None:
-        """Wait until everybody is done with this collective and reads this rank's memory no more."""
+        """Wait until no peer reads this rank's memory any more in this collective."""
         for rank, word in self._readers:
             self._wait_for_word(rank, word, self.number)
 
     def all_done(self) -> int:
-        """Return the last collective that nobody reads any more."""
+        """Return the last collective whose slots every peer has released."""
         return min((self._words[word] for _, word in self._readers), default=self.number)
 
-    def _wait_for_readers(self, number: int) -> None:
+    def missing(self, arrivals: int) -> list[int]:
+        """Return the ranks that have not reached a synchronisation."""
+        words = self._words
+        return [rank for rank, arrive, _ in self._peers[0] if words[arrive] < arrivals]
+
+    def wait_for_arrivals(self) -> None:
+        """Wait until every member has reached this synchronisation."""
+        for rank, arrive, _ in self._peers[0]:
+            if self._words[arrive] < self.arrivals:
+                self._wait_for_arrival(rank, arrive, compare=True)
+
+    def has_free_slot(self) -> bool:
+        """Whether `begin` would not wait, and not reuse the slot of a collective that this rank is in."""
+        self._all_done = self.all_done()
+        return self.number + 1 - GENERATIONS <= min(self._all_done, self._words[self._done])
+
+    def wait_for_readers(self, number: int) -> None:
+        """Wait until every peer has released the slot that a collective takes."""
         oldest, least, words = number - GENERATIONS, number, self._words
         for rank, word in self._readers:
             done = words[word]
@@ -305,12 +347,12 @@ class SlotProtocol:
         def satisfied() -> bool:
             return words[word] >= value
 
-        # Its owner is inside this collective and needs nobody to end it: no edge of the deadlock graph.
+        # Its owner is inside this collective and ends it by itself: no edge of the deadlock graph.
         wait = WaitRecord(
-            self._operation,
+            self.operation,
             lambda: [] if satisfied() else [rank],
-            self._explain_vanished,
-            self._line,
+            lambda finished: left_inside(self.operation, finished[0]),
+            self.line,
             sequence=self.number,
             deadline_ns=self.deadline_ns,
             area=self.area,
@@ -323,11 +365,14 @@ class SlotProtocol:
         def satisfied() -> bool:
             return words[arrive] >= arrivals
 
+        def explain(finished: list[int]) -> NbParallelError:
+            return self._calls.not_called(self.operation, finished, self.generation, self._arrived())
+
         wait = WaitRecord(
-            self._operation,
-            lambda: [r for r, a, _ in self._peers if words[a] < arrivals],
-            self._explain_finished,
-            self._line,
+            self.operation,
+            lambda: self.missing(arrivals),
+            explain,
+            self.line,
             sequence=self.number,
             target=arrivals,
             deadline_ns=self.deadline_ns,
@@ -338,45 +383,17 @@ class SlotProtocol:
         self._context.wait(satisfied, rank, wait)
 
     def _arrived(self) -> list[int]:
-        words, arrivals = self._words, self.arrivals
-        mine, arrive = self.index, self.area.arrive
-        return [i for i in range(len(arrive)) if i == mine or words[arrive[i]] >= arrivals]
+        missing = self.missing(self.arrivals)
+        return [i for i, rank in enumerate(self.ranks) if rank not in missing]
 
     def _compare_arrived(self) -> None:
-        """Raise early if those who are here differ already, and somebody takes long to come."""
+        """Raise early if the calls of those that have arrived differ already, in a wait that takes long."""
         if time.monotonic_ns() - self._wait_began_ns < EARLY_NS:
             return
-        words, generation = self._words, self.generation
-        calls = {words[self._slot_words[i][generation] + CALL] for i in self._arrived()}
-        if len(calls) > 1:
-            raise self._context.doom(
-                CollectiveMismatchError(
-                    "ranks called different operations, or the same with different arguments:\n"
-                    + table(self._rows(()))
-                )
-            )
+        arrived = self._arrived()
+        if self._calls.differs(self.generation, arrived):
+            raise self._context.doom(self._calls.mismatch(DIFFERENT, self.generation, arrived))
 
-    def _rows(self, finished: tuple[int, ...] | list[int]) -> dict[int, tuple[str, ...] | str]:
-        rows: dict[int, tuple[str, ...] | str] = {self.ranks[i]: self._row(i) for i in self._arrived()}
-        for rank in self.ranks:
-            if rank in rows:
-                continue
-            if rank in finished or self._context.gone(rank):
-                rows[rank] = f"rank {rank} finished the cell"
-                continue
-            record = self._context.view.read_slot(rank)
-            waiting = record.readable and record.state is State.WAITING
-            rows[rank] = "waits " + wait_text(record, []) if waiting else "has not called it yet"
-        return rows
-
-    def _explain_finished(self, finished: list[int]) -> NbParallelError:
-        names = ", ".join(f"rank {r} finished the cell" for r in finished)
-        return CollectiveMismatchError(
-            f"{names} without calling {self._operation.name}, for which the others wait:\n"
-            + table(self._rows(finished))
-        )
-
-    def _explain_vanished(self, finished: list[int]) -> NbParallelError:
-        return CollectiveMismatchError(
-            f"rank {finished[0]} ended the cell in the middle of {self._operation.name}"
-        )
+    def close(self) -> None:
+        """Release the memory views."""
+        self.spans.close()

@@ -18,7 +18,7 @@ import pytest
 from nbparallel.distributed.point_to_point import streaming
 from nbparallel.distributed.point_to_point.ring import RECORD, RingReader, RingWriter
 from nbparallel.distributed.runtime import waiting
-from nbparallel.distributed.slots import slot_protocol
+from nbparallel.distributed.slots import slot_area, slot_protocol
 from nbparallel.distributed.slots.fingerprint import fingerprint
 from nbparallel.wire.control import Operation
 from tests.distributed.models import stream_model, test_ring_model, test_slots_model, test_wake_model
@@ -79,7 +79,12 @@ class Ground:
     def watched(self, memory: Any, names: Mapping[Any, str] | tuple[str, ...], look: str = "load") -> Any:
         """Return memory whose places have these names."""
         names = dict(enumerate(names)) if isinstance(names, tuple) else names
-        return Watched(self.trace, memory, names.get, look)
+        by_index = names
+
+        def name(key: Any) -> str | None:
+            return None if isinstance(key, slice) else by_index.get(key)  # making a view reads nothing
+
+        return Watched(self.trace, memory, name, look)
 
     def window(self) -> Any:
         """Return a window of chunks, each place of which has its name."""
@@ -271,7 +276,7 @@ def test_announcing_and_sleeping(ground: Ground) -> None:
 
 def test_meeting(ground: Ground) -> None:
     """A collective of two: the slot, the counters, and what is read of the other's slot."""
-    slot = {slot_protocol.WORD: "slot0.1", 32 + slot_protocol.WORD: "slot1.1"}
+    slot = {slot_area.WORD: "slot0.1", 32 + slot_area.WORD: "slot1.1"}
     names = {60: "arrive0", 61: "arrive1", 62: "done0", 63: "done1", **slot}
     area = SimpleNamespace(
         ranks=(0, 1), index=0, others=(1,), words=ground.watched(ground.raw, names), octets=bytearray(8192),
@@ -280,10 +285,10 @@ def test_meeting(ground: Ground) -> None:
     context = SimpleNamespace(rank=0, waiter=ground.waiter, open=0, inert=False)
     group = slot_protocol.SlotProtocol(context, area)  # type: ignore[arg-type]
     called = fingerprint("barrier", "-", "-")
-    ground.raw[61], ground.raw[32 + slot_protocol.WORD] = 1, called.word
+    ground.raw[61], ground.raw[32 + slot_area.WORD] = 1, called.word
     group.begin(Operation.barrier, called, 1)
     assert group.arrive_and_wait()
-    group.end()
+    group.release()
     model = test_slots_model.World(2, 4, ((0, 1),), ground.weak)
     found = [(("read" if step == ("load", "slot1.1") else step[0]), step[1]) for step in short(ground.trace)]
     expected = [(kind, name.replace(".0", ".1")) for kind, name in way(test_slots_model.rank(model, 0))]
