@@ -28,7 +28,6 @@ KNOWN: dict[str, set[str]] = {
     "chains": {"Communicator < DataParallel < Reductions < OperationBase"},
     "circles": {
         "nbparallel.distributed: api, communicator, tracing",
-        "nbparallel.distributed: at_once, runtime, slots",
         "nbparallel.distributed: collectives, deferring, scattering",
         "nbparallel.session: interrupts, monitoring, processes, tasks",
         "nbparallel_magics: background, state",

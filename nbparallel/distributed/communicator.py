@@ -16,7 +16,7 @@ from nbparallel.distributed.messages_at_once import ShortMessages
 from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
-from nbparallel.distributed.slots.deadlock import look_for_deadlock
+from nbparallel.distributed.slots.deadlock import DeadlockDetector
 from nbparallel.distributed.slots.slot_area import world_area
 from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.distributed.work import Tickets
@@ -61,7 +61,8 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self._owns_view = not isinstance(control, ControlView)
         self._context = RankContext(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
         self._context.liveness_check = liveness_check
-        self._context.diagnose = lambda wait: look_for_deadlock(self._context, wait)
+        self._deadlocks = DeadlockDetector(self._context)
+        self._context.diagnose = self._deadlocks.inspect
         self._world = GroupCollectives(self._context, world_area(self._view, rank))
         self._messages = ShortMessages(self._context)
         self._group_table = GroupTable(self._context, self._messages, self._world)
@@ -174,6 +175,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
             self._tracer.close()
         self._messages.close()
         self._group_table.close()
+        self._deadlocks.close()
         self._context.close()
         if self._owns_view:
             self._view.close()

@@ -162,9 +162,7 @@ class GroupTable:
     def open(self, state: GroupState, deadline_ns: int | None) -> GroupCollectives:
         """Return the group's operations; the first call meets the other members."""
         if state.collectives is None:
-            area = self._meet(state, deadline_ns)
-            self._context.areas[area.packed] = area
-            state.collectives = GroupCollectives(self._context, area)
+            state.collectives = GroupCollectives(self._context, self._meet(state, deadline_ns))
         return state.collectives
 
     def _meet(self, state: GroupState, deadline_ns: int | None) -> SlotArea:

@@ -42,7 +42,7 @@ class GroupCollectives:
         self._broadcast = Broadcast(context, self.protocol, self._staging)
         reducing = Reduce(context, self.protocol, self._staging)
         self.reduce, self.reduce_scatter = reducing.reduce, reducing.reduce_scatter
-        self._exchange = Exchange(context, self.protocol, pending_slots, self._staging)
+        self._exchange = Exchange(context, pending_slots, self._staging)
         gathering = Gathering(self._exchange, area.ranks, area.index)
         self.all_gather, self.gather, self.tell = gathering.all_gather, gathering.gather, gathering.tell
         self.later = Deferring(area.ranks, area.index)

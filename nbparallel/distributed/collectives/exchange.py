@@ -46,7 +46,6 @@ from nbparallel.distributed.runtime.shared_arrays import (
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.overlaps import Span, conflict
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
-from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 from nbparallel.wire.control import Operation
 
@@ -118,14 +117,9 @@ class Movement:
 class Exchange:
     """One rank's side of all movements in a group."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        protocol: SlotProtocol,
-        pending_slots: PendingSlots,
-        staging: StagingBuffers,
-    ) -> None:
-        self._context, self._protocol, self._pending_slots = context, protocol, pending_slots
+    def __init__(self, context: RankContext, pending_slots: PendingSlots, staging: StagingBuffers) -> None:
+        self._context, self._pending_slots = context, pending_slots
+        protocol = self._protocol = pending_slots.protocol
         self._relay = StagedCopy(context, protocol, staging)
         self._filled: dict[int, bool] = {}
         """Whether all readers of the last movement had buffers, by its fingerprint: so it will be again."""

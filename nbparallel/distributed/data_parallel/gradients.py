@@ -269,7 +269,7 @@ def _declare(
         protocol.put(data)
     agreed = (protocol.arrive_and_wait() or protocol.agree()) and fits
     found = [bytes(protocol.get(i)) for i in range(len(protocol.ranks))] if agreed else None
-    protocol.end()
+    protocol.release()
     context.operations += 1
     return found
 

@@ -13,7 +13,6 @@ from nbparallel.distributed.runtime.failures import describe, first_failure, wit
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
-from nbparallel.distributed.slots.slot_area import SlotArea
 from nbparallel.errors import (
     CollectiveTimeoutError,
     ForkedRankError,
@@ -90,9 +89,6 @@ class RankContext:
         self.progress: Callable[[], None] = _nothing
         self.diagnose: Callable[[WaitRecord], None] = _nothing
         self.waited: Callable[[WaitRecord, int], None] = _nothing  # hears of every wait that has ended
-        self.areas: dict[
-            bytes, SlotArea
-        ] = {}  # of groups, by handle: this rank's own, and those it looked at
         self.nbytes = self.operations = 0
         self.liveness_check: LivenessCheck | None = None
         self.call_site = CallSite()
@@ -153,7 +149,6 @@ class RankContext:
         """Let go of everything that refers back here, so that the segment is unmapped at once."""
         self.ready = False
         self.memory.close()
-        self.areas.clear()
         self.progress = _nothing
         self.diagnose = self.waited = _nothing
 
@@ -208,7 +203,7 @@ class RankContext:
         view.write_slot(
             rank, cell, State.WAITING, wait.operation, sequence=wait.sequence, peer=wait.peer,
             tag=wait.tag, line=wait.line, deadline=wait.deadline_ns is not None, target=wait.target,
-            area=wait.area.packed if wait.area is not None else b"",
+            area=wait.area,
         )  # fmt: skip
         try:
             self.waiter.until(satisfied, peer, check=lambda: self.check(wait))
@@ -248,8 +243,8 @@ class RankContext:
             if finished and (not wait.any_source or len(finished) == len(missing)):
                 self.check_peers(peers)  # whoever failed said so before it left: that is the reason then
                 raise self.doom(wait.explain(finished))
-        if wait.look is not None:
-            wait.look()
+        if wait.inspect is not None:
+            wait.inspect()
         if wait.deadline_ns is not None and time.monotonic_ns() >= wait.deadline_ns:
             missing = wait.awaited()
             if missing:

@@ -39,7 +39,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.slots.slot_area import SlotArea
 from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView, Operation
 
@@ -337,10 +336,11 @@ class WaitRecord:
     sequence: int = 0
     target: int = 0
     deadline_ns: int | None = None
-    area: SlotArea | None = None  # of the group that meets
-    look: Callable[[], None] | None = None
+    area: bytes = b""
+    """Handle of the slot area of the group whose collective it is; empty: the world's."""
+    inspect: Callable[[], None] | None = None
     """Called in every slice: raises if what has arrived so far is wrong already."""
     began_ns: int = field(default_factory=time.monotonic_ns)
     suspicion: object = None
-    """What the last look for a deadlock saw (`diagnosis`)."""
+    """What the last inspection saw (`DeadlockDetector`)."""
     suspected_ns: int = 0

@@ -1,10 +1,10 @@
-"""Finding deadlocks: waiting ranks look at everybody's slots, and are sure before they speak.
+"""Deadlock detection: waiting ranks inspect all slots, and report a deadlock only when it is certain.
 
-A rank is *stuck* if it waits (without a deadline), what it waits for is not there, and those who could
+A rank is *stuck* if it waits (without a deadline), what it waits for is not there, and the ranks that could
 bring it are stuck themselves or have finished the cell: the largest such set, from the words alone.  A
-deadlock is reported when two looks at least 200 ms apart see the same set with the same slot versions: a
-version changes with every change of state, so nobody in the set did anything in between.  Nothing depends on
-time otherwise: a slow or stopped rank counts as computing unless its own slot says that it waits and its
+deadlock is reported when two inspections at least 200 ms apart see the same set with the same slot versions:
+a version changes with every change of state, so no rank of the set did anything in between.  Nothing depends
+on time otherwise: a slow or stopped rank counts as computing unless its own slot says that it waits and its
 words say that it waits in vain; and a rank clears its slot before it acts on what it waited for
 (`RankContext.wait`).
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
@@ -21,111 +22,124 @@ from nbparallel.distributed.slots.slot_area import SlotArea, group_area
 from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State
 
-FIRST_LOOK_NS = 200_000_000
-"""Waits shorter than this are everyday."""
+FIRST_INSPECTION_NS = 200_000_000
+"""Shorter waits are ordinary."""
 APART_NS = 200_000_000
-"""Between the two looks."""
+"""Time between the two inspections."""
+Stuck: TypeAlias = "Mapping[int, tuple[SlotRecord, list[int]]]"
+"""For each rank that can never go on by itself: its slot, and the ranks that it waits for."""
 
 
-def awaited_of(context: RankContext, record: SlotRecord) -> list[int] | None:
-    """Return for whom the rank of `record` waits in vain; None if what it waits for is there."""
-    view, layout, me = context.view, context.view.layout, record.rank
-    words = view.words
-    if record.operation in (Operation.recv, Operation.new_group):
-        sources = [record.peer] if record.peer >= 0 else [r for r in context.participants if r != me]
-        if any(words[layout.tail_word(s, me)] != words[layout.head_word(s, me)] for s in sources):
-            return None
-        return sources
-    if record.operation is Operation.send:
-        if record.target:  # waits until the message was taken
-            taken = words[layout.head_word(me, record.peer) + 2]
-            return None if taken >= record.target else [record.peer]
-        return None  # whoever waits makes room for others meanwhile, so this ends
-    if not record.target:
-        return None
-    if record.area:
-        area = area_of(context, record)
-        return None if area is None else area.missing(record.target) or None
-    missing = [r for r in context.participants if words[view.word_arrive(r)] < record.target]
-    return missing or None
+class DeadlockDetector:
+    """One rank's search for deadlocks that it is part of."""
 
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._areas: dict[bytes, SlotArea] = {}
+        """Of groups in which a rank waits, by handle; they need not be groups of this rank."""
 
-def area_of(context: RankContext, record: SlotRecord) -> SlotArea | None:
-    """Return where the group meets in which a rank waits, which need not be a group of this rank."""
-    area = context.areas.get(record.area)
-    if area is None and record.area:
-        try:
-            memory = context.store.attach(decode_handle(record.area), writable=False)
-        except (SegmentLostError, InvalidHandleError, ValueError, EOFError, TypeError):
-            return None  # torn, or gone with its maker: then nothing is known
-        area = group_area(memory, record.area, context.rank)
-        if area is not None:
-            context.areas[record.area] = area
-    return area
-
-
-def stuck_ranks(context: RankContext) -> Mapping[int, tuple[SlotRecord, list[int]]]:
-    """Return every rank that can never go on by itself, with its slot and whom it waits for."""
-    waiting: dict[int, tuple[SlotRecord, list[int]]] = {}
-    for rank in context.participants:
-        record = context.view.read_slot(rank)
+    def inspect(self, wait: WaitRecord) -> None:
+        """Raise `DeadlockError` if this rank is part of a deadlock; called in every slice of a wait."""
+        now = time.monotonic_ns()
         if (
-            record.readable
-            and record.state is State.WAITING
-            and record.cell == context.cell
-            and not record.deadline
+            wait.deadline_ns is not None
+            or now - wait.began_ns < FIRST_INSPECTION_NS
+            or now - wait.suspected_ns < APART_NS
         ):
-            awaited = awaited_of(context, record)
-            if awaited is not None:
-                waiting[rank] = record, awaited
-    finished = {r for r in range(context.world_size) if context.gone(r)}
-    while True:
-        hopeless = waiting.keys() | finished
-        free = [rank for rank, (record, awaited) in waiting.items() if not _stuck(record, awaited, hopeless)]
-        if not free:
-            return waiting
-        for rank in free:
-            del waiting[rank]
+            return
+        stuck = self.stuck_ranks()
+        if self._context.rank not in stuck:
+            wait.suspicion = None
+            wait.suspected_ns = now
+            return
+        seen = {rank: (record.version, awaited) for rank, (record, awaited) in stuck.items()}
+        if wait.suspicion != seen:
+            wait.suspicion, wait.suspected_ns = seen, now
+            return
+        raise self._context.doom(DeadlockError(self.describe(stuck)))
+
+    def stuck_ranks(self) -> Stuck:
+        """Return every rank that can never go on by itself, with its slot and the ranks it waits for."""
+        context = self._context
+        waiting: dict[int, tuple[SlotRecord, list[int]]] = {}
+        for rank in context.participants:
+            record = context.view.read_slot(rank)
+            if (
+                record.readable
+                and record.state is State.WAITING
+                and record.cell == context.cell
+                and not record.deadline
+            ):
+                awaited = self._awaited_of(record)
+                if awaited is not None:
+                    waiting[rank] = record, awaited
+        finished = {r for r in range(context.world_size) if context.gone(r)}
+        while True:
+            hopeless = waiting.keys() | finished
+            free = [r for r, (record, awaited) in waiting.items() if not _stuck(record, awaited, hopeless)]
+            if not free:
+                return waiting
+            for rank in free:
+                del waiting[rank]
+
+    def _awaited_of(self, record: SlotRecord) -> list[int] | None:
+        """Return the ranks that the rank of `record` waits for in vain, None if it does not."""
+        context, me = self._context, record.rank
+        view, layout, words = context.view, context.view.layout, context.view.words
+        if record.operation in (Operation.recv, Operation.new_group):
+            sources = [record.peer] if record.peer >= 0 else [r for r in context.participants if r != me]
+            if any(words[layout.tail_word(s, me)] != words[layout.head_word(s, me)] for s in sources):
+                return None
+            return sources
+        if record.operation is Operation.send:
+            if record.target:  # waits until the message was taken
+                taken = words[layout.head_word(me, record.peer) + 2]
+                return None if taken >= record.target else [record.peer]
+            return None  # a rank that waits makes room for others, so this ends
+        if not record.target:
+            return None
+        if record.area:
+            area = self._area_of(record)
+            return None if area is None else area.missing(record.target) or None
+        missing = [r for r in context.participants if words[view.word_arrive(r)] < record.target]
+        return missing or None
+
+    def _area_of(self, record: SlotRecord) -> SlotArea | None:
+        """Return the slot area of the group in whose collective a rank waits."""
+        if not record.area:
+            return None
+        area = self._areas.get(record.area)
+        if area is None:
+            try:
+                memory = self._context.store.attach(decode_handle(record.area), writable=False)
+            except (SegmentLostError, InvalidHandleError, ValueError, EOFError, TypeError):
+                return None  # torn, or gone with its maker: then nothing is known
+            area = group_area(memory, record.area, self._context.rank)
+            if area is not None:
+                self._areas[record.area] = area
+        return area
+
+    def describe(self, stuck: Stuck) -> str:
+        """Return which rank waits for which, on which line."""
+        context, parts = self._context, []
+        for rank, (record, awaited) in sorted(stuck.items()):
+            area = self._area_of(record)
+            group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
+            parts.append(f"rank {rank} waits {wait_text(record, awaited, group)}")
+        finished = [r for r in range(context.world_size) if r in context.participants and context.gone(r)]
+        if finished:
+            parts.append(f"{rank_list(finished)} finished the cell")
+        return "deadlock: " + "; ".join(parts)
+
+    def close(self) -> None:
+        """Release the areas that were attached."""
+        self._areas.clear()
 
 
 def _stuck(record: SlotRecord, awaited: list[int], hopeless: set[int]) -> bool:
     if record.operation is Operation.recv and record.peer < 0:
         return hopeless.issuperset(awaited)
     return not hopeless.isdisjoint(awaited)
-
-
-def look_for_deadlock(context: RankContext, wait: WaitRecord) -> None:
-    """Raise `DeadlockError` if this rank is part of one; called in every slice of a wait."""
-    now = time.monotonic_ns()
-    if (
-        wait.deadline_ns is not None
-        or now - wait.began_ns < FIRST_LOOK_NS
-        or now - wait.suspected_ns < APART_NS
-    ):
-        return
-    stuck = stuck_ranks(context)
-    if context.rank not in stuck:
-        wait.suspicion = None
-        wait.suspected_ns = now
-        return
-    seen = {rank: (record.version, awaited) for rank, (record, awaited) in stuck.items()}
-    if wait.suspicion != seen:
-        wait.suspicion, wait.suspected_ns = seen, now
-        return
-    raise context.doom(DeadlockError(describe(context, stuck)))
-
-
-def describe(context: RankContext, stuck: Mapping[int, tuple[SlotRecord, list[int]]]) -> str:
-    """Return who waits for whom, on which line."""
-    parts = []
-    for rank, (record, awaited) in sorted(stuck.items()):
-        area = area_of(context, record)
-        group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
-        parts.append(f"rank {rank} waits {wait_text(record, awaited, group)}")
-    finished = [r for r in range(context.world_size) if r in context.participants and context.gone(r)]
-    if finished:
-        parts.append(f"{rank_list(finished)} finished the cell")
-    return "deadlock: " + "; ".join(parts)
 
 
 def wait_text(record: SlotRecord, awaited: list[int], group: str = "") -> str:

@@ -35,25 +35,25 @@ class PendingSlots:
     """One rank's collectives of a group that were begun and not ended."""
 
     def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
-        self._context, self._protocol = context, protocol
+        self._context, self.protocol = context, protocol
 
     def has_slot(self) -> bool:
         """Whether `SlotProtocol.begin` would not wait, and there is a slot for another collective."""
-        return self._protocol.has_free_slot()
+        return self.protocol.has_free_slot()
 
     def arrive(self) -> PendingSlot:
         """Arrive at the collective that has begun, and put it aside."""
-        self._protocol.arrive()
+        self.protocol.arrive()
         self._context.open = 0
         return self._state()
 
     def has_arrived(self, pending: PendingSlot) -> bool:
         """Whether every member has arrived at a collective."""
-        return not self._protocol.missing(pending.arrivals)
+        return not self.protocol.missing(pending.arrivals)
 
     def is_hopeless(self, pending: PendingSlot) -> bool:
         """Whether a member that has not arrived at a collective has left the cell."""
-        context, protocol = self._context, self._protocol
+        context, protocol = self._context, self.protocol
         context.check_peers(protocol.peers)
         return any(map(context.gone, protocol.missing(pending.arrivals)))
 
@@ -73,7 +73,7 @@ class PendingSlots:
 
     def wait_for(self, pending: PendingSlot | None, deadline_ns: int | None) -> None:
         """Wait until every member has arrived at a collective; if None, until there is a free slot."""
-        protocol = self._protocol
+        protocol = self.protocol
         if pending is None:
             protocol.deadline_ns = deadline_ns
             protocol.wait_for_readers(protocol.number + 1)
@@ -86,14 +86,14 @@ class PendingSlots:
             self._restore(replace(former, open=self._context.open))
 
     def _state(self) -> PendingSlot:
-        p = self._protocol
+        p = self.protocol
         return PendingSlot(
             p.number, p.generation, p.arrivals, p.operation, p.fingerprint, p.line, self._context.open,
             p.deadline_ns,
         )  # fmt: skip
 
     def _restore(self, state: PendingSlot) -> None:
-        p = self._protocol
+        p = self.protocol
         p.number, p.generation, p.arrivals = state.number, state.generation, state.arrivals
         p.operation, p.fingerprint, p.line = state.operation, state.fingerprint, state.line
         self._context.open, p.deadline_ns = state.open, state.deadline_ns

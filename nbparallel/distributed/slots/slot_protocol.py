@@ -174,11 +174,11 @@ class SlotProtocol:
             words[slot + STOP] = span.stop
         if self._written[generation] is not fingerprint:
             self._describe(generation, slot, fingerprint)
-        if fault_injection.ARMED:
+        if armed := fault_injection.ARMED:
             fault_injection.hit("wrote_header", self._context.rank)
         self.arrivals = arrivals = self.arrivals + 1
         self._waiter.announce(words, self._arrive, arrivals)
-        if fault_injection.ARMED:
+        if armed:
             fault_injection.hit("wrote_flag", self._context.rank)
         return mine
 
@@ -217,16 +217,17 @@ class SlotProtocol:
 
     def release(self, *, wake: bool = False) -> None:
         """End the collective: release the peers' slots; with `wake`, wake the ranks that wait for that."""
-        if self._context.inert:
+        context = self._context
+        if context.inert:
             return  # a child that was forked within the operation: the rank ends it
         if not self._strong_order:
             self._waiter.fence()  # all reads before the word that releases the slots
         self._words[self._done] = self.number
         if wake:
             self.announce_done()
-        self._context.open = 0
+        context.open = 0
         if fault_injection.ARMED:
-            fault_injection.hit("leave", self._context.rank)
+            fault_injection.hit("leave", context.rank)
 
     # -- comparing ---------------------------------------------------------------------------------------
 
@@ -355,7 +356,7 @@ class SlotProtocol:
             self.line,
             sequence=self.number,
             deadline_ns=self.deadline_ns,
-            area=self.area,
+            area=self.area.packed,
         )
         self._context.wait(satisfied, rank, wait)
 
@@ -376,8 +377,8 @@ class SlotProtocol:
             sequence=self.number,
             target=arrivals,
             deadline_ns=self.deadline_ns,
-            look=self._compare_arrived if compare else None,
-            area=self.area,
+            inspect=self._compare_arrived if compare else None,
+            area=self.area.packed,
         )
         self._wait_began_ns = wait.began_ns
         self._context.wait(satisfied, rank, wait)

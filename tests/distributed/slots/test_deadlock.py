@@ -104,19 +104,20 @@ def test_it_is_told_after_two_looks_that_agree(monkeypatch: Any) -> None:
     version = [2]
     stuck = [True]
 
-    def stuck_ranks(_: Any) -> Any:
+    def stuck_ranks() -> Any:
         return {0: (SimpleNamespace(version=version[0]), [1])} if stuck[0] else {}
 
     monkeypatch.setattr(deadlock, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    monkeypatch.setattr(deadlock, "stuck_ranks", stuck_ranks)
-    monkeypatch.setattr(deadlock, "describe", lambda *_: "deadlock")
     context: Any = SimpleNamespace(rank=0, doom=lambda error: error)
+    detector = deadlock.DeadlockDetector(context)
+    monkeypatch.setattr(detector, "stuck_ranks", stuck_ranks)
+    monkeypatch.setattr(detector, "describe", lambda _: "deadlock")
     wait = WaitRecord(Operation.recv, lambda: [1], lambda _: ValueError(), 1, began_ns=10**10)
 
     def look(milliseconds: int) -> bool:
         now[0] = 10**10 + milliseconds * 1_000_000
         try:
-            deadlock.look_for_deadlock(context, wait)
+            detector.inspect(wait)
         except DeadlockError:
             return True
         return False
