@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -24,7 +25,7 @@ class Table:
     """Lines."""
 
     def without_empty_columns(self) -> Table:
-        """Return the table without columns in which nothing stands."""
+        """Return the table without its empty columns."""
         used = [i for i in range(len(self.head)) if any(row[i] for row in self.rows)]
         rows = [tuple(row[i] for i in used) for row in self.rows]
         return Table(self.title, tuple(self.head[i] for i in used), rows, self.foot)
@@ -51,6 +52,22 @@ class Table:
         foot = "".join(f"<p>{html.escape(line)}</p>" for line in self.foot.splitlines())
         body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>" if self.rows else ""
         return f"<table>{caption}{body}</table>{foot}"
+
+
+class TableView:
+    """Base of what is shown as its table: as text in a terminal, as HTML in a notebook."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def table(self) -> Table:
+        """Return what is shown."""
+
+    def __repr__(self) -> str:
+        return self.table().text()
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
 
 
 def _lines(row: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nbparallel.sharing.lifecycle.segment import SegmentStatistics
-from nbparallel.table import Table
+from nbparallel.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 SHOWN = 50
 """Rows of the printed table; the sequence itself is complete."""
 
 
-class SegmentList(tuple[SegmentStatistics, ...]):
+class SegmentList(TableView, tuple[SegmentStatistics, ...]):
     """Records of segments; compares and iterates as the tuple that it is."""
 
     __slots__ = ()
@@ -42,12 +42,6 @@ class SegmentList(tuple[SegmentStatistics, ...]):
     def _kept(self) -> str:
         pooled = [record.nbytes for record in self if record.phase == "pooled"]
         return kept_text(sum(pooled), len(pooled)) if pooled else ""
-
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
 
 def segments_text(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Sizes as people read them: one spelling in every message, table and picture."""
+"""Sizes and times as people read them: one spelling in every message, table and picture."""
 
 from __future__ import annotations
 
@@ -15,3 +15,22 @@ def size_text(nbytes: float) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
+
+
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time with the unit that fits it, in three digits.
+
+    >>> seconds_text(1.2345), seconds_text(0.0123), seconds_text(4.5e-6), seconds_text(0), seconds_text(71)
+    ('1.23 s', '12.3 ms', '4.5 µs', '0 s', '71 s')
+    """
+    unit, size = time_unit(seconds)
+    value = seconds / size
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit that fits a time, and the seconds it has."""
+    return next((unit for unit in _TIMES if seconds >= unit[1]), _TIMES[2] if seconds else _TIMES[0])

@@ -17,6 +17,7 @@ from nbparallel.session.monitoring.timeline import (
     Span,
     Timeline,
 )
+from nbparallel.wire.units import seconds_text
 from nbparallel_widgets import times
 from nbparallel_widgets.timeline_svg import COLOURS, TimelineView, svg
 
@@ -129,5 +130,5 @@ def test_axes(seconds: float) -> None:
 
 def test_seconds() -> None:
     """Spans of time have one unit and three digits."""
-    found = [times.seconds_text(s) for s in (1.2345, 0.0123, 4.5e-6, 0.0, 71.0, 1234.5, 2e-7)]
+    found = [seconds_text(s) for s in (1.2345, 0.0123, 4.5e-6, 0.0, 71.0, 1234.5, 2e-7)]
     assert found == ["1.23 s", "12.3 ms", "4.5 µs", "0 s", "71 s", "1234 s", "0.2 µs"]

@@ -9,9 +9,8 @@ from nbparallel.errors import rank_list
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.timeline import COMPUTING, WAITING
 from nbparallel.table import Table
-from nbparallel.wire.units import size_text
+from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets.timeline_svg import COLOURS
-from nbparallel_widgets.times import seconds_text
 
 NO_RANKS = "no ranks are running; the next %%parallel cell starts them"
 _HEAD = ("rank", "state", "computing", "waiting", "operations")

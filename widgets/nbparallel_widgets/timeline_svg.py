@@ -20,9 +20,9 @@ from nbparallel.session.monitoring.timeline import (
     Span,
     Timeline,
 )
-from nbparallel.wire.units import size_text
+from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
-from nbparallel_widgets.times import seconds_text, ticks
+from nbparallel_widgets.times import ticks
 
 COLOURS = {COMPUTING: "#0072B2", WAITING: "#D55E00", MOVING: "#009E73", UNKNOWN: "#808080"}
 HEIGHTS = {COMPUTING: 20.0, WAITING: 6.0, MOVING: 13.0, UNKNOWN: 3.0}

@@ -14,7 +14,8 @@ from nbparallel.session.monitoring.timeline import (
     Timeline,
 )
 from nbparallel.table import Table
-from nbparallel_widgets.times import seconds_text, ticks
+from nbparallel.wire.units import seconds_text
+from nbparallel_widgets.times import ticks
 
 WIDTH = 60
 """Letters for the whole cell."""

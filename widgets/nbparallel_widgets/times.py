@@ -1,26 +1,10 @@
-"""Spans of time as people read them: one unit for a whole axis, three digits."""
+"""Axes of time: one unit for a whole axis, round numbers at its ticks."""
 
 from __future__ import annotations
 
 import math
 
-_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a span with the unit that fits it.
-
-    >>> seconds_text(1.2345), seconds_text(0.0123), seconds_text(4.5e-6), seconds_text(0), seconds_text(71)
-    ('1.23 s', '12.3 ms', '4.5 µs', '0 s', '71 s')
-    """
-    unit, size = unit_of(seconds)
-    value = seconds / size
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-
-
-def unit_of(seconds: float) -> tuple[str, float]:
-    """Return the unit for a span, and how many seconds it has."""
-    return next((unit for unit in _UNITS if seconds >= unit[1]), _UNITS[2] if seconds else _UNITS[0])
+from nbparallel.wire.units import time_unit
 
 
 def ticks(seconds: float, most: int) -> tuple[list[tuple[float, str]], str]:
@@ -29,7 +13,7 @@ def ticks(seconds: float, most: int) -> tuple[list[tuple[float, str]], str]:
     >>> ticks(0.9, 5)
     ([(0.0, '0'), (0.2, '200'), (0.4, '400'), (0.6, '600'), (0.8, '800')], 'ms')
     """
-    unit, size = unit_of(seconds)
+    unit, size = time_unit(seconds)
     whole = seconds / size
     if whole <= 0:
         return [(0.0, "0")], unit

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
-from nbparallel.table import Table
+from nbparallel.table import Table, TableView
 from nbparallel.wire.inspection import Origin
 from nbparallel.wire.units import size_text
 
@@ -21,8 +21,8 @@ _NAMES = 4
 """Names that are shown of one segment."""
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentsView:
+@dataclass(frozen=True, slots=True, repr=False)
+class SegmentsView(TableView):
     """The shared memory of a session as a notebook shows it."""
 
     statistics: SessionStatistics
@@ -80,12 +80,6 @@ class SegmentsView:
         if not seen.ledger_answered:
             lines.append("the supervisor did not answer within a second: who uses what is not complete")
         return lines
-
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
 
 def total(seen: SessionStatistics) -> str:

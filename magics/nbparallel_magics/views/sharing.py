@@ -12,7 +12,7 @@ from typing import Self
 
 from IPython.core.error import UsageError
 
-from nbparallel.table import Table
+from nbparallel.table import Table, TableView
 from nbparallel.wire.units import size_text
 from nbparallel_magics.state import ExtensionState
 
@@ -38,8 +38,8 @@ _COSTS = {
 """What each strategy is and costs, in words; docs/explanation/sharing-strategies.md has the reasons."""
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyView:
+@dataclass(frozen=True, slots=True, repr=False)
+class StrategyView(TableView):
     """The sharing strategies as a notebook shows them."""
 
     current: str
@@ -83,12 +83,6 @@ class StrategyView:
         if name == self.current:
             return f"in force {self.options.get(name, '')}".rstrip()
         return f"no: {self.missing[name]}" if name in self.missing else "yes"
-
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
 
 def _limits() -> str:

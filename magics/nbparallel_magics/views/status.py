@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbparallel.table import Table
+from nbparallel.table import Table, TableView
 from nbparallel.wire.units import size_text
 from nbparallel_magics.views.segments import total
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class StatusView:
+@dataclass(frozen=True, slots=True, repr=False)
+class StatusView(TableView):
     """A snapshot of a session as a notebook shows it."""
 
     statistics: SessionStatistics
@@ -45,12 +45,6 @@ class StatusView:
         seen = self.statistics
         room = "" if seen.free_nbytes is None else f", {size_text(seen.free_nbytes)} more would fit"
         return f"shared memory ({seen.strategy}): {total(seen)}{room}"
-
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
 
 def _doing(rank: RankStatistics) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
-from nbparallel.table import Table
+from nbparallel.table import Table, TableView
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.who import NameStatistics, SessionNames
@@ -16,8 +16,8 @@ _ONLY_HERE = 30
 """Names of the notebook alone that are listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class WhoView:
+@dataclass(frozen=True, slots=True, repr=False)
+class WhoView(TableView):
     """The names of a session as a notebook shows them."""
 
     names: SessionNames
@@ -59,12 +59,6 @@ class WhoView:
             yield f"dead, and back at the next cell without variables: {rank_list(seen.dead)}"
         for rank, problem in seen.silent.items():
             yield f"rank {rank} did not answer{': ' + problem if problem else ' within a second'}"
-
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
 
 def _how(record: NameStatistics) -> str:

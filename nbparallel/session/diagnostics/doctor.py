@@ -1,4 +1,4 @@
-"""The doctor: what about this machine stands in the way of ranks, and what to do about it.
+"""The doctor: what on this machine prevents ranks or slows them down, and what to do about it.
 
 `findings` is a function of the facts alone, so that every sentence can be tested on any machine.
 """
@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import enum
+import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, look
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
-from nbparallel.table import Table
+from nbparallel.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 FILES_FREE = 512
@@ -24,7 +26,7 @@ MAPS_FREE = 10_000
 """Every shared array that is not packed costs a mapping; the usual limit is 65,530."""
 MEMORY_FREE = 1 << 30
 SMALL_SHM = 1 << 30
-"""Docker gives 64 MiB unless it is told otherwise."""
+"""Docker's default is 64 MiB."""
 WIDTH = 76
 """Characters of a line."""
 OLDEST_IPYKERNEL = (6, 29)
@@ -42,7 +44,7 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was inspected."""
 
     subject: str
     """What."""
@@ -54,7 +56,7 @@ class Finding:
     """What to do; empty if there is nothing to do."""
 
 
-class Examination(tuple[Finding, ...]):
+class Examination(TableView, tuple[Finding, ...]):
     """All findings, the worst first; prints as a table."""
 
     __slots__ = ()
@@ -71,12 +73,6 @@ class Examination(tuple[Finding, ...]):
         title = f"this machine: {', '.join(wrong)}" if wrong else "this machine: nothing stands in the way"
         return Table(title, ("what", "state", "seen, and what to do"), rows)
 
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
-
 
 def _paragraphs(finding: Finding) -> str:
     advice = f"→ {finding.advice}" if finding.advice else ""
@@ -84,7 +80,7 @@ def _paragraphs(finding: Finding) -> str:
 
 
 def examine(start_method: str = "forkserver") -> Examination:
-    """Look at this machine and return what was found; starts nothing and changes nothing.
+    """Inspect this machine and return what was found; starts nothing and changes nothing.
 
     Examples
     --------
@@ -95,29 +91,162 @@ def examine(start_method: str = "forkserver") -> Examination:
     return Examination(sorted(findings(look(), start_method), key=lambda finding: -finding.state))
 
 
+Measured: TypeAlias = tuple[float, str]
+"""A figure of a machine, and the same in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A figure that must reach a minimum; less is a warning."""
+
+    subject: str
+    """What is checked."""
+    measure: Callable[[Machine], Measured | None]
+    """Returns the figure; None where the machine has no such limit, and nothing to report."""
+    enough: float
+    """The minimum."""
+    remedy: Callable[[Machine], str]
+    """Returns what to do about less."""
+
+    def findings(self, machine: Machine) -> Iterator[Finding]:
+        """Yield the finding, if there is something to compare."""
+        measured = self.measure(machine)
+        if measured is None:
+            return
+        figure, seen = measured
+        if figure >= self.enough:
+            yield Finding(self.subject, Severity.OK, seen)
+        else:
+            yield Finding(self.subject, Severity.WARNING, seen, self.remedy(machine))
+
+
+def _shm(machine: Machine) -> Measured | None:
+    if machine.shm is None:
+        return None
+    free, size = machine.shm
+    seen = f"{size_text(free)} of {size_text(size)} free; only the strategy file_system allocates there"
+    return min(free, size), seen
+
+
+def _files(machine: Machine) -> Measured:
+    limit, used = machine.files, machine.used_files
+    left = math.inf if limit.soft is None else limit.soft - used
+    return left, f"{used} in use of at most {_text(limit.soft)} a process"
+
+
+def _processes(machine: Machine) -> Measured:
+    limit = machine.processes
+    most = math.inf if machine.root or limit.soft is None else limit.soft
+    return most, f"this user may have {_text(limit.soft)} processes and threads"
+
+
+def _maps(machine: Machine) -> Measured | None:
+    if machine.max_maps is None:
+        return None
+    seen = f"{machine.used_maps:,} in use of at most {machine.max_maps:,} a process (vm.max_map_count)"
+    return machine.max_maps - machine.used_maps, seen
+
+
+def _address_space(machine: Machine) -> Measured | None:
+    if machine.address_space.soft is None:
+        return None
+    seen = f"a process may use {size_text(machine.address_space.soft)} of addresses (ulimit -v)"
+    return machine.address_space.soft, seen
+
+
+def _cpus(machine: Machine) -> Measured:
+    usable = usable_cpus(machine)
+    seen = f"{usable} usable of {machine.cpus}"
+    if machine.affinity < machine.cpus:
+        seen += f"; this process may run on {machine.affinity} (affinity, as taskset and Slurm set it)"
+    if machine.quota is not None:
+        seen += f"; the container may use the time of {machine.quota:g} (cgroup quota)"
+    return usable, seen
+
+
+def _blas(machine: Machine) -> Measured:
+    usable = usable_cpus(machine)
+    libraries = ", ".join(f"{name} {threads}" for name, threads in machine.blas) or "none loaded"
+    seen = f"threads of libraries in the notebook: {libraries}; each rank gets its share of {usable}"
+    return usable - max((threads for _, threads in machine.blas), default=0), seen
+
+
+def _ipykernel(machine: Machine) -> Measured:
+    known = ", ".join(f"{name} {version or 'missing'}" for name, version in machine.versions.items())
+    ipykernel = machine.versions.get("ipykernel", "")
+    recent = not ipykernel or _numbers(ipykernel) >= OLDEST_IPYKERNEL
+    return recent, f"{known}; {machine.system}"
+
+
+CHECKS = (
+    Check(
+        "/dev/shm",
+        _shm,
+        SMALL_SHM,
+        lambda _: (
+            "in a container start it with more (docker run --shm-size=4g), elsewhere `mount -o "
+            "remount,size=4g /dev/shm`; or stay with file_descriptor, which does not need it"
+        ),
+    ),
+    Check(
+        "open files",
+        _files,
+        FILES_FREE,
+        lambda machine: _raise("-n", machine.files, "or %sharing_strategy file_region"),
+    ),
+    Check(
+        "processes",
+        _processes,
+        PROCESSES,
+        lambda machine: _raise("-u", machine.processes, "or run few ranks: -n 2"),
+    ),
+    Check(
+        "mappings",
+        _maps,
+        MAPS_FREE,
+        lambda _: (
+            "as root `sysctl vm.max_map_count=262144`, or %sharing_strategy file_region for many arrays"
+        ),
+    ),
+    Check(
+        "address space",
+        _address_space,
+        math.inf,
+        lambda _: "shared arrays count once in every process that maps them: `ulimit -v unlimited`",
+    ),
+    Check(
+        "CPUs",
+        _cpus,
+        2,
+        lambda _: (
+            "ranks take turns here: everything works, nothing gets faster; give the container or job more"
+        ),
+    ),
+    Check(
+        "BLAS threads",
+        _blas,
+        0,
+        lambda machine: (
+            "more threads than CPUs slow each other down: start the notebook with "
+            f"OMP_NUM_THREADS={usable_cpus(machine)}"
+        ),
+    ),
+    Check("versions", _ipykernel, True, lambda _: 'pip install --upgrade "ipykernel>=6.29"'),
+)
+
+
 def findings(machine: Machine, start_method: str = "forkserver") -> Iterator[Finding]:
-    """Yield what the facts about a machine mean."""
+    """Yield what the facts about a machine mean; nothing about what it does not have and does not need."""
     yield _starting(machine, start_method)
     if not machine.proc:
         seen = "there is none: ranks cannot be given arrays for reading only, and limits are not known"
         yield Finding("/proc", Severity.PROBLEM, seen, "in a container or chroot: mount -t proc proc /proc")
     yield from _strategies(machine)
     yield from _memory(machine)
-    yield _shm(machine)
-    yield _files(machine)
-    yield _processes(machine)
-    yield _maps(machine)
-    if machine.address_space.soft is not None:
-        seen = f"a process may use {size_text(machine.address_space.soft)} of addresses (ulimit -v)"
-        advice = "shared arrays count once in every process that maps them: `ulimit -v unlimited`"
-        yield Finding("address space", Severity.WARNING, seen, advice)
-    yield _cpus(machine)
-    yield _blas(machine)
+    for check in CHECKS:
+        yield from check.findings(machine)
     yield from _stale(machine)
-    yield _remove_ipc(machine)
-    yield _locked(machine)
-    yield _huge_pages(machine)
-    yield _versions(machine)
+    yield from _remove_ipc(machine)
 
 
 def _starting(machine: Machine, start_method: str) -> Finding:
@@ -157,88 +286,9 @@ def _memory(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _shm(machine: Machine) -> Finding:
-    if machine.shm is None:
-        return Finding("/dev/shm", Severity.OK, "there is none; only the strategy file_system would use it")
-    free, size = machine.shm
-    seen = f"{size_text(free)} of {size_text(size)} free; only the strategy file_system lies there"
-    if min(free, size) >= SMALL_SHM:
-        return Finding("/dev/shm", Severity.OK, seen)
-    return Finding(
-        "/dev/shm",
-        Severity.WARNING,
-        seen,
-        "in a container start it with more (docker run --shm-size=4g), elsewhere `mount -o remount,size=4g "
-        "/dev/shm`; or stay with file_descriptor, which does not need it",
-    )
-
-
-def _files(machine: Machine) -> Finding:
-    limit, used = machine.files, machine.used_files
-    seen = f"{used} in use of at most {_text(limit.soft)} a process"
-    if limit.soft is None or limit.soft - used >= FILES_FREE:
-        return Finding("open files", Severity.OK, seen)
-    return Finding(
-        "open files", Severity.WARNING, seen, _raise("-n", limit, "or %sharing_strategy file_region")
-    )
-
-
-def _processes(machine: Machine) -> Finding:
-    limit = machine.processes
-    seen = f"this user may have {_text(limit.soft)} processes and threads"
-    if machine.root or limit.soft is None or limit.soft >= PROCESSES:
-        return Finding("processes", Severity.OK, seen)
-    return Finding("processes", Severity.WARNING, seen, _raise("-u", limit, "or run few ranks: -n 2"))
-
-
-def _maps(machine: Machine) -> Finding:
-    if machine.max_maps is None:
-        return Finding("mappings", Severity.OK, "the system sets no limit")
-    seen = f"{machine.used_maps:,} in use of at most {machine.max_maps:,} a process (vm.max_map_count)"
-    if machine.max_maps - machine.used_maps >= MAPS_FREE:
-        return Finding("mappings", Severity.OK, seen)
-    return Finding(
-        "mappings",
-        Severity.WARNING,
-        seen,
-        "as root `sysctl vm.max_map_count=262144`, or %sharing_strategy file_region for many arrays",
-    )
-
-
-def _cpus(machine: Machine) -> Finding:
-    usable = usable_cpus(machine)
-    seen = f"{usable} usable of {machine.cpus}"
-    if machine.affinity < machine.cpus:
-        seen += f"; this process may run on {machine.affinity} (affinity, as taskset and Slurm set it)"
-    if machine.quota is not None:
-        seen += f"; the container may use the time of {machine.quota:g} (cgroup quota)"
-    if usable > 1:
-        return Finding("CPUs", Severity.OK, seen)
-    return Finding(
-        "CPUs",
-        Severity.WARNING,
-        seen,
-        "ranks take turns here: everything works, nothing gets faster; give the container or job more",
-    )
-
-
 def usable_cpus(machine: Machine) -> int:
     """Return how many CPUs ranks can use at once."""
     return max(1, machine.affinity if machine.quota is None else min(machine.affinity, int(machine.quota)))
-
-
-def _blas(machine: Machine) -> Finding:
-    usable = usable_cpus(machine)
-    libraries = ", ".join(f"{name} {threads}" for name, threads in machine.blas) or "none loaded"
-    seen = f"threads of libraries in the notebook: {libraries}; each rank gets its share of {usable}"
-    if all(threads <= usable for _, threads in machine.blas):
-        return Finding("BLAS threads", Severity.OK, seen)
-    return Finding(
-        "BLAS threads",
-        Severity.WARNING,
-        seen,
-        f"more threads than CPUs slow each other down: start the notebook with OMP_NUM_THREADS={usable}",
-    )
 
 
 def _stale(machine: Machine) -> Iterator[Finding]:
@@ -258,7 +308,7 @@ def _stale(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "stale names",
             Severity.OK if others else Severity.WARNING,
-            f"{_names_text(names)} that nobody is known to need: {reason}",
+            f"{_names_text(names)} that no process is known to need: {reason}",
             "" if others else f"if `fuser {names[0].path}` shows no process, remove it: rm {names[0].path}",
         )
     if not dead and not unknown:
@@ -270,49 +320,15 @@ def _names_text(names: Sequence[StaleName]) -> str:
     return f"{count}, {size_text(sum(name.nbytes for name in names))},"
 
 
-def _remove_ipc(machine: Machine) -> Finding:
-    if machine.remove_ipc is None:
-        return Finding(
-            "RemoveIPC", Severity.OK, "no systemd here: names of shared memory stay when you log out"
+def _remove_ipc(machine: Machine) -> Iterator[Finding]:
+    if machine.remove_ipc and machine.uid >= 1000 and machine.strategy == "file_system":
+        yield Finding(
+            "RemoveIPC",
+            Severity.WARNING,
+            "systemd removes this user's names in /dev/shm with the last login",
+            "arrays stay, but cannot be opened by name any more: RemoveIPC=no in /etc/systemd/logind.conf, "
+            "`loginctl enable-linger`, or %sharing_strategy file_descriptor",
         )
-    if not machine.remove_ipc or machine.uid < 1000:
-        return Finding(
-            "RemoveIPC", Severity.OK, "systemd leaves names of shared memory when this user logs out"
-        )
-    seen = "systemd removes this user's names in /dev/shm with the last login"
-    if machine.strategy != "file_system":
-        return Finding("RemoveIPC", Severity.OK, f"{seen}; {machine.strategy} has none there")
-    return Finding(
-        "RemoveIPC",
-        Severity.WARNING,
-        seen,
-        "arrays stay, but cannot be opened by name any more: RemoveIPC=no in /etc/systemd/logind.conf, "
-        "`loginctl enable-linger`, or %sharing_strategy file_descriptor",
-    )
-
-
-def _locked(machine: Machine) -> Finding:
-    soft = machine.locked.soft
-    size = "any amount" if soft is None else size_text(soft)
-    return Finding("locked memory", Severity.OK, f"{size} may be locked (ulimit -l); nbparallel locks none")
-
-
-def _huge_pages(machine: Machine) -> Finding:
-    if not machine.huge_pages:
-        return Finding("huge pages", Severity.OK, "the system has none for shared memory; not needed")
-    seen = f"for shared memory: {machine.huge_pages} (shmem_enabled); not needed"
-    if machine.huge_pages in ("never", "deny"):
-        seen += ", large arrays are touched faster for the first time with `advise`"
-    return Finding("huge pages", Severity.OK, seen)
-
-
-def _versions(machine: Machine) -> Finding:
-    known = ", ".join(f"{name} {version or 'missing'}" for name, version in machine.versions.items())
-    seen = f"{known}; {machine.system}"
-    ipykernel = machine.versions.get("ipykernel", "")
-    if not ipykernel or _numbers(ipykernel) >= OLDEST_IPYKERNEL:
-        return Finding("versions", Severity.OK, seen)
-    return Finding("versions", Severity.WARNING, seen, 'pip install --upgrade "ipykernel>=6.29"')
 
 
 def _numbers(version: str) -> tuple[int, ...]:

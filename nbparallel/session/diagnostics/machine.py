@@ -47,8 +47,6 @@ class Machine:
     """Open files of this process."""
     processes: ResourceLimit
     """Processes and threads of this user."""
-    locked: ResourceLimit
-    """Memory that may be kept from being swapped."""
     address_space: ResourceLimit
     """Virtual memory a process."""
     max_maps: int | None
@@ -77,8 +75,6 @@ class Machine:
     """Names of segments in the file system, of living sessions and others."""
     remove_ipc: bool | None
     """Whether systemd removes names of shared memory when the user logs out; None without systemd."""
-    huge_pages: str
-    """The system's setting for huge pages of shared memory; empty if it has none."""
     versions: Mapping[str, str]
     """Of Python and its packages; empty: not installed."""
     system: str
@@ -96,7 +92,6 @@ def look() -> Machine:
         files=_limit(resource.RLIMIT_NOFILE),
         used_files=len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
         processes=_limit(resource.RLIMIT_NPROC),
-        locked=_limit(resource.RLIMIT_MEMLOCK),
         address_space=_limit(resource.RLIMIT_AS),
         max_maps=_number("/proc/sys/vm/max_map_count"),
         used_maps=_read("/proc/self/maps").count("\n"),
@@ -111,7 +106,6 @@ def look() -> Machine:
         strategy=get_sharing_strategy(),
         names=sweep.look().left,
         remove_ipc=_remove_ipc(),
-        huge_pages=_chosen(_read("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
         versions={"Python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         system=_system(),
     )
@@ -203,11 +197,6 @@ def _remove_ipc() -> bool | None:
             if name.strip() == "RemoveIPC":
                 found = value.strip().lower() not in ("no", "false", "off", "0", "n", "f")
     return found
-
-
-def _chosen(text: str) -> str:
-    """Return what stands in brackets, as in ``always within_size [never]``."""
-    return text.partition("[")[2].partition("]")[0]
 
 
 def _version(package: str) -> str:

@@ -1,4 +1,4 @@
-"""StrategyFigures: what sharing strategies cost on this machine, as numbers, tables and a picture of text."""
+"""What sharing strategies cost on this machine, as numbers and as tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from nbparallel.table import Table
-from nbparallel.wire.units import size_text
-
-BAR = 60
-"""Characters of the longest bar."""
+from nbparallel.wire.units import seconds_text, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +36,8 @@ class Steps:
         return (getattr(self, field.name) for field in fields(self))
 
 
-STEPS = {
-    "allocate": "a",
-    "first touch": "t",
-    "hand over": "h",
-    "attach": "m",
-    "first read": "r",
-    "free": "f",
-}
-"""As people call the steps, with a letter for the picture; in the order of `Steps`."""
+STEPS = ("allocate", "first touch", "hand over", "attach", "first read", "free")
+"""Names of the steps, in the order of `Steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,26 +131,6 @@ class StrategyFigures:
             lines.append(f"{size_text(nbytes)}: {', '.join(near)}")
         return f"quickest, or within 20 % of it: {'; '.join(lines)}" if lines else ""
 
-    def chart(self) -> str:
-        """Return bars of letters for the largest size: one letter for each step."""
-        sizes = list(self._by_size())
-        if not sizes:
-            return ""
-        nbytes, times = sizes[-1]
-        width = max(len(time.strategy) for time in times)
-        longest = max(time.seconds.total for time in times)
-        legend = ", ".join(f"{letter} {step}" for step, letter in STEPS.items())
-        return "\n".join(
-            [
-                f"{size_text(nbytes)}: {legend}",
-                *(
-                    f"{time.strategy.ljust(width)} |{_bar(time.seconds, longest)}| "
-                    f"{seconds_text(time.seconds.total)}"
-                    for time in times
-                ),
-            ]
-        )
-
     def _by_size(self) -> Iterator[tuple[int, Sequence[StrategyTime]]]:
         for nbytes in sorted({time.nbytes for time in self.times}):
             times = [time for time in self.times if time.nbytes == nbytes]
@@ -174,38 +144,8 @@ class StrategyFigures:
             text += f": it is busy now (load {self.load:.1f} on {self.cpus} CPUs), so measure again later"
         return text
 
-    def tables_text(self) -> str:
-        """Return the tables and what follows from them."""
+    def __repr__(self) -> str:
         return "\n\n".join([self.times_table().text(), self.costs_table().text(), self.advice()]).rstrip()
 
-    def tables_html(self) -> str:
-        """Return the same as HTML."""
-        return f"{self.times_table().html()}{self.costs_table().html()}<p>{html.escape(self.advice())}</p>"
-
-    def __repr__(self) -> str:
-        return f"{self.tables_text()}\n\n{self.chart()}".rstrip()
-
     def _repr_html_(self) -> str:
-        return f"{self.tables_html()}<pre>{html.escape(self.chart())}</pre>"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time with the unit that fits it.
-
-    >>> seconds_text(0.0000042), seconds_text(0.25), seconds_text(3.5)
-    ('4.2 µs', '250 ms', '3.5 s')
-    """
-    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
-        value = seconds * factor
-        if value < 999.5:
-            return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def _bar(steps: Steps, longest: float) -> str:
-    """Return a bar whose parts are as long as the steps; rounding errors do not add up."""
-    bar, reached = "", 0.0
-    for letter, seconds in zip(STEPS.values(), steps, strict=True):
-        reached += seconds
-        bar += letter * (round(BAR * reached / longest) - len(bar))
-    return bar.ljust(BAR)
+        return f"{self.times_table().html()}{self.costs_table().html()}<p>{html.escape(self.advice())}</p>"

@@ -45,7 +45,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
         "view, x, part (rank 1)",
         "notebook, ranks 0-1",
         "notebook",
-        "state",
+        "live",
         "its maker",
     ]
     (theirs,) = (row for name, row in rows.items() if name != "0x1")
@@ -102,32 +102,28 @@ def test_who_has_which_name(any_kernel: Kernel) -> None:
 
 
 def test_measuring_strategies(kernel: Kernel) -> None:
-    """`%sharing_strategy --bench` shows tables and a picture; without ranks it starts one, and ends it."""
+    """`%sharing_strategy --bench` shows tables; without ranks it starts one, and ends it."""
     loaded(kernel, prestarted=False)
     outcome = kernel.run("%sharing_strategy --bench --seconds 1", timeout=60)
     assert outcome.status == "ok", outcome.traceback
     assert outcome.stdout == "measuring every strategy on a rank for about 1 s; interrupt to stop\n"
-    tables, picture = outcome.displays
+    (tables,) = outcome.displays
     for name in ("file_descriptor", "file_system", "file_region", "mmap", "copy"):
         assert f"\n{name} " in tables["text/plain"]
         assert f"{name}</th>" in tables["text/html"]
     assert "medians of" in tables["text/plain"]
-    assert "a allocate, t first touch" in picture["text/plain"]
-    assert picture["image/png"]
     assert kernel.descendants() == []
     kernel.run("import sys")
     state = kernel.run("nbp.get_sharing_strategy(), nbp.segments() == (), 'matplotlib.pyplot' in sys.modules")
     assert state.result == "('file_descriptor', True, False)"
 
 
-def test_measuring_without_matplotlib(kernel: Kernel) -> None:
-    """Where there is no matplotlib the picture is one of letters; the ranks that run are used, and stay."""
+def test_measuring_on_ranks_that_run(kernel: Kernel) -> None:
+    """The ranks that run are used, and stay with their variables."""
     loaded(kernel)
-    kernel.run("import sys\nsys.modules['matplotlib'] = None")
     kernel.run("%%parallel -n 2\nkept = rank")
     before = {record.pid for record in kernel.descendants()}
-    outcome = kernel.run("%sharing_strategy --bench --seconds 0.5", timeout=60)
-    assert list(outcome.displays[1]) == ["text/plain"]
+    assert kernel.run("%sharing_strategy --bench --seconds 0.5", timeout=60).status == "ok"
     assert {record.pid for record in kernel.descendants()} == before
     assert kernel.run("%parallel kept").stdout == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
 
@@ -142,7 +138,7 @@ def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     kernel.interrupt()
     outcome = cell.wait(30)
     assert outcome.ename == "KeyboardInterrupt"
-    assert "strategy_measurement.py" not in outcome.traceback
+    assert "strategy_benchmark.py" not in outcome.traceback
     assert kernel.run("nbp.segments() == (), nbp.get_sharing_strategy()").result == "(True, 'file_system')"
     assert kernel.descendants() == []
 
@@ -160,5 +156,5 @@ def test_looking_while_ranks_are_busy(kernel: Kernel) -> None:
     assert "computing" in shown(kernel.run("%parallel_status"))
     refused = kernel.run("%sharing_strategy --bench")
     assert refused.ename == "BusyError"
-    assert "strategy_measurement.py" not in refused.traceback
+    assert "strategy_benchmark.py" not in refused.traceback
     assert kernel.run("%parallel_stop").status == "ok"

@@ -31,7 +31,6 @@ GOOD = Machine(
     files=ResourceLimit(4096, 4096),
     used_files=90,
     processes=ENDLESS,
-    locked=ResourceLimit(8 << 20, 8 << 20),
     address_space=ENDLESS,
     max_maps=65_530,
     used_maps=300,
@@ -46,7 +45,6 @@ GOOD = Machine(
     strategy="file_descriptor",
     names=(StaleName("/dev/shm/nbp_a", 4096, False, Liveness.LIVING, "it runs", "1:1"),),
     remove_ipc=None,
-    huge_pages="advise",
     versions={"Python": "3.12.1", "ipykernel": "7.1.0", "numpy": "2.1"},
     system="Linux",
 )
@@ -115,8 +113,6 @@ def test_what_is_wrong_is_told_with_what_to_do(
         {"remove_ipc": True},
         {"remove_ipc": False, "strategy": "file_system"},
         {"remove_ipc": True, "strategy": "file_system", "uid": 0},
-        {"huge_pages": ""},
-        {"locked": ENDLESS},
         {"names": ()},
         {"names": (name(Liveness.UNKNOWN, "of another user (1001)"),)},
         {"versions": {"ipykernel": ""}},
@@ -127,6 +123,13 @@ def test_what_is_wrong_is_told_with_what_to_do(
 def test_what_does_no_harm_is_fine(facts: dict[str, Any]) -> None:
     """Limits that do not bind, and what only an unused strategy needs, are no warning."""
     assert {finding.state for finding in found(**facts).values()} == {Severity.OK}
+
+
+def test_what_this_machine_does_not_have_is_left_out() -> None:
+    """Where there is no limit, or nothing that uses it, there is no row."""
+    none = found(shm=None, max_maps=None, remove_ipc=None)
+    assert not {"/dev/shm", "mappings", "address space", "RemoveIPC"} & set(none)
+    assert "RemoveIPC" not in found(remove_ipc=True), "only file_system has names there"
 
 
 def test_the_worst_comes_first() -> None:
@@ -203,7 +206,9 @@ def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
     done = sandboxes.run_script(script, sandboxes.on_small_tmpfs("/dev/shm", "64m"))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "|stale names|" in line]
-    assert line.startswith("1|stale names|1 name (/dev/shm/nbp_aaaaaaaaaa_b), 8.0 KiB, that nobody is known")
+    assert line.startswith(
+        "1|stale names|1 name (/dev/shm/nbp_aaaaaaaaaa_b), 8.0 KiB, that no process is known"
+    )
     assert done.stdout.endswith("True\n")
 
 

@@ -12,7 +12,6 @@ from nbparallel.errors import SharedMemoryFullError
 from nbparallel.session import Session, strategy_bench
 from nbparallel.session.diagnostics import strategy_benchmark
 from nbparallel.session.diagnostics.strategy_report import (
-    STEPS,
     Steps,
     StrategyCost,
     StrategyFigures,
@@ -170,13 +169,7 @@ def test_figures_read_well() -> None:
     assert cost.split() == ["slow", "40", "20", "20", "3", "10.0", "MiB"]
 
 
-def test_the_chart_has_a_letter_for_each_step() -> None:
-    """Bars are as long as the times, whatever the rounding."""
-    chart = FIGURES.chart().splitlines()
-    assert chart[0] == "1.0 MiB: " + ", ".join(f"{letter} {step}" for step, letter in STEPS.items())
-    bars = {line.split("|")[0].strip(): line.split("|")[1].rstrip() for line in chart[1:]}
-    assert bars["slow"] == "".join(letter * 10 for letter in STEPS.values())
-    assert bars["quick"] == "".join(letter * 5 for letter in STEPS.values())
+def test_figures_of_nothing_can_be_shown() -> None:
+    """A measurement that was cut short before its first figure is an empty table."""
     empty = StrategyFigures((), (), 1, 1, (), 0.0, 1)
-    assert empty.chart() == ""
-    assert repr(empty)
+    assert "medians of 0 runs" in repr(empty)
