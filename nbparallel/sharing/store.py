@@ -13,7 +13,6 @@ import numpy.typing as npt
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.allocator import Allocator
-from nbparallel.sharing.lifecycle.client_number import renumber
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
 from nbparallel.sharing.lifecycle.segment import Block, Location, Segment, SegmentStatistics
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
@@ -75,13 +74,27 @@ class Store:
 
     @locked
     def renumber(self, client: int) -> None:
-        """Become client number `client`, in no session yet; arrays stay valid, their segments get new ids."""
-        renumber(self._table, client)
+        """Become another client: the process joins a world, or has left one; its arrays stay valid.
+
+        Segments bear the number of their maker, so they get new ids, which no process knows yet.
+
+        Raises
+        ------
+        ValueError
+            The store is in a session, where its segments are known by their ids.
+        """
+        if self._table.brokers:
+            raise ValueError(
+                f"this process is client {self.client} of a session, and cannot be {client} as well"
+            )
         self.client = client
+        self._table.own.renumber(client)
         self.rights_changes += 1
 
     def _chosen(self, broker: SegmentBroker | None) -> SegmentBroker | None:
-        brokers = self._table.brokers if broker is None else [broker]
+        if broker is not None:
+            return broker
+        brokers = self._table.brokers
         if len(brokers) > 1:
             raise ValueError(f"this process is in {len(brokers)} sessions: say which with broker=")
         return brokers[0] if brokers else None
@@ -161,7 +174,6 @@ class Store:
         dtype: npt.DTypeLike,
         order: Order,
         strategy: str | None,
-        *,
         zero: bool,
         for_all: bool,
     ) -> AnyArray:
@@ -191,11 +203,12 @@ class Store:
         # Only the notebook's arrays have to be protected from its ranks.
         writable = for_all or self.client != 0
         nbytes = max(nbytes, 1)
-        # Not within another operation, where a user's __del__ may come: see packing, note [re-entrance].
+        # Not within another operation, where a user's __del__ may come: see region, note [re-entrance].
         packs = pack and nbytes < strategy.packs_below and self._depth == 1
         self._table.reap()
-        if packs and (extent := self._table.regions.take(strategy, nbytes, writable=writable)) is not None:
-            return extent, False
+        root = self._table.own.regions.take(strategy, nbytes, writable=writable) if packs else None
+        if root is not None:
+            return root, False
         allocation = Allocator(self._table, strategy, writable=writable)
         return (allocation.packed(nbytes), False) if packs else allocation.alone(nbytes, content)
 
@@ -261,7 +274,7 @@ class Store:
             )
         if place.segment.own:
             self.rights_changes += not place.segment.writable
-            self._table.registrar.allow_write(place.segment)
+            self._table.own.registrar.allow_write(place.segment)
         elif place.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
                 "this array belongs to the notebook and is read-only on ranks: let them write with "
@@ -286,7 +299,7 @@ class Store:
         if writable is None:
             writable = place.segment.writable and x.flags.writeable
         form = describe(x.dtype)
-        known_as = self._table.show(place, self._chosen(broker))
+        known_as = self._table.register(place, self._chosen(broker))
         segment = place.segment
         memory = segment.memory if known_as == segment.id else 0
         where = known_as, segment.nbytes, place.offset, x.shape, x.strides

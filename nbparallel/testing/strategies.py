@@ -16,6 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,18 @@ from nbparallel.testing.arrays import checksum
 
 _DTYPES = ["?", "i1", ">u2", "f4", "<f8", "c16", "S3", "U2", "M8[ns]", [("a", "i2"), ("b", "f8", 2)]]
 _REPETITIONS = 30
+
+
+@contextmanager
+def temporary_registry(*strategies: Strategy) -> Iterator[None]:
+    """Use `strategies` beside the others or in their place; afterwards the registry is what it was before."""
+    before, chosen = registry._strategies, registry._current
+    registry._strategies = {**before, **{strategy.name: strategy for strategy in strategies}}
+    try:
+        yield
+    finally:
+        registry._strategies, registry._current = before, chosen
+        registry._generation += 1  # ranks follow
 
 
 class StrategyTests:

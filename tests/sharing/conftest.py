@@ -19,6 +19,7 @@ from nbparallel.channel.segment_client import _lost_error
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
+from nbparallel.testing.stores import store_brokers
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
     Fetch,
@@ -56,7 +57,7 @@ class Exchange:
 
     def broker(self, client):
         """Return the broker that a client's store uses."""
-        return next(b for b in self.stores[client]._table.brokers if b.exchange is self)
+        return next(b for b in store_brokers(self.stores[client]) if b.exchange is self)
 
     def adopt(self, store):
         """Let a store take part that is in another session already; return its broker."""
@@ -86,7 +87,7 @@ class Exchange:
     def kill(self, client):
         """End a client as if its process had died: its store says nothing any more."""
         store = self.stores.pop(client)
-        for broker in list(store._table.brokers):
+        for broker in store_brokers(store):
             store.disconnect(broker)
         for frame in self.inboxes.pop(client, ()):
             frame.close()

@@ -8,6 +8,7 @@ import pytest
 
 from nbparallel.errors import ForkedRankError
 from nbparallel.sharing import current_store, share
+from nbparallel.testing.stores import locked_store, own_sources, store_brokers
 
 
 def in_child(function):
@@ -49,8 +50,8 @@ def test_every_call_is_refused_in_a_forked_child(connected):
         store.trim,
         store.segments,
         store.close,
-        lambda: store.disconnect(store._table.brokers[0]),
-        lambda: store._table.brokers[0].release(handle.segment),
+        lambda: store.disconnect(store_brokers(store)[0]),
+        lambda: store_brokers(store)[0].release(handle.segment),
         lambda: share(np.zeros(1)),
     ]
     current_store()
@@ -64,7 +65,7 @@ def test_what_dies_in_a_child_lives_in_the_parent(connected, supervisor):
     array[:] = 3
     segment = store.handle(array).segment
     holder = [array]
-    sources = [store._table._own[segment].block.source]
+    sources = [own_sources(store)[segment]]
 
     def child():
         nonlocal array
@@ -79,7 +80,7 @@ def test_what_dies_in_a_child_lives_in_the_parent(connected, supervisor):
     assert array[999] == 3
     assert np.shares_memory(store.attach(store.handle(array)), array)
     # An answer shows that everything said before has been read.
-    os.close(store._table.brokers[0].fetch(segment, writable=True))
+    os.close(store_brokers(store)[0].fetch(segment, writable=True))
     assert supervisor.server.holders(segment) == {0}
     assert supervisor.offences == []
 
@@ -91,7 +92,7 @@ def test_a_fork_while_another_thread_holds_the_lock(store):
     locked, leave = threading.Event(), threading.Event()
 
     def hold():
-        with store._lock:
+        with locked_store(store):
             locked.set()
             leave.wait(10)
 

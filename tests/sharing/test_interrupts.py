@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from nbparallel.sharing import store
+from nbparallel.testing.stores import store_usage
 
 FOLDER = os.path.dirname(store.__file__)
 """All code of sharing may be interrupted."""
@@ -43,7 +44,7 @@ class Interrupter:
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)
-                self.place = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
+                self.place = f"{os.path.relpath(code.co_filename, FOLDER)}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self.trace
 
@@ -117,6 +118,7 @@ def test_an_interrupt_at_every_line(fresh_exchange, scenario):
     """Wherever it falls: once the arrays are gone, so is everything that was there for them."""
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
+    folders = set()
     for at in range(1, 5000):
         exchange = fresh_exchange()
         k, r = exchange.store(0), exchange.store(1)
@@ -126,6 +128,7 @@ def test_an_interrupt_at_every_line(fresh_exchange, scenario):
                 scenario(k, r)
         except KeyboardInterrupt:
             interrupted = True
+        folders.add(os.path.dirname(interrupter.place))
         kept = k.zeros(50)
         assert r.attach(k.handle(kept)).shape == (50,), f"unusable after {interrupter.place}"
         del kept
@@ -137,7 +140,7 @@ def test_an_interrupt_at_every_line(fresh_exchange, scenario):
         assert exchange.server.segments == (), f"the supervisor keeps something after {interrupter.place}"
         k.trim()
         r.drain()
-        mapped = len(r._table.kept)
+        mapped = store_usage(r).kept
         r.trim()
         k.drain()
         known = exchange.server._ledger._memories.known
@@ -148,5 +151,6 @@ def test_an_interrupt_at_every_line(fresh_exchange, scenario):
         assert len(os.listdir("/proc/self/fd")) == before, f"descriptors after {interrupter.place}"
         if not interrupted:
             assert at > 100
+            assert folders == {"", "lifecycle", "memory", "strategies"}
             return
     pytest.fail("the scenario never ran to its end")

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nbparallel.errors import SegmentLostError
+from nbparallel.testing.stores import store_usage
 
 MOVES = st.lists(
     st.tuples(
@@ -98,9 +99,7 @@ def test_whatever_they_do(fresh_exchange, moves):
         assert {record.phase for record in store.segments()} <= {"pooled"}
         store.trim()
         assert store.segments() == ()
-        assert not store._table._by_mapping
-        assert not store._table._address_map._entries
-        assert not len(store._table.kept)
+        assert store_usage(store) == (0, 0, 0, 0, 0)
     assert exchange.server._ledger._memories.known == {}, "somebody may keep mapped what nobody has"
     exchange.close()
     del world

@@ -106,9 +106,9 @@ def check_mutated_frames(tmp_path, count):
 
 NOISE = """
 import os, random, socket, stat
-from nbparallel.sharing import current_store
+from nbparallel.testing.stores import store_brokers
 random_ = random.Random(seed)
-(broker,) = current_store()._table.brokers
+(broker,) = store_brokers()
 channel = broker._channel
 noise = random_.randbytes(random_.choice([1, 8, 24, 100, 60_000]))
 wire = socket.socket(fileno=os.dup(channel.fileno()))

@@ -36,19 +36,19 @@ def await_return(table: SegmentTable, nbytes: int, strategy: str) -> Block | Non
             return block
         if not table.pool.budget.allows(nbytes, nbytes):
             return None  # it will not be kept
-        if not any(table.pool.fits(away, nbytes, strategy) for away in table.released):
+        if not any(table.pool.fits(away, nbytes, strategy) for away in table.own.released):
             return None
         time.sleep(PAUSE_SECONDS)
 
 
 def make_room(table: SegmentTable) -> bool:
     """Give back what is pooled or comes back in this moment; return whether there was anything."""
-    given = table.kept.trim(0.0) + table.pool.trim(0.0) > 0
+    given = table.cache.trim(0.0) + table.pool.trim(0.0) > 0
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := len(table.released):
+    while left := len(table.own.released):
         table.collect()
         table.pool.trim(0.0)
-        if len(table.released) < left:
+        if len(table.own.released) < left:
             given = True
         elif time.monotonic() >= deadline:
             break
@@ -77,7 +77,7 @@ class Allocator:
 
         Where regions have become wasteful it is a segment of its own, as long as there are not many.
         """
-        regions = self._table.regions
+        regions = self._table.own.regions
         extent = regions.take(self._strategy, nbytes, writable=self._writable)
         if extent is None:
             few = self._table.mapped < descriptor_limit() // MOST_ALONE
@@ -93,7 +93,7 @@ class Allocator:
 
     def _region_block(self, nbytes: int) -> Block:
         """Return memory for a region; where there is little left, for a small one."""
-        size = self._table.regions.next_nbytes(self._strategy, nbytes, writable=self._writable)
+        size = self._table.own.regions.next_nbytes(self._strategy, nbytes, writable=self._writable)
         while True:
             try:
                 return self._block(size)[0]

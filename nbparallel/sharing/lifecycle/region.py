@@ -6,9 +6,9 @@ Each array of a region has a *room*: its own root over its own bytes, so that a 
 last view of this array has died, as `mapping` does for a segment of one array.  The segment lives while
 any room does.
 
-A room is used again when its array has died, unless its handle was given out (`Region.show`): other processes
-hold segments, not rooms, so nobody can say which of them still looks at it.  Such a room comes back with its
-region only; until then it is `wasted`, of which there may be so much (`regions`).
+An extent is reused when its array has died, unless a handle of it was sent (`Region.mark_sent`): other
+processes hold segments, not extents, so it is not known which of them still use it.  Such an extent is reused
+with its region only; until then it is `wasted`, of which there may be so much (`region_set`).
 
 Rights belong to a whole mapping, so arrays that ranks may write lie in other regions than those they may
 only read; letting them write to one of the latter means to move it (`Store.share` with ``for_all``).
@@ -44,8 +44,8 @@ class Extent:
     """One past the last byte; both are multiples of `ALIGNMENT`."""
     lease: Lease | None = None
     """Of the array's root."""
-    shown: bool = False
-    """Whether a handle of it was given out."""
+    sent: bool = False
+    """Whether a handle of it was sent."""
 
     @property
     def taken(self) -> bool:
@@ -137,11 +137,11 @@ class Region:
             extent is not None and extent.lease is not None and extent.lease() is root for extent in extents
         )
 
-    def show(self, offset: int) -> None:
-        """Take note that others learn of the array that has a byte at `offset`; see note [packed arrays]."""
+    def mark_sent(self, offset: int) -> None:
+        """Record that a handle of the array with a byte at `offset` was sent; see note [packed arrays]."""
         extent = self.extent(offset)
         if extent is not None:
-            extent.shown = True
+            extent.sent = True
 
     def root(self, extent: Extent) -> Root:
         """Return the root of a room, which may come back after it had ended."""
@@ -160,7 +160,7 @@ class Region:
 
     def _vacate(self, extent: Extent) -> None:
         length = extent.stop - extent.start
-        if not extent.shown:
+        if not extent.sent:
             if self._extents.pop(extent.start, None) is not None:
                 self._loose += length
                 insort(self._free_extents, (length, extent.start))

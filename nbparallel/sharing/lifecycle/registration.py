@@ -93,7 +93,7 @@ class SegmentRegistrar:
         """Become another client, in no session; what lies in the pool has another id at its next use."""
         self._client = client
         for block in pooled:
-            self.freed(block)
+            self.unmap_elsewhere(block)
 
     def register(self, segment: Segment, broker: SegmentBroker | None) -> int:
         """Return the id under which a session knows a segment, which it is told of if that is new to it."""
@@ -141,13 +141,13 @@ class SegmentRegistrar:
             self._sessions.allow_write(broker, known_as)
         segment.writable = True
 
-    def freed(self, block: Block) -> None:
-        """Have everybody unmap the memory of a block, which nobody will use again; again is fine."""
+    def unmap_elsewhere(self, block: Block) -> None:
+        """Have other processes unmap the memory of a block, which is not used again (idempotent)."""
         memory, block.memory, block.for_all = block.memory, 0, False
         if memory:
-            self._freed(memory)
+            self._unmap_elsewhere(memory)
 
-    def _freed(self, memory: int) -> None:
+    def _unmap_elsewhere(self, memory: int) -> None:
         for broker in list(self._memories.get(memory, ())):
             self._sessions.freed(broker, memory)
         self._memories.pop(memory, None)
@@ -156,7 +156,7 @@ class SegmentRegistrar:
         """Do what was not done about blocks that are not there any more: something was interrupted."""
         living = {block.memory for block in blocks}
         for memory in [memory for memory in self._memories if memory not in living]:
-            self._freed(memory)
+            self._unmap_elsewhere(memory)
 
     def disconnect(self, broker: SegmentBroker) -> None:
         """Forget a session."""

@@ -112,25 +112,25 @@ class Segment:
             return broker, known_as
         raise lost(self.id)
 
-    def shows(self, mapping: Mapping) -> bool:
-        """Whether arrays look at this segment through `mapping`."""
+    def used_through(self, mapping: Mapping) -> bool:
+        """Return whether arrays use this segment through `mapping`."""
         if mapping.living_root() is not None:
             return True
         return self.region is not None and mapping is self.region.mapping and self.region.living
 
     def outlives(self, lease: Lease, mapping: Mapping) -> bool:
-        """Take note of the end of a lease; return whether arrays still look through its mapping."""
+        """Record the end of a lease; return whether arrays still use its mapping."""
         if self.region is not None:
             self.region.vacate(lease)
-        return self.shows(mapping)
+        return self.used_through(mapping)
 
-    def show(self, offset: int) -> None:
-        """Take note that others learn of the array that has a byte at `offset`."""
+    def mark_sent(self, offset: int) -> None:
+        """Record that a handle of the array with a byte at `offset` was sent."""
         if self.region is not None:
-            self.region.show(offset)
+            self.region.mark_sent(offset)
 
     def repair(self) -> None:
-        """Look at every array that is packed here: something was interrupted."""
+        """Check every array that is packed here: an operation was interrupted."""
         if self.region is not None:
             self.region.repair()
 

@@ -132,7 +132,7 @@ def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
 def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
     """Who can neither share nor say what it uses is replaced: memory would be nobody's."""
     cell = (
-        "import nbparallel as nbp\nbroker, = nbp.sharing.current_store()._table.brokers\n"
+        "from nbparallel.testing.stores import store_brokers\nbroker, = store_brokers()\n"
         "broker._channel._socket.shutdown(2)"
     )
     with Session(2) as session:

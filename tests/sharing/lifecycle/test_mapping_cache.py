@@ -10,6 +10,7 @@ import pytest
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError, SegmentLostError
 from nbparallel.sharing.lifecycle import mapping_cache, memory_pool
 from nbparallel.sharing.memory import process_limits
+from nbparallel.testing.stores import store_usage
 from nbparallel.wire.frames import Kind
 
 
@@ -188,10 +189,10 @@ def test_a_dead_owners_memory_is_unmapped(exchange, pair):
     array = r.zeros(1000)
     k.attach(r.handle(array))
     k.drain()
-    assert len(k._table.kept) == 1
+    assert store_usage(k).kept == 1
     dead = exchange.kill(1)
     k.drain()
-    assert len(k._table.kept) == 0
+    assert store_usage(k).kept == 0
     del array
     dead.close()
 
@@ -202,14 +203,14 @@ def test_it_goes_with_everything_else(exchange, pair, how):
     k, r = pair
     r.attach(k.handle(k.zeros(1000)))
     r.drain()
-    assert len(r._table.kept) == 1
+    assert store_usage(r).kept == 1
     if how == "disconnect":
         r.disconnect(exchange.broker(1))
     elif how == "end":
         exchange.close()
     else:
         getattr(r, how)()
-    assert len(r._table.kept) == 0
+    assert store_usage(r).kept == 0
 
 
 def test_it_goes_after_a_while(exchange, pair, monkeypatch):
@@ -225,7 +226,7 @@ def test_it_goes_after_a_while(exchange, pair, monkeypatch):
     assert 0 < seconds <= 0.05
     monkeypatch.setattr(memory_pool, "KEEP_SECONDS", 0.0)
     assert r.tend() is None
-    assert len(r._table.kept) == 0
+    assert store_usage(r).kept == 0
 
 
 def test_it_is_bounded(exchange):
@@ -235,7 +236,7 @@ def test_it_is_bounded(exchange):
     for array in arrays:
         r.attach(k.handle(array))
     r.drain()
-    assert len(r._table.kept) <= mapping_cache.MAX_MAPPINGS
+    assert store_usage(r).kept <= mapping_cache.MAX_MAPPINGS
     asked(exchange)
     r.attach(k.handle(arrays[-1]))
     r.drain()
@@ -247,10 +248,10 @@ def test_it_is_bounded(exchange):
     for array in larger:
         r.attach(k.handle(array))
     r.drain()
-    assert r._table.kept.nbytes <= 1 << 20
+    assert store_usage(r).kept_nbytes <= 1 << 20
     r.attach(k.handle(k.zeros(200_000)))
     r.drain()
-    assert r._table.kept.nbytes <= 1 << 20
+    assert store_usage(r).kept_nbytes <= 1 << 20
 
 
 def test_it_is_not_what_an_array_is_refused_for(exchange, pair, monkeypatch):
@@ -259,10 +260,10 @@ def test_it_is_not_what_an_array_is_refused_for(exchange, pair, monkeypatch):
     first, second = k.zeros(1000), k.zeros(1000)
     r.attach(k.handle(first))
     r.drain()
-    most = r._table.mapped
+    most = store_usage(r).mapped
     monkeypatch.setattr(process_limits, "most_mappings", lambda: most)
     assert r.attach(k.handle(second)).shape == (1000,)
-    assert len(r._table.kept) == 0
+    assert store_usage(r).kept == 0
 
 
 @pytest.mark.parametrize("strategy", ["file_system", "mmap"])
@@ -287,7 +288,7 @@ def test_memory_with_a_name_is_kept_while_its_array_lives(exchange, pair, strate
     assert exchange.server.names == ()
     assert not Path(name).exists()
     r.drain()
-    assert len(r._table.kept) == 0
+    assert store_usage(r).kept == 0
 
 
 def test_a_private_copy_is_not_kept(exchange, pair):
@@ -296,7 +297,7 @@ def test_a_private_copy_is_not_kept(exchange, pair):
     array = k.zeros(1000)
     r.attach(k.handle(array), private=True)[0] = 1
     r.drain()
-    assert len(r._table.kept) == 0
+    assert store_usage(r).kept == 0
     assert r.attach(k.handle(array))[0] == 0
 
 
@@ -309,10 +310,10 @@ def test_two_sessions_are_kept_apart(exchange, second_exchange):
     k.attach(r.handle(mine), broker=exchange.broker(0))
     k.attach(other.handle(yours), broker=broker)
     k.drain()
-    assert len(k._table.kept) == 2
+    assert store_usage(k).kept == 2
     yours[:] = 5
     k.disconnect(exchange.broker(0))
-    assert len(k._table.kept) == 1
+    assert store_usage(k).kept == 1
     assert k.attach(other.handle(yours), broker=broker)[0] == 5
     k.disconnect(broker)
 
@@ -328,7 +329,7 @@ def test_an_array_of_one_session_in_another(exchange, second_exchange):
     assert handle.memory == 0
     assert other.attach(handle).shape == (1000,)
     other.drain()
-    assert len(other._table.kept) == 0
+    assert store_usage(other).kept == 0
 
 
 @pytest.mark.parametrize("memory", [-1, 1 << 63, "m", None, 7, (1 << 40) + 1, True])

@@ -6,6 +6,7 @@ import pytest
 from nbparallel.sharing import Store
 from nbparallel.sharing.lifecycle import allocator, memory_pool
 from nbparallel.sharing.lifecycle.memory_pool import PoolBudget
+from nbparallel.testing.stores import store_usage
 from tests.sharing.memory.test_out_of_memory import MIB, V2, reader
 
 GIB = 1 << 30
@@ -80,7 +81,7 @@ def test_a_mapping_that_is_too_large_does_not_drive_out_the_others(exchange):
     for array in (small, large):
         r.attach(k.handle(array))
         r.drain()
-    assert r._table.kept.nbytes == MIB // 2
+    assert store_usage(r).kept_nbytes == MIB // 2
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from nbparallel.sharing.lifecycle.region_set import FIRST_NBYTES
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.testing.stores import mark_interrupted, store_usage
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
 MOVES = st.lists(
@@ -50,7 +51,7 @@ def test_nobody_sees_anothers_bytes(moves):
         elif what == "drain":
             store.drain()
         elif what == "doubt":
-            store._table.doubtful = True
+            mark_interrupted(store)
         elif at is None:
             continue
         elif what == "drop":
@@ -188,7 +189,7 @@ def test_descriptors_and_mappings_of_many(exchange, strategy):
     ]
     received = [other.attach(store.handle(x)) for x in arrays]
     assert len(os.listdir("/proc/self/fd")) - before <= 40
-    assert len(store._table._by_mapping) + len(other._table._by_mapping) <= 20
+    assert store_usage(store).used + store_usage(other).used <= 20
     assert all(x[0] == y[0] == i for i, (x, y) in enumerate(zip(arrays, received, strict=True)))
     for array, mine in zip(received[:10], arrays[:10], strict=True):
         assert store.location(mine).for_all == (mine[0] % 2 == 0)

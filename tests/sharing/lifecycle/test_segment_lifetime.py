@@ -11,6 +11,7 @@ import pytest
 
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing import Store
+from nbparallel.testing.stores import locked_store, reap
 
 
 def ours():
@@ -105,7 +106,7 @@ def test_a_stale_idle_is_void(exchange):
     array = k.zeros(1000)
     handle = k.handle(array)
     del array
-    k._table.reap()  # RELEASE is out, IDLE is in the inbox
+    reap(k)  # RELEASE is out, IDLE is in the inbox
     again = k.attach(handle)
     there = r.attach(k.handle(again))
     del again
@@ -174,7 +175,7 @@ def test_finalizers_do_nothing_but_take_note(store):
     entered, leave = threading.Event(), threading.Event()
 
     def hold():
-        with store._lock:
+        with locked_store(store):
             entered.set()
             leave.wait(10)
 

@@ -114,9 +114,7 @@ def test_the_pool_makes_room(monkeypatch):
     array = store.empty(MIB, "u1")
     del array
     store.drain()
-    monkeypatch.setattr(
-        store._table.pool, "trim", lambda keep=0: files.update({"/proc/self/cgroup": ""}) or MIB
-    )
+    monkeypatch.setattr(store.pool, "trim", lambda keep=0: files.update({"/proc/self/cgroup": ""}) or MIB)
     assert store.empty(200 * MIB, "u1").nbytes == 200 * MIB
     monkeypatch.undo()
     store.drain()

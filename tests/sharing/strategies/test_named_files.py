@@ -19,6 +19,7 @@ from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.testing.leaks import names_of
 from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
+from nbparallel.testing.stores import own_sources, store_brokers
 
 SHM = Path("/dev/shm")
 NAMED = ("file_system", "mmap")
@@ -114,8 +115,8 @@ def test_the_ledger_removes_what_a_killed_client_made(exchange, strategy):
     assert os.path.exists(first)
     assert os.path.exists(second)
     # As if its process had been killed: it says nothing, and removes nothing.
-    for segment in made._table._own.values():
-        segment.block.source.path = ""
+    for source in own_sources(made).values():
+        source.path = ""
     for path in (first, second):
         process_names.disclaim(path)
     exchange.kill(1)
@@ -171,7 +172,7 @@ def test_a_process_without_a_session_removes_its_names(strategy, tmp_path):
         import os, numpy as np, nbparallel as nbp
         nbp.set_sharing_strategy({strategy!r})
         x, y = nbp.zeros(100_000), nbp.zeros(100_000)
-        paths = [s.block.source.path for s in nbp.sharing.current_store()._table._own.values()]
+        paths = [s.path for s in nbp.segments()]
         assert all(map(os.path.exists, paths)), paths
         del y
         nbp.sharing.current_store().drain()
@@ -251,7 +252,7 @@ def test_names_of_a_killed_notebook_go_with_the_session():
 def test_no_name_that_nobody_knows_of(exchange, monkeypatch, client, made):
     """A rank that cannot announce a name makes none; the notebook removes its own at exit in any case."""
     store = exchange.store(client)
-    (broker,) = store._table.sessions.brokers
+    (broker,) = store_brokers(store)
 
     def gone(path):
         raise ChannelClosedError("the other process is gone")

@@ -1,0 +1,149 @@
+"""Own segments: memory that this process made, from its first array to its reuse.
+
+Note [life of an own segment]
+-----------------------------
+``live``: arrays use it.  The last one dies; the next `SegmentTable.reap` finds that out.  If no session knows
+the segment, its memory goes to the pool immediately.  Otherwise it is ``released``: each session gets
+RELEASE, answers IDLE as soon as no other process holds it either, and gets FORGET; then the memory goes to
+the pool.  What comes out of the pool gets a new id, so an old handle never finds new content.  If the handle
+comes back before that (a rank sends the array to its maker), the hold is taken again by FETCH.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
+from nbparallel.sharing.lifecycle.region import Extent
+from nbparallel.sharing.lifecycle.region_set import RegionSet
+from nbparallel.sharing.lifecycle.registration import SegmentRegistrar, Sessions
+from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
+from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.strategies import registry
+
+
+class OwnSegments:
+    """The segments that one process made, the regions among them, and the pool of their freed memory.
+
+    Notes
+    -----
+    Not thread-safe, its store locks.
+    """
+
+    def __init__(self, client: int, pool: MemoryPool, sessions: Sessions) -> None:
+        self.client = client
+        self.pool = pool
+        self.regions = RegionSet()
+        self.by_id: dict[int, Segment] = {}
+        """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
+        self._sessions = sessions
+        self.registrar = SegmentRegistrar(client, sessions, self.by_id)
+        pool.close_block = self.free_block
+
+    @property
+    def released(self) -> list[Block]:
+        """Memory that only other processes use, as far as is known here."""
+        return [s.block for s in self.by_id.values() if s.phase is Phase.RELEASED and s.block is not None]
+
+    def add(self, block: Block, *, writable: bool, poolable: bool) -> Segment:
+        """Give a block of memory a new identity."""
+        identifier = self.registrar.new_id()
+        if block.for_all and not writable:
+            # A process that keeps it mapped for writing must not reach what it may only read.
+            self.registrar.unmap_elsewhere(block)
+        segment = Segment(identifier, block.nbytes, block.source.strategy, writable)
+        segment.receive(block, poolable=poolable)
+        self.by_id[identifier] = segment
+        return segment
+
+    def reopen(
+        self, segment: Segment, block: Block, offset: int, access: Access, broker: SegmentBroker | None
+    ) -> tuple[Mapping, Extent | None]:
+        """Return the mapping, and the extent in it, for an array whose handle came back to its maker."""
+        region = segment.region
+        extent = None if region is None else region.extent(offset)
+        if region is not None and extent is None:
+            raise lost(segment.id)
+        if segment.phase is Phase.RELEASED and not segment.private:
+            if broker is None or broker not in segment.registered:
+                raise lost(segment.id)
+            # The hold is taken again.  An IDLE that is under way is void then; the broker sees to it.
+            os.close(broker.fetch(segment.id, writable=True))
+        if access is Access.PRIVATE:
+            mapping = registry.strategy_of(segment.strategy).map(block.source, access)
+            segment.private.add(mapping)
+            return mapping, None
+        segment.phase = Phase.LIVE
+        return block.mapping, extent
+
+    def retire(self, segment: Segment) -> None:
+        """Pool or free the memory of a segment that no session and no array needs (idempotent)."""
+        if segment.used or segment.registered or self.by_id.pop(segment.id, None) is None:
+            return
+        block = segment.block
+        if block is None:
+            return
+        if segment.poolable and (self._sessions.brokers or self.pool.lasting):
+            self.pool.put(block)
+            return
+        path = block.source.path
+        self.free_block(block)
+        if path:
+            self._sessions.removed(path)
+
+    def free_block(self, block: Block) -> None:
+        """Return a block to the system, here and in every process that keeps it mapped (idempotent)."""
+        block.close()
+        self.registrar.unmap_elsewhere(block)
+
+    def remove_ids(self, identifiers: Iterable[int]) -> None:
+        """Remove ids that other sessions knew a fetched segment by."""
+        for identifier in identifiers:
+            self.by_id.pop(identifier, None)
+
+    def disconnect(self, broker: SegmentBroker) -> None:
+        """Retire what only a session that has ended used."""
+        self.registrar.disconnect(broker)
+        for known_as, segment in list(self.by_id.items()):
+            if segment.registered.pop(broker, None) is None:
+                continue
+            if segment.own:
+                # A rank that is being killed may write once more: never reuse what it could write to.
+                segment.poolable = False
+                self.retire(segment)
+            else:
+                self.by_id.pop(known_as, None)
+
+    def renumber(self, client: int) -> None:
+        """Give every segment an id of another client number, in no session.
+
+        With a number other than 0 other processes may write to them from then on, as to all that a rank
+        makes: only a notebook's arrays are protected from its ranks.
+        """
+        self.client = client
+        self.registrar.renumber(client, self.pool.blocks)
+        segments = list(self.by_id.values())
+        self.by_id.clear()
+        for segment in segments:
+            segment.id = self.registrar.new_id()
+            self.by_id[segment.id] = segment
+            block = segment.block
+            if client and not segment.writable and block is not None and block.mapping.access is Access.WRITE:
+                was_open = segment.region is not None and self.regions.close(segment)
+                segment.writable = True
+                if was_open:
+                    self.regions.open(segment)
+            if block is not None:
+                self.registrar.unmap_elsewhere(block)
+                segment.receive(block, poolable=segment.poolable)
+
+    def repair(self) -> None:
+        """Complete what an interrupted `free_block` left undone."""
+        used = [segment.block for segment in self.by_id.values() if segment.block is not None]
+        self.registrar.repair([*used, *self.pool.blocks])
+
+    def statistics(self) -> list[SegmentStatistics]:
+        """Return a record of each segment that this process made and has not retired."""
+        return [segment.statistics() for segment in self.by_id.values() if segment.own]

@@ -1,0 +1,63 @@
+"""What a store of shared arrays holds, and what tests do to it that users cannot."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from nbparallel.sharing import SegmentBroker, SegmentSource, Store, current_store
+
+
+class StoreUsage(NamedTuple):
+    """Mappings of one process's store."""
+
+    used: int
+    """Segments that are mapped because arrays use them."""
+    addresses: int
+    """Address ranges in which arrays are found; fewer than `used` by private mappings."""
+    kept: int
+    """Mappings of other processes' memory that no array uses, kept for the next one."""
+    kept_nbytes: int
+    """Their size in bytes."""
+    pooled: int
+    """Own segments that no array uses, kept for the next one."""
+
+    @property
+    def mapped(self) -> int:
+        """All segments that are mapped."""
+        return self.used + self.kept + self.pooled
+
+
+def store_usage(store: Store | None = None) -> StoreUsage:
+    """Count the mappings of a store, by default this process's."""
+    table = (store or current_store())._table
+    addresses = len(table._address_map._entries)
+    return StoreUsage(
+        len(table._by_mapping), addresses, len(table.cache), table.cache.nbytes, len(table.pool)
+    )
+
+
+def store_brokers(store: Store | None = None) -> tuple[SegmentBroker, ...]:
+    """Return the brokers of the sessions that a store is in."""
+    return tuple((store or current_store())._table.brokers)
+
+
+def own_sources(store: Store | None = None) -> dict[int, SegmentSource]:
+    """Return descriptor and path of each segment that a store made, by id."""
+    segments = (store or current_store())._table.own.by_id.values()
+    return {segment.id: segment.block.source for segment in segments if segment.block is not None}
+
+
+def reap(store: Store) -> None:
+    """Release what arrays that have died used, without acting on what the sessions sent."""
+    store._table.reap()
+
+
+def mark_interrupted(store: Store) -> None:
+    """Have the next operation check every segment, as after an interrupt."""
+    store._table.doubtful = True
+
+
+def locked_store(store: Store) -> AbstractContextManager[bool]:
+    """Hold a store's lock, as an operation of another thread does."""
+    return store._lock
