@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nbparallel.supervisor.event_loop import Outbox
+from nbparallel.wire.identity import process_state
+from nbparallel.wire.process_table import pids
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -180,20 +182,7 @@ def children() -> list[int]:
         with open(f"/proc/self/task/{pid}/children") as file:
             return [int(word) for word in file.read().split()]
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [child for child in all_pids() if _parent_of(child) == pid]
-
-
-def all_pids() -> list[int]:
-    """Return the pids of all processes that can be seen."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+        return [child for child in pids() if (state := process_state(child)) and state.parent == pid]
 
 
 def end_all(grace_seconds: float, limit_seconds: float = 10.0) -> None:

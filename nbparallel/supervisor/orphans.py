@@ -21,6 +21,7 @@ from nbparallel.supervisor import children
 from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
 from nbparallel.wire.identity import boot_time, process_of, process_state, this_process, this_world
 from nbparallel.wire.owners import Owner
+from nbparallel.wire.process_table import descriptors, environment, kill_where
 
 SESSION, CLIENT, OWNER = "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER"
 """Environment variables of every process below a session: its id, its rank's client number, who owns it."""
@@ -68,10 +69,10 @@ class Orphans:
             return False
         if any(state.session == dead.pid for dead in self._dead):
             return True
-        variables = _environment(pid)
+        variables = environment(pid)
         if any(dead.marks <= variables for dead in self._dead):
             return True
-        sockets = _descriptors(pid)
+        sockets = descriptors(pid)
         return any(dead.socket in sockets for dead in self._dead)
 
 
@@ -88,30 +89,12 @@ def end_orphans() -> int:
     They bear the owner record of their session in their environment.
     """
     owner_liveness = OwnerLiveness(this_world(), boot_time())
-    ended = 0
-    for pid in children.all_pids():
-        if pid == os.getpid() or not _is_orphan(pid, owner_liveness):
-            continue
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            continue
-        try:
-            if _is_orphan(
-                pid, owner_liveness
-            ):  # still the same process: the pidfd was opened before this look
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                ended += 1
-        except OSError:
-            pass  # it ended meanwhile
-        finally:
-            os.close(pidfd)
-    return ended
+    return kill_where(lambda pid: _is_orphan(pid, owner_liveness))[1]
 
 
 def _is_orphan(pid: int, owner_liveness: OwnerLiveness) -> bool:
     mark = f"{OWNER}=".encode()
-    for variable in _environment(pid):
+    for variable in environment(pid):
         if variable.startswith(mark):
             try:
                 owner = Owner.parse(os.fsdecode(variable[len(mark) :]))
@@ -119,23 +102,3 @@ def _is_orphan(pid: int, owner_liveness: OwnerLiveness) -> bool:
                 return False
             return owner_liveness.judge(owner, 0.0, on_disk=False).liveness is Liveness.DEAD
     return False
-
-
-def _environment(pid: int) -> frozenset[bytes]:
-    """Return the environment that a process was executed with; empty if it is not ours to read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return frozenset(file.read().split(b"\0"))
-    except OSError:
-        return frozenset()
-
-
-def _descriptors(pid: int) -> frozenset[str]:
-    """Return what the open descriptors of a process lead to."""
-    found = set()
-    try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    except OSError:
-        pass  # it ended, or closed one, meanwhile
-    return frozenset(found)

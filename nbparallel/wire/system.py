@@ -1,20 +1,33 @@
-"""Polling that survives a want of memory (poll(2): ENOMEM): whoever waits must not die of it."""
+"""The machine and the container, as the system describes them: memory, processors, limits of this process.
+
+Standard library only, for the supervisor as well.  All readers survive a system that lacks what they read.
+
+Some facts about memory cgroups (cgroups(7), proc_pid_mountinfo(5)):
+
+* every ancestor's limit counts as well;
+* without a cgroup namespace the path in /proc/self/cgroup is the host's: the mount's root, a field of
+  /proc/self/mountinfo, has to be removed from it.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import select
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 PAUSE_SECONDS = 0.001
-"""Between two tries."""
+"""Between two tries to poll."""
 TRIES = 100
-"""Then nothing is there, as far as anybody can tell."""
+"""Then nothing is ready, as far as can be known."""
+
+ReadText = Callable[[str], str]
 
 
 def ready(poll: select.poll, milliseconds: float | None = None) -> list[tuple[int, int]]:
-    """Return what `poll.poll` does, trying again while the system has no memory for the question."""
+    """Return what `poll.poll` does, trying again while the system lacks the memory (poll(2): ENOMEM)."""
     for _ in range(TRIES):
         try:
             return poll.poll(milliseconds)
@@ -25,16 +38,106 @@ def ready(poll: select.poll, milliseconds: float | None = None) -> list[tuple[in
     return []
 
 
+def read_text(path: str) -> str:
+    """Return a small file's text; `OSError` if there is none."""
+    # UTF-8 is there from the start; another codec would be imported when it is first used, and that may
+    # fail just when the system is short of memory.
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def key_values(text: str) -> dict[str, int]:
+    """Return the numbers of lines such as ``name 12`` and ``name: 12 kB``."""
+    pairs = (line.replace(":", "").split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}
+
+
+def available_memory(read: ReadText = read_text) -> tuple[int, int, int] | None:
+    """Return the machine's memory in bytes: available, free swap, all; None if the system does not say."""
+    try:
+        fields = key_values(read("/proc/meminfo"))
+        available = fields["MemAvailable"]
+    except (OSError, KeyError):
+        return None
+    return available << 10, fields.get("SwapFree", 0) << 10, fields.get("MemTotal", 0) << 10
+
+
+def memory_cgroups(read: ReadText = read_text) -> Iterator[tuple[str, int]]:
+    """Yield (directory, 1 or 2) of this process's memory cgroup and of its ancestors."""
+    try:
+        memberships = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]
+        mounts = [_mount(line) for line in read("/proc/self/mountinfo").splitlines() if " - cgroup" in line]
+    except OSError:
+        return
+    for membership in memberships:
+        if len(membership) != 3:
+            continue
+        _, controllers, path = membership
+        for root, point, kind, options in mounts:
+            version = 2 if kind == "cgroup2" and not controllers else 1
+            if version == 1 and not (
+                kind == "cgroup" and "memory" in controllers.split(",") and "memory" in options
+            ):
+                continue
+            inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else "."
+            directory = os.path.normpath(os.path.join(point, inside))
+            while True:
+                yield directory, version
+                if directory == point or len(directory) <= len(point):
+                    break
+                directory = os.path.dirname(directory)
+
+
+def _mount(line: str) -> tuple[str, str, str, list[str]]:
+    """Return a mount's root, point, kind and superblock options (proc_pid_mountinfo(5))."""
+    before, _, after = line.partition(" - ")
+    fields, rest = before.split(), after.split()
+    return fields[3], fields[4], rest[0], rest[-1].split(",")
+
+
+def affine_cpus() -> int:
+    """Return how many CPUs this process may run on (sched_getaffinity(2))."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cgroup_quota() -> float | None:
     """Return how many CPUs' worth of time the container may use, at least 1; None: no limit."""
     try:  # version 2
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = read_text("/sys/fs/cgroup/cpu.max").split()
         return None if quota == "max" else max(1.0, int(quota) / int(period))
     except (OSError, ValueError):
         pass
     try:  # version 1
-        base = Path("/sys/fs/cgroup/cpu")
-        limit = int((base / "cpu.cfs_quota_us").read_text())
-        return None if limit <= 0 else max(1.0, limit / int((base / "cpu.cfs_period_us").read_text()))
+        base = "/sys/fs/cgroup/cpu"
+        limit = int(read_text(f"{base}/cpu.cfs_quota_us"))
+        return None if limit <= 0 else max(1.0, limit / int(read_text(f"{base}/cpu.cfs_period_us")))
+    except (OSError, ValueError):
+        return None
+
+
+def usable_cpus(cpus: int) -> int:
+    """Return how many of `cpus` the container's quota leaves, at least 1."""
+    quota = cgroup_quota()
+    return max(1, cpus if quota is None else min(cpus, int(quota)))
+
+
+def process_limit(number: int) -> tuple[int | None, int | None]:
+    """Return the soft and the hard limit of a ``resource.RLIMIT_…``; None: unlimited."""
+    soft, hard = resource.getrlimit(number)
+    return None if soft == resource.RLIM_INFINITY else soft, None if hard == resource.RLIM_INFINITY else hard
+
+
+def open_descriptors() -> int | None:
+    """Return how many descriptors this process has open; None without /proc."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return None
+
+
+def mapping_limit() -> int | None:
+    """Return how many mappings a process may have (vm.max_map_count); None if the system does not say."""
+    try:
+        return int(read_text("/proc/sys/vm/max_map_count"))
     except (OSError, ValueError):
         return None

@@ -16,6 +16,14 @@ from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor import sweep
 from nbparallel.supervisor.sweep import StaleName
+from nbparallel.wire.system import (
+    affine_cpus,
+    cgroup_quota,
+    mapping_limit,
+    open_descriptors,
+    process_limit,
+    read_text,
+)
 
 SHM = "/dev/shm"
 PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
@@ -83,22 +91,20 @@ class Machine:
 
 def look() -> Machine:
     """Look at this machine; makes one page of shared memory with each strategy, and gives it back."""
-    from nbparallel.wire.system import cgroup_quota
-
     return Machine(
         proc=os.path.isdir("/proc/self/fd"),
         root=os.geteuid() == 0,
         uid=os.geteuid(),
-        files=_limit(resource.RLIMIT_NOFILE),
-        used_files=len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
-        processes=_limit(resource.RLIMIT_NPROC),
-        address_space=_limit(resource.RLIMIT_AS),
-        max_maps=_number("/proc/sys/vm/max_map_count"),
+        files=ResourceLimit(*process_limit(resource.RLIMIT_NOFILE)),
+        used_files=open_descriptors() or 0,
+        processes=ResourceLimit(*process_limit(resource.RLIMIT_NPROC)),
+        address_space=ResourceLimit(*process_limit(resource.RLIMIT_AS)),
+        max_maps=mapping_limit(),
         used_maps=_read("/proc/self/maps").count("\n"),
         free=tuple(memory_limits.limits()),
         shm=_shm(),
         cpus=os.cpu_count() or 1,
-        affinity=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        affinity=affine_cpus(),
         quota=cgroup_quota(),
         blas=_blas(),
         refused={name: reason for name, attempt in _CALLS.items() if (reason := _why_refused(attempt))},
@@ -111,21 +117,11 @@ def look() -> Machine:
     )
 
 
-def _limit(number: int) -> ResourceLimit:
-    soft, hard = (None if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(number))
-    return ResourceLimit(soft, hard)
-
-
 def _read(path: str) -> str:
     try:
-        return memory_limits.read_text(path)
+        return read_text(path)
     except OSError:
         return ""
-
-
-def _number(path: str) -> int | None:
-    text = _read(path).strip()
-    return int(text) if text.isdigit() else None
 
 
 def _shm() -> tuple[int, int] | None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import resource
 
-from nbparallel.wire.system import cgroup_quota
+from nbparallel.wire import system
 from nbparallel.wire.units import size_text
 
 RANK_BYTES = 24 << 20
 """Private memory of a rank at rest (9 MB forked, 23 MB as a fresh interpreter), rounded up."""
 RANK_FILES = 6
 """Descriptors that the kernel holds for one rank: socket, two pipes, pidfd, and room for segments."""
+USED_FILES = 64
+"""Descriptors that this process has open, where /proc does not say it."""
 MOST_RANKS = 512
 """The control segment holds a ring for every ordered pair of ranks; beyond this it grows too large."""
 
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may use: affinity and cgroup quota, at least 1."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_quota()
-    return max(1, cpus if quota is None else min(cpus, int(quota)))
+    return system.usable_cpus(system.affine_cpus())
 
 
 def check_world_size(world_size: int, running: int = 0) -> None:
@@ -56,27 +55,16 @@ def check_world_size(world_size: int, running: int = 0) -> None:
 
 def _limits(running: int) -> list[tuple[int, str]]:
     limits = [(MOST_RANKS, "the segment that ranks talk through grows with their square")]
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 64
-    if files != resource.RLIM_INFINITY:
-        room = (files - used) // RANK_FILES
+    files, _ = system.process_limit(resource.RLIMIT_NOFILE)
+    if files is not None:
+        room = (files - (system.open_descriptors() or USED_FILES)) // RANK_FILES
         limits.append((running + room, f"the limit of open files is {files} (ulimit -n)"))
-    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if processes != resource.RLIM_INFINITY:
+    processes, _ = system.process_limit(resource.RLIMIT_NPROC)
+    if processes is not None:
         limits.append((processes // 2, f"the limit of processes is {processes} (ulimit -u)"))
-    free = _free_bytes()
-    if free is not None:
+    memory = system.available_memory()
+    if memory is not None:
+        free = memory[0]
         text = f"each needs about {size_text(RANK_BYTES)} and {size_text(free)} of memory are free"
         limits.append((running + free // RANK_BYTES, text))
     return limits
-
-
-def _free_bytes() -> int | None:
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    return None

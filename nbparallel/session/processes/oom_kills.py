@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from nbparallel.sharing.memory.memory_limits import ReadText, memory_cgroups, read_text
+from nbparallel.wire.system import ReadText, memory_cgroups, read_text
 
 GLANCE_SECONDS = 0.1
 """Between two looks before tasks; reading the count takes as long as a tenth of a short task."""

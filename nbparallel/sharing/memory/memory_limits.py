@@ -4,21 +4,19 @@ Some facts about full memory (cgroups(7), Documentation/admin-guide/cgroup-v1/me
 
 * ``fallocate`` beyond physical memory, or beyond a memory cgroup's limit, does not fail: it wakes the OOM
   killer, which ends some process (exit 137), perhaps the notebook's kernel.  So ask first;
-* a cgroup's limit counts its descendants' use, and every ancestor's limit counts as well;
+* a cgroup's limit counts its descendants' use;
 * a cgroup's use counts the page cache of files, which is reclaimed when needed (shared memory is not part
-  of the *file* lists, although ``cached`` counts it);
-* without a cgroup namespace the path in /proc/self/cgroup is the host's; the mount's root, a field of
-  /proc/self/mountinfo, has to be taken off it.
+  of the *file* lists, although ``cached`` counts it).
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbparallel.errors import SharedMemoryFullError
+from nbparallel.wire.system import ReadText, available_memory, key_values, memory_cgroups, read_text
 from nbparallel.wire.units import size_text
 
 MARGIN = 32 << 20
@@ -31,8 +29,6 @@ PLENTY = 1 << 30
 LET_GO = "delete shared arrays (and names that view them) with `del`"
 """What makes room where arrays lie that go with their last name."""
 
-ReadText = Callable[[str], str]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
@@ -42,14 +38,6 @@ class MemoryLimit:
     """Bytes that may still be taken."""
     where: str
     """Whose limit, in words."""
-
-
-def read_text(path: str) -> str:
-    """Return a small file's text; `OSError` if there is none."""
-    # UTF-8 is there from the start; another codec would be imported when it is first used, and that may
-    # fail just when the system is short of memory.
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
 
 
 def limits(read: ReadText = read_text) -> Iterator[MemoryLimit]:
@@ -64,48 +52,11 @@ def limits(read: ReadText = read_text) -> Iterator[MemoryLimit]:
 
 
 def _machine(read: ReadText) -> MemoryLimit | None:
-    try:
-        fields = _key_values(read("/proc/meminfo").replace(":", ""))
-    except OSError:
+    memory = available_memory(read)
+    if memory is None:
         return None
-    if "MemAvailable" not in fields:
-        return None
-    total = fields.get("MemTotal", 0)
-    free = fields["MemAvailable"] + fields.get("SwapFree", 0)
-    return MemoryLimit(free * 1024, f"this machine ({size_text(total * 1024)} of memory)")
-
-
-def memory_cgroups(read: ReadText) -> Iterator[tuple[str, int]]:
-    """Yield (directory, 1 or 2) of this process's memory cgroup and of its ancestors."""
-    try:
-        memberships = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]
-        mounts = [_mount(line) for line in read("/proc/self/mountinfo").splitlines() if " - cgroup" in line]
-    except OSError:
-        return
-    for membership in memberships:
-        if len(membership) != 3:
-            continue
-        _, controllers, path = membership
-        for root, point, kind, options in mounts:
-            version = 2 if kind == "cgroup2" and not controllers else 1
-            if version == 1 and not (
-                kind == "cgroup" and "memory" in controllers.split(",") and "memory" in options
-            ):
-                continue
-            inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else "."
-            directory = os.path.normpath(os.path.join(point, inside))
-            while True:
-                yield directory, version
-                if directory == point or len(directory) <= len(point):
-                    break
-                directory = os.path.dirname(directory)
-
-
-def _mount(line: str) -> tuple[str, str, str, list[str]]:
-    """Return a mount's root, point, kind and superblock options (proc_pid_mountinfo(5))."""
-    before, _, after = line.partition(" - ")
-    fields, rest = before.split(), after.split()
-    return fields[3], fields[4], rest[0], rest[-1].split(",")
+    available, swap, total = memory
+    return MemoryLimit(available + swap, f"this machine ({size_text(total)} of memory)")
 
 
 def _cgroup(read: ReadText, directory: str, version: int) -> MemoryLimit | None:
@@ -120,18 +71,13 @@ def _cgroup(read: ReadText, directory: str, version: int) -> MemoryLimit | None:
         if not allowed.isdigit() or int(allowed) >= 1 << 60:  # "max", or v1's way to say it
             return None
         used = int(read(f"{directory}/{current}"))
-        fields = _key_values(read(f"{directory}/memory.stat"))
+        fields = key_values(read(f"{directory}/memory.stat"))
     except (OSError, ValueError):
         return None
     cache = fields.get(prefix + "inactive_file", 0) + fields.get(prefix + "active_file", 0) // 2
     return MemoryLimit(
         int(allowed) - used + cache, f"this container (memory cgroup limit {size_text(int(allowed))})"
     )
-
-
-def _key_values(text: str) -> dict[str, int]:
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}
 
 
 class MemoryGuard:

@@ -18,6 +18,7 @@ from functools import lru_cache
 
 from nbparallel.errors import FileDescriptorLimitError
 from nbparallel.sharing.memory.memory_limits import full_error
+from nbparallel.wire.system import mapping_limit, process_limit
 
 LEAST_SPARE = 8
 """Left to others in any case: a rank that is started needs six for a moment."""
@@ -46,8 +47,8 @@ def check_descriptor(fd: int) -> None:
 
 def descriptor_limit() -> int:
     """Return how many descriptors this process may have."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return soft if soft != resource.RLIM_INFINITY else 1 << 30
+    soft, _ = process_limit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft is None else soft
 
 
 def descriptor_error(error: OSError) -> FileDescriptorLimitError:
@@ -69,12 +70,8 @@ OTHERS_SHARE = 8
 @lru_cache(maxsize=1)
 def most_mappings() -> int:
     """Return how many segments a process may map."""
-    try:
-        with open("/proc/sys/vm/max_map_count", encoding="utf-8") as file:
-            limit = int(file.read())
-    except (OSError, ValueError):
-        return 1 << 40  # not Linux
-    return limit - limit // OTHERS_SHARE
+    limit = mapping_limit()
+    return 1 << 40 if limit is None else limit - limit // OTHERS_SHARE
 
 
 def check_mappings(count: int, nbytes: int) -> None:

@@ -36,7 +36,7 @@ from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import Process, process_of
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
-from nbparallel.wire.system import cgroup_quota, ready
+from nbparallel.wire.system import ready, usable_cpus
 
 MOST_FRAMES = 1000
 """Taken from one member between two looks at the others."""
@@ -127,9 +127,7 @@ class ExternalWorld:
             mine = os.pidfd_open(os.getpid())
             self._close_door()
             self._view = ControlView(fd)
-            quota = cgroup_quota()
-            cpus = max(1, membership.cpus if quota is None else min(membership.cpus, int(quota)))
-            payload = Joined(cpus, membership.members).pack()
+            payload = Joined(usable_cpus(membership.cpus), membership.members).pack()
             for member in [member for member in self._members if member.rank < 0]:
                 self._forget(member)  # one too many: it will find nobody, and begin anew
             for member in self._members:
