@@ -50,13 +50,13 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         "--async",
         dest="later",
         action="store_true",
-        help="return at once; %%parallel_result waits for it, and then -o has its values",
+        help="return immediately; %%parallel_result waits for it, and then -o has its values",
     )
     add(
         "--on-error",
         choices=("stop", "continue"),
         default="stop",
-        help="stop: the first error frees every rank; continue: only those who wait for the failed",
+        help="stop: the first error releases every rank; continue: only those that wait for the failed",
     )
     return parser
 
@@ -118,10 +118,10 @@ STATUS = MagicParser(
 SEGMENTS = MagicParser(
     "%parallel_segments",
     "Show every piece of shared memory of the session: its strategy and size, the names that lie in it\n"
-    "(views too; the notebook's, and those that ranks made), who uses it, and who made it.\n\n"
+    "(views too; the notebook's, and those that ranks made), which processes use it, and which made it.\n\n"
     "  no name   what operations between ranks work in, or an array in a list or an object\n"
     "  live      its maker uses it\n"
-    "  released  only others use it; when they let go, its maker keeps it for the next arrays",
+    "  released  only others use it; when they release it, its maker keeps it for the next arrays",
     "%parallel_segments",
 )
 WHO = MagicParser(
@@ -150,7 +150,7 @@ STOP = MagicParser("%parallel_stop", "End the ranks and everything that belongs 
 RESULT = MagicParser(
     "%parallel_result",
     "Wait for the last --async cell, show what it printed and its values (or put them into the name of its\n"
-    "-o), or raise its error.  An interrupt meanwhile interrupts that cell.",
+    "-o), or raise its error.  An interrupt while it waits interrupts that cell.",
     "%parallel_result",
 )
 TRACEBACK = MagicParser(
@@ -162,14 +162,14 @@ TRACEBACK = MagicParser(
 TRACEBACK.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only of these ranks")
 TIMELINE = MagicParser(
     "%parallel_timeline",
-    "Show what each rank did when in the last cell: computing, waiting (and for whom), moving data.\n"
+    "Show what each rank did when in the last cell: computing, waiting (and for which rank), moving data.\n"
     "With --save: write it as Chrome trace events, which ui.perfetto.dev opens.",
     "%parallel_timeline\n%parallel_timeline --save trace.json",
 )
 TIMELINE.add_argument("--save", metavar="FILE", help="write the file instead; only a trace is overwritten")
 PANEL = MagicParser(
     "%parallel_panel",
-    "Show what the ranks do while they do it: state, for whom a rank waits and on which line, how long it\n"
+    "Show what the ranks do while they do it: state, which rank it waits for and on which line, how long it\n"
     "computed and waited in the last cell, strategy and shared memory.  %parallel_stop closes it too.",
     "%parallel_panel",
 )

@@ -127,7 +127,7 @@ def init_process_group(
     pg_options: object = None,
     device_id: object = None,
 ) -> None:
-    """Make processes of one machine that somebody else started ranks of one world.
+    """Make processes of one machine that another program started ranks of one world.
 
     All of them must call it, each with its own rank.  It returns when all have.  On a rank of a session, and
     in a script that ``python -m nbparallel run`` started, it does nothing: they are connected already.
@@ -162,7 +162,7 @@ def init_process_group(
 
     Notes
     -----
-    Names and defaults are those of ``torch.distributed``.  The processes end when they like: nobody is
+    Names and defaults are those of ``torch.distributed``.  The processes exit when they like: none is
     killed.  If one dies, the others' operations raise `PeerFailedError`.  Arrays that were shared before are
     shared in the world as well, and stay what they are after it.
 

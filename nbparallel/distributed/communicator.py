@@ -35,7 +35,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
     store : Store
         This process's shared arrays.
     usable_cpus : int
-        Processors that this session may use; with fewer than ranks nobody spins.
+        Processors that this session may use; with fewer than ranks, no rank spins.
     overseer : Overseer, optional
         Asked in every slice of a wait; needed if ranks do not end with their supervisor.
 
@@ -73,7 +73,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self.forgotten: list[str] = []
         """What the last cell has begun and never waited for."""
         self.unreceived: list[str] = []
-        """What earlier cells have sent to this rank, and nobody has received."""
+        """Messages of earlier cells to this rank that were not received."""
         self._closed = False
         _living.add(self)
 
@@ -137,7 +137,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self._group_table.advance()
 
     def end_cell(self, failure: BaseException | None, *, could_receive: bool = True) -> None:
-        """Leave the cell; with a failure, whoever waits for this rank raises `PeerFailedError`.
+        """Leave the cell; with a failure, ranks that wait for this one raise `PeerFailedError`.
 
         `could_receive` is false where no code of the user ran: then no message counts as left from it.
         """
@@ -161,13 +161,13 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         return self._context.waiter.wait_ns
 
     def release(self) -> None:
-        """Let go of sent memory that receivers have taken over; the engine calls it when it is idle."""
+        """Release sent memory that receivers have taken over; the engine calls it when it is idle."""
         self._messages.release()
         self._context.forget_frames()
         self._group_table.release()
 
     def close(self) -> None:
-        """Let go of everything; again is fine."""
+        """Release all memory (idempotent)."""
         if self._closed:
             return
         self._closed = True

@@ -35,7 +35,7 @@ class Group:
     ranks : tuple of int
         The members' ranks in the world, in the order of the group.
     tag : str
-        Tells groups of the same ranks apart.
+        Distinguishes groups of the same ranks.
     """
 
     ranks: tuple[int, ...]

@@ -57,7 +57,7 @@ class Work:
 
     Notes
     -----
-    Buffers belong to the operation until it is completed.  Work that nobody has waited for is reported at the
+    Buffers belong to the operation until it is completed.  Work that was never waited for is reported at the
     end of the cell.
     """
 
@@ -77,7 +77,7 @@ class Work:
     # -- what users call -------------------------------------------------------------------------------
 
     def wait(self, timeout: float | datetime.timedelta | None = None) -> bool:
-        """Return True when the operation is completed; again is fine.
+        """Return True when the operation is completed (idempotent).
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Work:
         return True
 
     def is_completed(self) -> bool:
-        """Return whether `wait` would return, or raise, at once."""
+        """Return whether `wait` would return, or raise, immediately."""
         if not self.done:
             self._push(None, False)
         self.ticket.waited = self.ticket.waited or self.done

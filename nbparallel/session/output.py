@@ -42,7 +42,7 @@ class OutputSink(Protocol):
         """Take one line of nbparallel's own for the reader of the cell."""
 
     def finish(self) -> None:
-        """Hear that every rank has ended the task; late output may still come."""
+        """Handle the end of the task on every rank; late output may still come."""
 
 
 KEPT_CHARACTERS = 10 << 20

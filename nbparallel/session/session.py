@@ -137,7 +137,7 @@ class Session(SessionViews):
         return self._pool is not None
 
     def start(self) -> None:
-        """Start the ranks now rather than with the first use; again is fine.
+        """Start the ranks now rather than with the first use; idempotent.
 
         Raises
         ------
@@ -149,9 +149,9 @@ class Session(SessionViews):
         session_views.load()
 
     def stop(self) -> None:
-        """End every process of the session; again is fine.  Arrays in this process stay as they are.
+        """End every process of the session (idempotent).  Arrays in this process stay as they are.
 
-        An interrupt meanwhile raises when nothing is left, two seconds later at most.
+        An interrupt during this raises when nothing is left, two seconds later at most.
         """
         if os.getpid() != self._session_lock.pid:
             return  # a forked child owns nothing
@@ -231,7 +231,7 @@ class Session(SessionViews):
         cell : str
             Source as in a notebook's cell: magics, ``!cmd`` and top-level ``await`` work.
         ranks : collection of int, optional
-            Who runs it; by default all.  The others are not disturbed.
+            The ranks that run it; by default all.  The others are not disturbed.
         namespace : mutable mapping, optional
             Where the cell's free names are looked up, as DESIGN's "How names reach the ranks" says; arrays
             found there are moved into shared memory and re-bound.  By default nothing is looked up.
@@ -274,7 +274,7 @@ class Session(SessionViews):
             return self._tasks.finish(self._launch(cell, ranks, options, presses), presses)
 
     def submit(self, cell: str, *, ranks: Iterable[int] | None = None, **options: Any) -> PendingCell:
-        """Run a cell's source on the ranks and return at once.
+        """Run a cell's source on the ranks and return immediately.
 
         The notebook's names travel before this returns: what the caller changes afterwards does not
         matter, but for shared arrays, which are the same memory.  Until the cell has ended, whatever else

@@ -29,7 +29,7 @@ class SegmentBroker(Protocol):
     ) -> None:
         """Announce an own segment and hold it; the caller keeps `fd`.  Does not wait for an answer.
 
-        `path` is its name in the file system, if it has one that somebody has to remove; `memory` says which
+        `path` is its name in the file system, if it has one that a process has to remove; `memory` says which
         block of memory it is a use of, if there may be others.
         """
         ...
@@ -39,7 +39,7 @@ class SegmentBroker(Protocol):
         ...
 
     def removed(self, path: str) -> None:
-        """Say that an announced name is gone, or never came to be; harmless if it was not announced."""
+        """Record that an announced name was removed, or never created; harmless if it was not announced."""
         ...
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
@@ -50,7 +50,7 @@ class SegmentBroker(Protocol):
         Raises
         ------
         SegmentLostError
-            Its memory is no longer there, or nobody answered within the bound.
+            Its memory is no longer there, or no answer came within the bound.
         ReadOnlyArrayError
             `writable` was asked for, and its creator does not allow that.
         FileDescriptorLimitError
@@ -61,19 +61,19 @@ class SegmentBroker(Protocol):
     def release(self, segment: int, memory: int = 0) -> None:
         """End this process's hold; harmless if there is none.
 
-        `memory` says that it stays mapped here: this process may `hold` its next use, and is told ``UNMAP``.
+        With `memory` it stays mapped here: this process may `hold` its next use, and is sent ``UNMAP``.
         """
         ...
 
     def hold(self, segment: int, memory: int, *, writable: bool) -> None:
         """Hold a use of a memory that is still mapped here, as a `release` said.  Waits for no answer.
 
-        To be called before whoever told of the segment learns that it has arrived.
+        To be called before the sender of the handle learns that it has arrived.
         """
         ...
 
     def freed(self, memory: int) -> None:
-        """Say that an own memory has gone back to the system: who keeps it mapped is told ``UNMAP``."""
+        """Record that an own memory went back to the system: processes that map it are sent ``UNMAP``."""
         ...
 
     def allow_write(self, segment: int) -> None:
@@ -81,7 +81,7 @@ class SegmentBroker(Protocol):
         ...
 
     def forget(self, segment: int) -> None:
-        """End the hold of an own segment and never be told ``IDLE`` about it."""
+        """End the hold of an own segment, without a later ``IDLE`` message."""
         ...
 
     def notices(self) -> Sequence[Notice]:

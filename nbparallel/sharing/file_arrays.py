@@ -52,7 +52,7 @@ def from_file(
         Read; read and write, on every rank; make the file, full of zeros (one that exists is replaced).
     allow_network : bool
         Use the file although it lies on a network file system.  Within one machine that works; what others
-        write is seen late or never, and a disk that runs full kills whoever writes (SIGBUS).
+        write is seen late or never, and a disk that runs full kills the process that writes (SIGBUS).
 
     Raises
     ------
@@ -69,7 +69,7 @@ def from_file(
 
     Notes
     -----
-    Whoever makes the file shorter while it is used kills its users (SIGBUS).  ``"w+"`` does not: it puts a
+    Truncating the file while it is used kills processes that map it (SIGBUS).  ``"w+"`` does not: it puts a
     new file in the old one's place, and arrays of the old one keep what they had.  It also reserves the disk;
     a file with holes that was made elsewhere does not, and writing into a hole of a full disk kills as well.
 

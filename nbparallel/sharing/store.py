@@ -69,7 +69,7 @@ class Store:
 
     @locked
     def disconnect(self, broker: SegmentBroker) -> None:
-        """Leave a session; again is fine.  All arrays here stay valid."""
+        """Leave a session (idempotent).  All arrays here stay valid."""
         self._table.disconnect(broker)
 
     @locked
@@ -290,7 +290,7 @@ class Store:
         """Return what another process needs to see the memory of `x`, or None if it is private.
 
         The segment is registered with the session if that has not happened yet.  The handle holds nothing:
-        whoever sends it keeps `x` until it has been attached.  With `writable` None it says that the receiver
+        its sender keeps `x` until it has been attached.  With `writable` None the receiver
         is to write if every process may, and `x` is not flagged read-only.
         """
         place = self._table.find(x)
@@ -325,7 +325,7 @@ class Store:
             Map it for writing.
         private : bool
             Map it copy-on-write instead: what is written stays here.  What others write is seen or not, so
-            nobody may write to it any more.
+            no process may write to it any more.
 
         Raises
         ------

@@ -16,7 +16,7 @@ class AssertSame(OperationBase):
     """Looking whether all members of a group hold the same."""
 
     def assert_same(self, x: Any, group: GroupLike = None, *, timeout: Timeout = None) -> None:
-        """Raise on every rank, naming who differs and where, unless all ranks hold equal data.
+        """Raise on every rank, naming the ranks that differ and where, unless all hold equal data.
 
         All ranks must call it.  They exchange 16 bytes each; only if these differ they look closer, and then
         only those pieces of arrays travel that differ.

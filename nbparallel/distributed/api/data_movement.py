@@ -111,7 +111,7 @@ class DataMovement(OperationBase):
         tensor : array
             The value of this rank.
         view : bool
-            Return read-only views of everybody's shared arrays.
+            Return read-only views of the shared arrays of all ranks.
 
         Returns
         -------

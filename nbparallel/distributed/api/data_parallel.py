@@ -28,7 +28,7 @@ class DataParallel(Reductions):
     def local_slice(self, n: Any, group: GroupLike = None) -> slice:
         """Return which part of ``range(n)`` is this rank's.
 
-        Nobody else has to call it.  Parts are contiguous, in the order of the ranks, and the first
+        No other rank has to call it.  Parts are contiguous, in the order of the ranks, and the first
         ``n % world_size`` are longer by one, as in `numpy.array_split`; with fewer than one for each rank,
         the last are empty.
 
@@ -55,7 +55,7 @@ class DataParallel(Reductions):
     def shard(self, x: Any, group: GroupLike = None) -> Any:
         """Return this rank's part of `x` along axis 0: ``x[local_slice(len(x))]``.
 
-        Nobody else has to call it.
+        No other rank has to call it.
 
         Parameters
         ----------

@@ -24,7 +24,7 @@ class GroupOperations(DataMovement):
     def new_group(self, ranks: Iterable[int] | None = None, tag: str = "", **torch_options: Any) -> Group:
         """Return the group of some ranks, sorted; of all without `ranks`.
 
-        Nobody else has to call it: a group is named by its members and the tag, and groups of the same name
+        No other rank has to call it: a group is named by its members and the tag, and groups of the same name
         are the same.  Its members then call operations with ``group=``; they need not be all in this cell
         before the first one.  Further keyword arguments of torch are taken and mean nothing here, but for
         ``sort_ranks=False``: `split` makes groups in another order.

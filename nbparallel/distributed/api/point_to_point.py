@@ -130,7 +130,7 @@ class PointToPoint(OperationBase):
         tensor : array, optional
             Filled; dtype and shape must be those of what was sent.
         src : int, optional
-            Whose message; None: anybody's.
+            Rank of the sender; None: any rank.
         group : Group, optional
             Take only what was sent in this group; `src` counts in the world all the same.
         group_src : int, optional
@@ -224,7 +224,7 @@ class PointToPoint(OperationBase):
     ) -> Work:
         """Send a value without waiting for its `recv`; parameters and errors as `send`.
 
-        The value is buffered: `tensor` may be changed at once, and the work is completed when this returns.
+        The value is buffered: `tensor` may be changed, and the work is completed, when this returns.
         After ``strict_sync(True)`` it is completed when the message was received.
         """
         strict, self._messages.strict = self._messages.strict, False
@@ -254,8 +254,8 @@ class PointToPoint(OperationBase):
         Returns
         -------
         Work
-            Its `result` is the value, or `tensor`, filled; `source_rank` who sent it.  Receives are served in
-            the order in which they were begun.
+            Its `result` is the value, or `tensor`, filled; `source_rank()` the sender.  Receives are
+            served in the order in which they were begun.
         """
         state = self._of_two(group)
         buffer = check_buffer(tensor) if tensor is not None else None
@@ -316,7 +316,7 @@ class PointToPoint(OperationBase):
         *,
         group_src: int | None = None,
     ) -> int:
-        """Replace the elements of a list by those of the list that was sent; return who sent it.
+        """Replace the elements of a list by those of the list that was sent; return the sender.
 
         Raises
         ------

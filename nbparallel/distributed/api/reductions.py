@@ -86,7 +86,7 @@ class Reductions(OperationBase):
         Raises
         ------
         CollectiveTimeoutError
-            The time-out ran out; it names those who have not come.
+            The time-out ran out; it names the missing ranks.
         """
         context = self._context
         if not (context.ready and context.plain) or group is not None or async_op:
@@ -106,15 +106,15 @@ class Reductions(OperationBase):
     def monitored_barrier(
         self, group: GroupLike = None, timeout: Timeout = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return when every rank has called it, or raise who has not come in time.
+        """Return when every rank has called it, or raise with the missing ranks after a time.
 
-        Every rank looks for itself, and names all who are missing, whatever `wait_all_ranks` says: here as
+        Every rank checks by itself, and names all missing ranks, whatever `wait_all_ranks` says: here as
         in torch's scripts.  Without a `timeout` it is `barrier`.
 
         Raises
         ------
         CollectiveTimeoutError
-            The time-out ran out; it names those who have not come.
+            The time-out ran out; it names the missing ranks.
         """
         self.barrier(group, timeout=timeout)
 

@@ -42,7 +42,7 @@ class SessionViews:
         Parameters
         ----------
         namespace : mapping, optional
-            Whose names of shared arrays are told; by default that of the last cell.
+            The notebook's variables, for the names of shared arrays; by default those of the last cell.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class SessionViews:
         return pool.looking.complete(pool.handles[0], text, cursor, patience).found
 
     def activity(self) -> SessionActivity:
-        """Return what ranks do at this moment; takes a tenth of a millisecond and disturbs nobody.
+        """Return what ranks do at this moment; takes a tenth of a millisecond and disturbs no rank.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class SessionViews:
 
     @property
     def broker(self) -> SegmentClient:
-        """Who hands out this session's segments; RuntimeError as `statistics`."""
+        """The broker of this session's segments; RuntimeError as `statistics`."""
         return self._running_pool().supervisor.broker
 
     def _running_pool(self) -> RankPool:

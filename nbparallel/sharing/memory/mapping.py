@@ -36,7 +36,7 @@ class Access(enum.Enum):
     READ = "read"
     """Reading only; neither a flag nor `base` makes an array of it writable."""
     WRITE = "write"
-    """Reading and writing, seen by everybody."""
+    """Reading and writing, seen by every process."""
     PRIVATE = "private"
     """Copy-on-write: what is written stays in this process."""
 
@@ -107,7 +107,7 @@ class Mapping:
             pages.populate(self._memory)
 
     def unmap(self) -> None:
-        """Give the address range back; again is fine.
+        """Unmap the address range (idempotent).
 
         Only a reference is dropped: should an array still look at it, the memory stays until it does not.
         """

@@ -38,7 +38,7 @@ class SegmentSource:
     _pid: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
-        """Close the descriptor, remove the name; again is fine.  Mappings stay.  A forked child: nothing."""
+        """Close the descriptor, remove the name (idempotent).  Mappings stay.  A forked child: nothing."""
         if os.getpid() != self._pid:
             return
         if self.path:
@@ -84,7 +84,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def needs_clean_up(self) -> bool:
-        """Whether a segment outlives every process that uses it until somebody removes its name."""
+        """Whether a segment outlives every process that uses it, until its name is removed."""
 
     @property
     def shares(self) -> bool:

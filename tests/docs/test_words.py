@@ -1,0 +1,119 @@
+"""The language of what users read: ranks are *it*, verbs are the field's, and no idiom has to be guessed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import nbparallel
+import nbparallel.distributed
+import nbparallel.errors
+import nbparallel.session
+import nbparallel.sharing
+import nbparallel.testing
+import nbparallel.testing.strategies
+from nbparallel_magics.magics import ParallelMagics
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOORS: list[ModuleType] = [
+    nbparallel,
+    nbparallel.distributed,
+    nbparallel.errors,
+    nbparallel.session,
+    nbparallel.sharing,
+    nbparallel.testing,
+    nbparallel.testing.strategies,
+]
+WRITTEN_BY_PROGRAMS = {"benchmarks.md", "sweep.md"}  # their words stand in the programs
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(
+        path
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if "decisions" not in path.parts and path.name not in WRITTEN_BY_PROGRAMS
+    ),
+]
+# what must not occur, and what to write instead
+WORDS = {
+    r"\b(who|whom|whoever|nobody|somebody|everybody|someone|everyone|anybody)\b": "a rank, no rank, all",
+    r"\b(he|him|his|she|her)\b": "it, its",
+    r"\blet(s|ting)? (\w+ )?go\b": "release",
+    r"\bgiv(e|es|en|ing) (\w+ ){0,3}free\b": "release",
+    r"\b(come|comes|came|coming) home\b": "is returned, is released",
+    r"\bhear(s|d)? (that|of)\b": "is notified",
+    r"\bsay(s)? that\b": "record, notify, state",
+    r"\bagain is fine\b": "idempotent",
+    r"\bfor ever\b": "forever, without a time limit",
+    r"\bmeanwhile\b": "while …, in the time between",
+    r"\b(?<!all )at once\b": "immediately",
+    r"\btak(e|es|en|ing) note\b": "record",
+    r"\b(tell|tells|told|telling)\b": "notify, report, show, send",
+    r"\bshall\b": "must, is to",
+}
+CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|^>>> .*$", re.DOTALL | re.MULTILINE)
+
+
+def offences(text: str) -> list[str]:
+    """Return what of `WORDS` a text holds outside code, each with its surroundings and what to write."""
+    prose = CODE.sub(" ", text)
+    found = []
+    for pattern, instead in WORDS.items():
+        for match in re.finditer(pattern, prose, re.IGNORECASE):
+            around = " ".join(prose[max(0, match.start() - 40) : match.end() + 30].split())
+            found.append(f"{match[0]!r} in …{around}… (write: {instead})")
+    return found
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield each public docstring once: of doors, of what they offer, of public members of our classes."""
+    seen: set[int] = set()
+
+    def documented(name: str, thing: object) -> Iterator[tuple[str, str]]:
+        text = thing.__doc__
+        if isinstance(text, str) and id(text) not in seen:
+            seen.add(id(text))
+            yield name, text
+
+    def members(name: str, owner: type) -> Iterator[tuple[str, str]]:
+        for part in owner.__mro__:
+            if part.__module__.startswith("nbparallel"):
+                for member, thing in vars(part).items():
+                    if not member.startswith("_") or member == "__init__":
+                        yield from documented(f"{name}.{member}", getattr(thing, "__func__", thing))
+
+    for door in DOORS:
+        yield from documented(door.__name__, door)
+        public = getattr(door, "__all__", None) or [n for n in vars(door) if not n.startswith("_")]
+        for name in public:
+            thing = getattr(door, name)
+            if getattr(thing, "__module__", "").startswith("nbparallel"):
+                yield from documented(f"{door.__name__}.{name}", thing)
+                if inspect.isclass(thing):
+                    yield from members(f"{door.__name__}.{name}", thing)
+    yield from members("magics", ParallelMagics)
+
+
+def test_public_docstrings_use_the_field_s_words() -> None:
+    """No public docstring, no magic's help holds a word of the list."""
+    found = {name: bad for name, text in docstrings() if (bad := offences(text))}
+    assert not found, "\n".join(f"{name}: {one}" for name, bad in found.items() for one in bad)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.exists()], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_pages_use_the_field_s_words(page: Path) -> None:
+    """No page but decisions, benchmarks and the changelog holds a word of the list."""
+    assert not (found := offences(page.read_text())), "\n".join(found)
+
+
+def test_the_search_finds_the_words() -> None:
+    """Each kind of word is found in prose, and none in code."""
+    assert len(offences("Who lets it go at once is told.")) == 4
+    assert offences("`who()`, ``%who`` and\n```\nshall\n```\nsend all at once") == []
+    assert len(list(docstrings())) > 200
