@@ -6,6 +6,11 @@ Markers
     This test may take longer than `watchdog.LIMIT_SECONDS`; it never passes by running into the limit.
 ``may_leave(*kinds, reason)``
     These kinds of `leaks.Leak` (``stderr`` for words on stderr) are no leak here; the reason is required.
+``alone``
+    This test measures time: while it runs, no other worker of pytest-xdist runs a test.
+
+Tiers, and the markers ``slow`` and ``matrix``, are of `nbparallel.testing.tiers`.  Each worker of
+pytest-xdist marks its processes by itself and answers for its own.
 """
 
 from __future__ import annotations
@@ -15,13 +20,17 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nbparallel.testing import processes
 from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.leaks import LeakCheck, suspicious_words
+from nbparallel.testing.turns import Turns
 from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
+
+pytest_plugins = ["nbparallel.testing.tiers"]
 
 BUSY_LIMIT_FACTOR = 3.0
 """On a busy core everything takes at least twice as long; limits grow by this."""
@@ -55,6 +64,8 @@ _watchdog = pytest.StashKey[Watchdog]()
 _failed = pytest.StashKey[bool]()
 _hung = pytest.StashKey[str]()
 _busy_core = pytest.StashKey[BusyCore]()
+_turns = pytest.StashKey[Turns]()
+_left_by_workers = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,12 +77,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Announce the markers, mark this run for all processes below it."""
     config.addinivalue_line("markers", f"time_limit(seconds): may take longer than {LIMIT_SECONDS:g} s")
     config.addinivalue_line("markers", "once: is long by itself; --repeat leaves it alone")
+    config.addinivalue_line("markers", "alone: measures time; no other worker runs a test beside it")
     config.addinivalue_line("markers", "may_leave(*kinds, reason): what is no leak in this test, and why")
     started = processes.read(os.getpid())
-    # a run below a run (a test of this plugin) gets a mark of its own
+    # a run below a run (a test of this plugin), and each worker, gets a mark of its own
     os.environ[processes.MARK] = f"{os.getpid()}-{started.started if started else 0}"
     config.stash[_watchdog] = Watchdog(_fail, original_stderr())
-    if config.getoption("--busy-core"):
+    config.stash[_left_by_workers] = []
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is not None:
+        config.stash[_turns] = Turns(worker["testrunuid"])
+    elif config.getoption("--busy-core"):
         config.stash[_busy_core] = BusyCore()
 
 
@@ -89,8 +105,11 @@ def _fail(text: str) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Set up, call and tear down under one limit."""
+    """Set up, call and tear down under one limit, when this test's turn has come."""
     watchdog = item.config.stash[_watchdog]
+    turns = item.config.stash.get(_turns, None)
+    if turns is not None:
+        turns.begin(alone=item.get_closest_marker("alone") is not None)
     marker = item.get_closest_marker("time_limit")
     limit = float(marker.args[0]) if marker else LIMIT_SECONDS
     watchdog.arm(item.nodeid, limit * (BUSY_LIMIT_FACTOR if _busy_core in item.config.stash else 1.0))
@@ -98,6 +117,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         watchdog.disarm()
+        if turns is not None:
+            turns.end()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -156,14 +177,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _busy_core in session.config.stash:
         session.config.stash[_busy_core].close()
     left = list(processes.family(os.getpid(), os.environ[processes.MARK]))
-    if left:
-        processes.kill(left)
-        processes.reap(left)
+    processes.kill(left)
+    processes.reap(left)
+    texts: list[str] = [str(record) for record in left]
+    if _turns in session.config.stash:
+        session.config.stash[_turns].close()
+        session.config.workeroutput["left"] = texts  # type: ignore[attr-defined]  # pytest-xdist's
+    of_workers: list[str] = session.config.stash[_left_by_workers]
+    texts += of_workers
+    if texts:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        text = "\n".join(f"  {record}" for record in left)
         if reporter is not None:
-            reporter.write_line(f"\nprocesses of this run were still there (now killed):\n{text}", red=True)
+            lines = "\n".join(f"  {text}" for text in texts)
+            reporter.write_line(f"\nprocesses of this run were still there (now killed):\n{lines}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Note which processes a worker of pytest-xdist left behind."""
+    node.config.stash[_left_by_workers] += getattr(node, "workeroutput", {}).get("left", [])
 
 
 def old_ipykernel() -> Path:

@@ -1,0 +1,223 @@
+"""Two tiers of tests: a quick one before each commit, and everything.
+
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs what that left out;
+``--tier all``, the default, runs the whole.  What the quick tier takes of a matrix depends on a seed that
+changes from day to day, so that a week of runs sees most of it; the header prints it and ``--matrix-seed``
+sets it.
+
+Markers
+-------
+``slow``
+    Not in the quick tier.
+``matrix(*names, size=0)``
+    The quick tier runs a sample of this test's parametrised cases: each value of each of these parameters
+    (of all, if none is named) at least once, and at least `size` cases.
+``every_kernel``
+    The quick tier runs this test on the older ipykernel as well (`old_kernel_only_if_marked`).
+
+Tests that loop over their cases take them from the fixture `sampled`, examples of hypothesis are counted by
+`examples`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import random
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+QUICK, REST, ALL = "quick", "rest", "all"
+QUICK_EXAMPLES = 20
+"""Examples of hypothesis for one test of the quick tier."""
+WARN_SECONDS = 5.0
+"""A test of the quick tier that takes longer is named at the end of the run."""
+FAIL_SECONDS = 10.0
+"""A test of the quick tier that takes longer fails, unless the machine is busy: mark it ``slow``."""
+_T = TypeVar("_T")
+_tier = ALL
+_durations = pytest.StashKey[dict[str, float]]()
+_counts = pytest.StashKey[tuple[int, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--tier`` and ``--matrix-seed``."""
+    group = parser.getgroup("nbparallel")
+    group.addoption(
+        "--tier", choices=(QUICK, REST, ALL), default=ALL, help="quick tests, what they leave out, or both"
+    )
+    group.addoption(
+        "--matrix-seed",
+        type=int,
+        metavar="N",
+        help="what the quick tier takes of a matrix; by default the date",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Announce the markers; choose the seed, once for all workers."""
+    global _tier  # `examples` is called while modules are imported
+    config.addinivalue_line("markers", "slow: not in the quick tier")
+    config.addinivalue_line("markers", "matrix(*names, size=0): the quick tier runs a sample of the cases")
+    config.addinivalue_line("markers", "every_kernel: the quick tier runs it on the older ipykernel as well")
+    if config.option.matrix_seed is None:
+        config.option.matrix_seed = int(f"{datetime.datetime.now(datetime.UTC):%Y%m%d}")
+    _tier = config.option.tier
+    config.stash[_durations] = defaultdict(float)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Return what repeats this choice of tests."""
+    return f"tier: {config.option.tier}; matrices by --matrix-seed {config.option.matrix_seed}"
+
+
+def examples(count: int) -> int:
+    """Return how many examples hypothesis tries in this tier, instead of `count` in the whole."""
+    return min(count, QUICK_EXAMPLES) if _tier == QUICK else count
+
+
+def sample(cases: Sequence[Mapping[str, Hashable]], chance: random.Random, size: int = 0) -> frozenset[int]:
+    """Return indices of cases in which each value of each parameter occurs, at least `size` of them."""
+    order = list(range(len(cases)))
+    chance.shuffle(order)
+    missing = {pair for case in cases for pair in case.items()}
+    taken: list[int] = []
+    while missing:
+        best = max(order, key=lambda index: len(missing.intersection(cases[index].items())))
+        taken.append(best)
+        order.remove(best)
+        missing.difference_update(cases[best].items())
+    taken += order[: max(0, size - len(taken))]
+    return frozenset(taken)
+
+
+def _chance(config: pytest.Config, name: str) -> random.Random:
+    return random.Random(zlib.crc32(f"{config.option.matrix_seed} {name}".encode()))
+
+
+def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the items that only the whole runs."""
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    matrices: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec") or item in slow:
+            continue
+        if item.callspec.params.get("any_kernel", "installed") != "installed":
+            if item.get_closest_marker("every_kernel") is None:
+                slow.add(item)
+        elif item.get_closest_marker("matrix"):
+            repetition = item.callspec.params.get("repetition", 0)
+            matrices[f"{item.nodeid.partition('[')[0]} {repetition}"].append(item)
+    for name, group in matrices.items():
+        marker = group[0].get_closest_marker("matrix")
+        assert marker is not None
+        cases = [_values(item, marker.args) for item in group]
+        taken = sample(cases, _chance(config, name), marker.kwargs.get("size", 0))
+        slow.update(item for index, item in enumerate(group) if index not in taken)
+    return slow
+
+
+def _thins_itself(item: pytest.Item) -> bool:
+    """Tell whether this test does less in the quick tier than in the whole."""
+    in_a_loop = "sampled" in getattr(item, "fixturenames", ())
+    return in_a_loop or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+def _values(item: pytest.Function, names: tuple[str, ...]) -> dict[str, Hashable]:
+    indices = item.callspec.indices
+    return {name: indices[name] for name in names or indices}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what is not of this tier."""
+    total = len(items)
+    if config.option.tier != ALL:
+        slow = left_out(config, items)
+        if config.option.tier == REST:
+            slow = {item for item in items if item not in slow and not _thins_itself(item)}
+        config.hook.pytest_deselected(items=[item for item in items if item in slow])
+        items[:] = [item for item in items if item not in slow]
+    config.stash[_counts] = (len(items), total)
+
+
+@pytest.fixture
+def sampled(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    """Return a function that thins a test's own loop: ``sampled(cases, one_in=7)``.
+
+    In the quick tier it returns every seventh case, from the first, second … by the seed; otherwise all.
+    """
+
+    def take(cases: Sequence[_T], one_in: int) -> list[_T]:
+        if request.config.option.tier != QUICK:
+            return list(cases)
+        first = _chance(request.config, request.node.nodeid).randrange(min(one_in, max(1, len(cases))))
+        return list(itertools.islice(cases, first, None, one_in))
+
+    return take
+
+
+# -- the quick tier stays quick ------------------------------------------------------------------------------
+
+
+def _patience() -> float:
+    """Return how much longer tests may take here than on a machine that does nothing else."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Fail a test of the quick tier that is not quick."""
+    report: pytest.TestReport = yield
+    durations = item.config.stash[_durations]
+    durations[item.nodeid] += call.duration
+    seconds = durations[item.nodeid]
+    if (
+        report.when == "teardown"
+        and report.passed
+        and item.config.option.tier == QUICK
+        and seconds > FAIL_SECONDS * _patience()
+    ):
+        report.outcome = "failed"
+        report.longrepr = f"took {seconds:.1f} s, more than {FAIL_SECONDS:g} s: mark it `slow`"
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up what a test took (in the process that reports, whichever worker ran it)."""
+    _reported[report.nodeid] = _reported.get(report.nodeid, 0.0) + report.duration
+
+
+_reported: dict[str, float] = {}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the tests of the quick tier that took long, and how many tests this tier is."""
+    if config.option.tier != QUICK:
+        return
+    long = sorted((seconds, name) for name, seconds in _reported.items() if seconds > WARN_SECONDS)
+    for seconds, name in reversed(long):
+        terminalreporter.write_line(f"{seconds:.1f} s, long for the quick tier: {name}", yellow=True)
+    chosen, total = config.stash.get(_counts, (0, 0))
+    if total:
+        terminalreporter.write_line(f"quick tier: {chosen} of {total} tests; `make test-all` runs every one")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a worker counted (pytest-xdist)."""
+    counts = getattr(node, "workeroutput", {}).get("tier_counts")
+    if counts is not None:
+        node.config.stash[_counts] = tuple(counts)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Give the controller what this worker counted."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["tier_counts"] = session.config.stash.get(_counts, (0, 0))
