@@ -1,24 +1,35 @@
 # Everything a person types here.  `make demo` and `make test` need nothing but python3 (3.11 or newer) and make.
 
 PYTHON ?= python3
-VENV   := $(CURDIR)/.venv
+VENV   ?= $(CURDIR)/.venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PYTEST := $(BIN)/python -m pytest
 REPEAT ?= 50
+WORKERS ?= 2
 ARGS   ?=
+SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab lint bench sweep docs lock clean
+.PHONY: help demo test test-all test-rest test-pythons lab lint bench sweep docs lock clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/ready  ## run the first notebook in a real kernel and print what it shows
 	@$(BIN)/python notebooks/run.py notebooks/01-hello-ranks.ipynb
 
-test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long repetitions
-	@$(PYTEST) -m "not stress" $(ARGS)
+test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests, before each commit: five minutes
+	@$(PYTEST) -m "not stress" --tier quick $(SIDE_BY_SIDE) $(ARGS)
+
+test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long repetitions
+	@$(PYTEST) -m "not stress" --tier all $(SIDE_BY_SIDE) $(ARGS)
+
+test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## what `make test` left out
+	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) $(ARGS)
+
+test-pythons: requirements/test.txt  ## the quick tests on every other CPython >= 3.11 that is installed
+	@sh .ci/test-pythons $(PYTHON)
 
 lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff check .

@@ -254,6 +254,7 @@ class StrategyTests:
             assert time.monotonic() < deadline, (now, most)
             time.sleep(0.005)
 
+    @pytest.mark.matrix(cover=(), across_classes=True)
     @pytest.mark.time_limit(60)
     def test_every_dtype_and_layout(self, ranks: nbp.Session, names: dict[str, Any]) -> None:
         """Whatever dtype, shape, order, strides, alignment: a rank sees what is here, and writes it."""
@@ -285,6 +286,7 @@ class StrategyTests:
         run = hypothesis.settings(max_examples=self.examples, phases=phases, deadline=None, database=None)
         run(hypothesis.given(lists)(check))()
 
+    @pytest.mark.matrix(across_classes=True)
     @pytest.mark.time_limit(60)
     @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
     def test_world_sizes_and_start_methods(self, start_method: str) -> None:

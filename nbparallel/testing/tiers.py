@@ -9,9 +9,10 @@ Markers
 -------
 ``slow``
     Not in the quick tier.
-``matrix(*names, size=0)``
-    The quick tier runs a sample of this test's parametrised cases: each value of each of these parameters
-    (of all, if none is named) at least once, and at least `size` cases.
+``matrix(cover=None, size=1, across_classes=False)``
+    The quick tier runs a sample of this test's parametrised cases: at least `size`, and each value of each
+    parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases
+    are those of all classes that inherit the test.
 ``every_kernel``
     The quick tier runs this test on the older ipykernel as well (`old_kernel_only_if_marked`).
 
@@ -27,7 +28,7 @@ import os
 import random
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -63,7 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Announce the markers; choose the seed, once for all workers."""
     global _tier  # `examples` is called while modules are imported
     config.addinivalue_line("markers", "slow: not in the quick tier")
-    config.addinivalue_line("markers", "matrix(*names, size=0): the quick tier runs a sample of the cases")
+    config.addinivalue_line(
+        "markers", "matrix(cover=None, size=1): the quick tier runs a sample of the cases"
+    )
     config.addinivalue_line("markers", "every_kernel: the quick tier runs it on the older ipykernel as well")
     if config.option.matrix_seed is None:
         config.option.matrix_seed = int(f"{datetime.datetime.now(datetime.UTC):%Y%m%d}")
@@ -81,7 +84,7 @@ def examples(count: int) -> int:
     return min(count, QUICK_EXAMPLES) if _tier == QUICK else count
 
 
-def sample(cases: Sequence[Mapping[str, Hashable]], chance: random.Random, size: int = 0) -> frozenset[int]:
+def sample(cases: Sequence[Mapping[str, str]], chance: random.Random, size: int = 1) -> frozenset[int]:
     """Return indices of cases in which each value of each parameter occurs, at least `size` of them."""
     order = list(range(len(cases)))
     chance.shuffle(order)
@@ -105,19 +108,22 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> set[pytest.
     slow = {item for item in items if item.get_closest_marker("slow")}
     matrices: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec") or item in slow:
+        if not isinstance(item, pytest.Function) or item in slow:
             continue
-        if item.callspec.params.get("any_kernel", "installed") != "installed":
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        marker = item.get_closest_marker("matrix")
+        if parameters.get("any_kernel", "installed") != "installed":
             if item.get_closest_marker("every_kernel") is None:
                 slow.add(item)
-        elif item.get_closest_marker("matrix"):
-            repetition = item.callspec.params.get("repetition", 0)
-            matrices[f"{item.nodeid.partition('[')[0]} {repetition}"].append(item)
+        elif marker is not None:
+            across = marker.kwargs.get("across_classes", False)
+            name = item.originalname if across else item.nodeid.partition("[")[0]
+            matrices[f"{name} {parameters.get('repetition', 0)}"].append(item)
     for name, group in matrices.items():
         marker = group[0].get_closest_marker("matrix")
         assert marker is not None
-        cases = [_values(item, marker.args) for item in group]
-        taken = sample(cases, _chance(config, name), marker.kwargs.get("size", 0))
+        cases = [_values(item, marker.kwargs.get("cover")) for item in group]
+        taken = sample(cases, _chance(config, name), marker.kwargs.get("size", 1))
         slow.update(item for index, item in enumerate(group) if index not in taken)
     return slow
 
@@ -128,9 +134,9 @@ def _thins_itself(item: pytest.Item) -> bool:
     return in_a_loop or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 
 
-def _values(item: pytest.Function, names: tuple[str, ...]) -> dict[str, Hashable]:
-    indices = item.callspec.indices
-    return {name: indices[name] for name in names or indices}
+def _values(item: pytest.Function, cover: Iterable[str] | None) -> dict[str, str]:
+    values = item.callspec.params if hasattr(item, "callspec") else {}
+    return {name: repr(values[name]) for name in (values if cover is None else cover)}
 
 
 @pytest.hookimpl(trylast=True)

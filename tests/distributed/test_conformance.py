@@ -58,6 +58,7 @@ def call_all(c: Communicator, one_of: int = 1, first: int = 0) -> int:
     return count
 
 
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize(
     ("n", "one_of", "first", "least"), [(1, 1, 0, 800), (2, 1, 0, 1500), (3, 3, 0, 500), (4, 3, 1, 500)]

@@ -114,6 +114,7 @@ def program(c: Communicator, operations: int, seed: int) -> int:
     return operations
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize(("n", "seed", "count"), [(2, 1, 1700), (3, 2, 1200), (4, 3, 800)])

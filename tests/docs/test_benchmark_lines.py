@@ -15,6 +15,7 @@ from nbparallel.testing.ranks import run_ranks
 SIZES = (8, KIB)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_line_is_measured(ranks: int) -> None:
     """Ours does every line, on shared and on private arrays, and results are right."""

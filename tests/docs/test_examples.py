@@ -53,6 +53,7 @@ def test_blocks_that_do_not_run_say_why(page: Path) -> None:
     assert not silent, f"lines {silent} of {page}"
 
 
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if examples(page)], ids=lambda page: str(page.relative_to(ROOT))

@@ -29,6 +29,8 @@ SLACK_BYTES = 2 << 20
 """What malloc keeps or gives back as it likes."""
 SLOWER = 1.5
 """How much longer a cell may take in the end; the goal is 1.2 on a quiet machine."""
+MUCH_SLOWER = 4.0
+"""The same where a median is of nine cells only: a few of them wait for the processor."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,9 @@ class Day:
 @pytest.mark.fault("G11")
 @pytest.mark.once
 @pytest.mark.time_limit(1800)
-@pytest.mark.parametrize("cells", [120, pytest.param(2880, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(
+    "cells", [pytest.param(120, marks=pytest.mark.slow), pytest.param(2880, marks=pytest.mark.stress)]
+)
 def test_nothing_grows_over_a_day(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell every half minute of a day: memory, open files, mappings, threads stay; so does the pace."""
     monkeypatch.setattr(memory_pool, "KEEP_SECONDS", KEEP_SECONDS)
@@ -211,5 +215,4 @@ def test_nothing_grows_over_a_day(cells: int, monkeypatch: pytest.MonkeyPatch) -
     tenth = len(times) // 10
     first, last = statistics.median(times[:tenth]), statistics.median(times[-tenth:])
     print(f"{cells} cells; before {before}, after {after}; a cell took {first:.4f} s, then {last:.4f} s")
-    if cells > 1000:
-        assert last < SLOWER * first, (first, last)
+    assert last < (SLOWER if cells > 1000 else MUCH_SLOWER) * first, (first, last)

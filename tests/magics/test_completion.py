@@ -70,6 +70,7 @@ def test_names_of_ranks_in_cells_for_ranks(any_kernel: Kernel) -> None:
     assert any_kernel.run("assert 'only_here' not in globals()").status == "ok"
 
 
+@pytest.mark.slow
 def test_busy_and_hostile_ranks_do_not_hold_up_a_key_press(kernel: Kernel) -> None:
     """A rank that computes is not asked; an object that raises or sleeps does no harm."""
     assert kernel.run("%load_ext nbparallel" + HELPER).status == "ok"

@@ -81,6 +81,7 @@ def test_an_interrupt_ends_the_question(any_kernel: Kernel) -> None:
     assert text(again.wait()).endswith("Out[rank 0]: 'yes'\n")
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F2", "F5")
 @pytest.mark.parametrize("end", ["raise ValueError('mine')", "os.kill(os.getpid(), 9)"])
 def test_another_ranks_failure_ends_the_question(any_kernel: Kernel, end: str) -> None:

@@ -95,6 +95,7 @@ def test_ranks_are_as_the_notebook_is_now(kernel: Kernel) -> None:
     assert len(supervisors(kernel)) == 1
 
 
+@pytest.mark.slow
 def test_what_waits_may_die(kernel: Kernel) -> None:
     """Its supervisor, its template, or a template that has not come up: the first cell does not notice."""
     for victims in (supervisors, templates):

@@ -47,6 +47,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_promises(notebook: Path, run_of: Callable[[Path], Run]) -> None:

@@ -50,6 +50,7 @@ def choose(k, r):
     k.trim()
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("scenario", [choose, send, pack, come_again])
 def test_a_handler_may_share_at_any_line(fresh_exchange, scenario):

@@ -26,6 +26,7 @@ run_ranks(2, work, seconds=600)
 """
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F9")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_run_leaves_no_rank(number: int) -> None:

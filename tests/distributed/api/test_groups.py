@@ -275,6 +275,7 @@ def test_in_a_cell_of_some_ranks(ranks: Any) -> None:
     ranks(4, work, participants=(0, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F60")
 def test_a_stopped_member_is_no_deadlock(outcomes: Any) -> None:
     """A member that is stopped while it waits in a group gives no report, and goes on."""

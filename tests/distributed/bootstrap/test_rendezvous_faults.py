@@ -57,6 +57,7 @@ def _supervisor(launcher: Launcher) -> ProcessRecord:
 # -- while they meet -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named(launcher: Launcher) -> None:
     """After the time-out all who came learn who did not; a shorter time-out of one is told to all."""
     scripts = [launcher.start(JOIN, RANK=rank, WORLD_SIZE=5) for rank in (1, 3)]
@@ -144,6 +145,7 @@ def test_a_stale_place_is_used_again(launcher: Launcher) -> None:
     assert "".join(script.stderr for script in scripts).count("was stale") == 1
 
 
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -281,6 +283,7 @@ attempt(dist.barrier)
     (launcher.protocol / "go").unlink()
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("size", [1, 50_000, 2_000_000])
 def test_a_rank_that_is_killed_while_others_wait(launcher: Launcher, size: int) -> None:
     """Those who wait in `all_reduce` are freed by the death of the one they wait for."""

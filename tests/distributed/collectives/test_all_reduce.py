@@ -32,6 +32,7 @@ def layouts(x: np.ndarray[Any, Any], communicator: Communicator) -> dict[str, np
     return found
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.time_limit(60)
 def test_all_dtypes_sizes_operators(ranks: Any, n: int) -> None:

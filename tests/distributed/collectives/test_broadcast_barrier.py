@@ -12,6 +12,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import broadcast, direct
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:
     """Every dtype, size and layout arrives in the array that was passed, from every root."""

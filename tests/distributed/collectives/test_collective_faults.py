@@ -82,6 +82,7 @@ def check(found: list[Outcome], victim: int, *, died: bool) -> None:
             assert ended - found[victim].death_ns < 1e9  # five times the promise: this machine is shared
 
 
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -97,6 +98,7 @@ def test_killed(outcomes: Any, operation: str) -> None:
         check(found, victim, died=True)
 
 
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("operation", OPERATIONS)

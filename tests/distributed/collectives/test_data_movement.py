@@ -57,6 +57,7 @@ def layouts(x: np.ndarray[Any, Any], c: Communicator) -> list[np.ndarray[Any, An
     ]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_every_dtype_size_and_root(ranks: Any, n: int) -> None:

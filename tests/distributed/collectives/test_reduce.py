@@ -16,6 +16,7 @@ SIZES = (0, 1, 7, 3000, 9000, 300_000)
 """Inside a slot, beyond it, several chunks."""
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_every_dtype_size_operator_and_root(ranks: Any, n: int) -> None:

@@ -70,6 +70,7 @@ def check(c: Communicator, operation: str, make: Callable[[int, int], Any], out:
         assert (out[source] == (0 if untouched else expected)).all(), (operation, source)
 
 
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -22,7 +22,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-ORDERS = ("sc", "tso", "weak")
+import pytest
+
+ORDERS = ("sc", "tso", pytest.param("weak", marks=pytest.mark.slow))
 Program = Generator[tuple[Any, ...], Any, None]
 
 

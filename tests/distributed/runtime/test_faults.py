@@ -57,6 +57,7 @@ def check(found: list[Outcome], victim: int, *, died: bool) -> None:
             assert ended - found[victim].death_ns < PATIENCE * 0.2e9
 
 
+@pytest.mark.matrix
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -74,6 +75,7 @@ def test_killed_inside_all_reduce(outcomes: Any, n: int, size: str, shared: bool
         check(found, victim, died=True)
 
 
+@pytest.mark.matrix
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("size", SIZES)
@@ -87,6 +89,7 @@ def test_killed_while_waiting(outcomes: Any, n: int, size: str) -> None:
         check(outcomes(n, work, faults=f"waiting:{victim}:1:kill"), victim, died=True)
 
 
+@pytest.mark.matrix
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("point", [p for p in fault_injection.POINTS if p != "waiting"])
 @pytest.mark.parametrize("size", SIZES)
@@ -113,6 +116,7 @@ def test_killed_inside_send(outcomes: Any, point: str, size: str) -> None:
     assert found[1].value == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("size", SIZES)

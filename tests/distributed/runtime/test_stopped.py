@@ -25,6 +25,7 @@ def stopped(running: Running, rank: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F60")
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("size", SIZES)

@@ -12,6 +12,7 @@ import pytest
 from nbparallel.distributed import Communicator
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F65")
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("operation", ["all_reduce", "all_reduce of a group", "all_gather", "broadcast"])

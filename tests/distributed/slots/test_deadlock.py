@@ -47,6 +47,7 @@ def test_cycles(outcomes: Any, n: int) -> None:
         assert seconds < 2
 
 
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("kind", ["barrier", "all_reduce", "any", "tag", "rest"])
 def test_mixed(outcomes: Any, kind: str) -> None:
     """Collectives against receives, any-source, wrong tags, and ranks that depend on the cycle."""

@@ -35,6 +35,7 @@ def calls(size: int) -> dict[str, tuple[Call, np.ndarray[Any, Any]]]:
     }
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("size", [2, 3000, 200_000])
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(60)
@@ -108,6 +109,7 @@ CHANGES = {
 """What must be the same on all ranks; `gather`, `scatter` and the others without lists move anything."""
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("size", [2, 40_000])

@@ -49,6 +49,7 @@ def test_f1_a_rank_killed_while_idle_is_seen_at_once_and_comes_back() -> None:
         assert session.run("all_reduce(rank)").values == [3, 3, 3]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.2])
 def test_f2_a_rank_killed_while_it_computes(delay: float) -> None:
     """The cell ends with who, which signal and which process; the others are freed."""
@@ -89,6 +90,7 @@ def test_f3_peers_of_a_killed_rank_are_freed_from_their_operation() -> None:
         assert session.run("globals().get('x')").values == [0, None, 2, 3]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("name", "source", "signal_name"),
     [
@@ -155,6 +157,7 @@ def test_f8_a_template_that_cannot_start_tells_why(monkeypatch: pytest.MonkeyPat
         Session(2).start()
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("state", ["idle", "computing", "waiting"])
 def test_f9_a_killed_supervisor_takes_all_ranks_and_the_next_cell_starts_new_ones(state: str) -> None:
     """The cell raises, no process is left, and the session goes on with fresh ranks."""

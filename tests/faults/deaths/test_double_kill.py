@@ -106,6 +106,7 @@ def _namespaces() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("way", ["load", "session"])
 def test_f11_everything_killed_at_once(way: str) -> None:

@@ -74,6 +74,7 @@ def wait_until(condition: Callable[[], bool], what: object) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_rank_is_killed(way: str) -> None:
     """The dead rank's processes end with it; those of the living rank are left alone."""
@@ -97,6 +98,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str) -> None:
     """Whatever it was started as, the supervisor finds it before it ends."""
@@ -114,6 +116,7 @@ def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str) -> N
         wait_until(lambda: not any(map(alive, [supervisor, *pids])), pids)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", ["setsid", "daemon", "subprocess in a session of its own"])
 def test_f14_what_a_rank_started_goes_when_everybody_is_killed(way: str) -> None:
     """Nobody was left to end it: the next session does (any of this machine, so that the note may be its)."""

@@ -84,6 +84,7 @@ def close(owner: subprocess.Popen[str]) -> None:
         owner.kill()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["kill", "killpg"])
 def test_f10_a_killed_owner_leaves_nothing(state: str, how: str) -> None:
@@ -98,6 +99,7 @@ def test_f10_a_killed_owner_leaves_nothing(state: str, how: str) -> None:
     close(owner)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", ["returns", "raises", "exits"])
 def test_f13_an_owner_that_exits_while_ranks_compute_ends_them_and_itself(how: str) -> None:
     """Leaving a script, whatever the way, takes the ranks along within two seconds."""

@@ -51,6 +51,7 @@ def wait_until_alone(kernel: Kernel, but: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("now", [False, True])
 def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool) -> None:
@@ -64,6 +65,7 @@ def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool) -> None:
         assert kernel.run("1 + 1").status == "ok"
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("state", STATES)
 def test_f10_a_killed_kernel_leaves_nothing(state: str) -> None:
     """Kill -9 of the kernel, in every state of its ranks."""
@@ -101,6 +103,7 @@ def test_f13_exit_in_a_cell_ends_everything() -> None:
         wait_until_alone(kernel, -1)
 
 
+@pytest.mark.slow
 def test_f71_two_kernels_do_not_touch_each_other() -> None:
     """One kernel is killed; the other's ranks go on."""
     with Kernel() as first, Kernel() as second:
@@ -113,6 +116,7 @@ def test_f71_two_kernels_do_not_touch_each_other() -> None:
         assert second.run("assert list(now) == list(pids)").status == "ok"
 
 
+@pytest.mark.slow
 def test_an_array_in_a_file_survives_a_restart(tmp_path: Path) -> None:
     """What ranks wrote into a file is there for the next kernel and its ranks, also after a kill."""
     opened = f"import nbparallel as nbp\nx = nbp.from_file({str(tmp_path / 'x.npy')!r}"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from nbparallel.session import Session
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
@@ -75,6 +77,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_f16_a_notebook_that_reaps_for_itself() -> None:
     """A thread that waits for every child, SIGCHLD that is ignored: causes of death stay right."""
     done = subprocess.run(

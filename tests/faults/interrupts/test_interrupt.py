@@ -97,6 +97,7 @@ def test_f25_idle_ranks_never_notice() -> None:
         signal.signal(signal.SIGINT, previous)
 
 
+@pytest.mark.slow
 def test_a_rank_that_swallows_interrupts_is_ended_after_the_ladder() -> None:
     """Only the one that does not answer goes; it comes back with its number."""
     with Session(2) as session:

@@ -62,6 +62,7 @@ def processes() -> list[str]:
     return [str(record) for record in family(os.getpid(), os.environ["NBP_TEST_RUN"])]
 
 
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("where", START)
 def test_f23_an_interrupt_while_ranks_start(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
@@ -79,6 +80,7 @@ def test_f23_an_interrupt_while_ranks_start(monkeypatch: pytest.MonkeyPatch, whe
         assert session.run("all_reduce(1)").values == [2, 2]
 
 
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("where", STOP)
 def test_f23_interrupts_while_ranks_are_stopped(monkeypatch: pytest.MonkeyPatch, where: str) -> None:

@@ -30,6 +30,7 @@ def leftovers(peer: str) -> dict[str, dict[str, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(110)
 def test_ours_leaves_nothing_after_the_sweep() -> None:
     """With the notebook alone killed, at once; with the supervisor too, when the next session starts."""

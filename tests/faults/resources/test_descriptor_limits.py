@@ -85,6 +85,7 @@ def run(script, *, before=(), **constants):
     return done.stdout
 
 
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ assert names() == [], names()
     assert "--memory" not in nothing_left, "the container's memory is not what is full"
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 def test_f40_four_ranks_eat_at_once(small: Callable[..., str]) -> None:
     """Concurrent ranks get exceptions, none a signal; the group goes on and room comes back."""
@@ -173,6 +174,7 @@ assert x.nbytes == 1 << 20
 """)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 def test_f40_beside_a_process_that_fills_and_empties(small: Callable[..., str]) -> None:
     """However often room comes and goes, ranks get arrays that they can fill, or the one exception."""
@@ -281,6 +283,7 @@ if rank == 0:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F6")
 @pytest.mark.time_limit(90)
 def test_f41_a_race_for_the_last_memory_costs_a_rank_not_the_notebook(

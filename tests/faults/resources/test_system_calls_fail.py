@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+from collections import deque
 
 import pytest
 
@@ -103,11 +104,23 @@ def test_the_supervisor_tries_again(pair):
 
 
 def test_advice_that_is_not_taken_changes_nothing(monkeypatch):
-    """A system that refuses MADV_DONTDUMP shares memory all the same."""
-    monkeypatch.setattr("mmap.MADV_DONTDUMP", 9999)
+    """A system that refuses MADV_DONTDUMP, which is asked for, shares memory all the same."""
+    asked = []
+
+    class Unknown:
+        """No advice that any system knows."""
+
+        def __index__(self) -> int:
+            asked.append(self)
+            return 9999
+
+    monkeypatch.setattr("mmap.MADV_DONTDUMP", Unknown())
     strategy = registry.find_strategy("file_descriptor")
-    source = strategy.create(100)
-    strategy.map(source, Access.WRITE).unmap()
+    source = strategy.create(5, memoryview(b"bytes"))
+    mapping = strategy.map(source, Access.WRITE)
+    assert asked, "the advice was not given"
+    assert bytes(mapping.root(deque())[:5]) == b"bytes"
+    mapping.unmap()
     source.close()
 
 

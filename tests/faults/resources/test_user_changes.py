@@ -116,6 +116,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f75_an_uninstalled_package_goes_on_while_its_group_runs(tmp_path: Path) -> None:
     """The package is moved away under a running session: everything works until it is stopped."""

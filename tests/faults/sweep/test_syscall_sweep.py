@@ -10,6 +10,7 @@ FEW = 200
 """Every so many-th point is attempted; a repetition takes the next ones.  ``make sweep`` attempts all."""
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(400)
 @pytest.mark.parametrize("strategy", syscall_sweep.STRATEGIES)
 def test_every_system_call_of_sharing_may_be_the_last_or_fail(strategy: str, repetition: int) -> None:

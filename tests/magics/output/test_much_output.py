@@ -55,6 +55,7 @@ def test_20000_lines_of_four_ranks_are_all_there(kernel: Kernel) -> None:
         assert f"[rank {rank}]\n" + "".join(f"{rank} {step}\n" for step in range(20_000)) in text(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F67")
 def test_f67_binary_and_endless_output_is_bounded(kernel: Kernel) -> None:
     """12 MB without a line end, every byte there is, a loop without end: a notice, a file, the next cell."""

@@ -101,6 +101,7 @@ def test_who_has_which_name(any_kernel: Kernel) -> None:
     assert re.search(r"\nx +shared, older than the notebook's", shown(kernel.run("%parallel_who")))
 
 
+@pytest.mark.slow
 def test_measuring_strategies(kernel: Kernel) -> None:
     """`%sharing_strategy --bench` shows tables; without ranks it starts one, and ends it."""
     loaded(kernel, prestarted=False)

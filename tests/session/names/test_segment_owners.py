@@ -36,6 +36,7 @@ def segments():
     return {record.segment for record in current_store().segments() if record.phase != "pooled"}
 
 
+@pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("kind", HOLDERS)
 def test_here(kind):
     """Whatever kind of object is the last to look at an array, the memory stays for it and goes with it."""
@@ -69,6 +70,7 @@ def ranks():
         yield session
 
 
+@pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("kind", HOLDERS)
 def test_on_a_rank(ranks, kind):
     """An array that only a rank still looks at stays, and goes when the rank has let go."""

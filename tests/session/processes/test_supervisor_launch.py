@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 from nbparallel.session import Session
 from nbparallel.session.processes.launch import SupervisorLaunch
+from nbparallel.testing import processes
 
 
 def test_starting_a_supervisor_imports_nothing_heavy() -> None:
@@ -30,9 +32,15 @@ def test_a_session_takes_over_what_was_started_early() -> None:
 
 
 def test_what_nobody_takes_is_put_out() -> None:
-    """`put_out`, or stopping a session that never ran, leaves no process (the autouse check looks)."""
-    SupervisorLaunch().terminate()
-    Session(2, launch=SupervisorLaunch()).stop()
+    """`terminate`, or stopping a session that never ran, ends the process that was started early."""
+    for end in (SupervisorLaunch.terminate, lambda launch: Session(2, launch=launch).stop()):
+        launch = SupervisorLaunch()
+        running = processes.read(launch.popen.pid)
+        assert running is not None
+        assert running.parent == os.getpid()
+        end(launch)
+        now = processes.read(running.pid)
+        assert now is None or now.started != running.started
 
 
 def test_a_first_cell_imports_nothing_that_it_does_not_need() -> None:

@@ -29,6 +29,7 @@ def test_a_session_may_run_any_number_of_cells() -> None:
         assert [frame.source for frame in frames] == ["another(0)", LAMBDA, "return 1 / x"]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("cell", "times", "most"),
     [

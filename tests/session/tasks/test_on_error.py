@@ -56,6 +56,7 @@ def test_others_go_on_talking(three: Session) -> None:
     assert isinstance(stopped.errors[0], PeerFailedError)
 
 
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.fault("F2")
 @pytest.mark.parametrize("end", ["raise ValueError('mine')", "os.kill(os.getpid(), 9)"])
 @pytest.mark.parametrize("call", ["barrier()", "recv(src=2)", "all_reduce(1)"])
