@@ -15,6 +15,7 @@ import nbparallel_magics
 from nbparallel.errors import CellTimeoutError, NbParallelError, StartError
 from nbparallel.session.tasks import parallel_error
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.testing.strategies import temporary_registry
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 from nbparallel_magics.completion import parsers
 
@@ -415,11 +416,9 @@ def strategies(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give the registry back as it was."""
     from nbparallel.sharing.strategies import registry
 
-    for name in ("_current", "_generation"):
-        monkeypatch.setattr(registry, name, getattr(registry, name))
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
-    monkeypatch.setattr(registry._strategies["mmap"], "_directory", None)
-    return registry
+    monkeypatch.setattr(registry.strategies()["mmap"], "_directory", None)
+    with temporary_registry():
+        yield registry
 
 
 def plain(out: Any) -> str:
@@ -460,7 +459,7 @@ def test_a_strategy_that_is_missing_here(
     notebook: Any, strategies: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is listed with the reason, and choosing it is one line that says why not, and what works."""
-    monkeypatch.setattr(strategies._strategies["file_system"], "_directory", "/not/there")
+    monkeypatch.setattr(strategies.strategies()["file_system"], "_directory", "/not/there")
     text = plain(notebook.run("%sharing_strategy"))
     assert re.search(r"\nfile_system +no: there is no directory /not/there", text)
     out = notebook.run("%sharing_strategy file_system")

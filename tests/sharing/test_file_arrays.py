@@ -16,6 +16,7 @@ from nbparallel.errors import (
 from nbparallel.sharing import current_store
 from nbparallel.sharing.strategies import memory_map, registry
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.testing.strategies import temporary_registry
 
 
 @pytest.fixture(scope="module")
@@ -155,20 +156,19 @@ def test_errors_speak_of_the_users_file(tmp_path, monkeypatch):
 
 def test_a_network_file_system_may_be_insisted_on(tmp_path, monkeypatch):
     """`allow_network=True` opens the file all the same; the ranks are told about the directory as well."""
-    monkeypatch.setattr(registry, "_current", registry._current)
     strategy = MemoryMapStrategy()
-    monkeypatch.setattr(registry, "_strategies", {**registry._strategies, "mmap": strategy})
     monkeypatch.setattr(memory_map, "file_system_of", lambda path: "nfs4")
     np.save(tmp_path / "x.npy", np.arange(10))
     assert nbp.from_file(tmp_path / "x.npy", allow_network=True).sum() == 45
     assert nbp.from_file(tmp_path / "y.npy", int, 3, "w+", allow_network=True).sum() == 0
     assert strategy.unavailable_reason is not None
-    nbp.set_sharing_strategy("mmap", directory=tmp_path, allow_network=True)
-    assert strategy.unavailable_reason is None
-    assert registry.choice().options["mmap"] == {"directory": str(tmp_path), "allow_network": True}
-    assert nbp.ones(100_000).sum() == 100_000
-    with pytest.raises(TypeError, match="no option"):
-        nbp.set_sharing_strategy("mmap", allow_nfs=True)
+    with temporary_registry(strategy):
+        nbp.set_sharing_strategy("mmap", directory=tmp_path, allow_network=True)
+        assert strategy.unavailable_reason is None
+        assert registry.choice().options["mmap"] == {"directory": str(tmp_path), "allow_network": True}
+        assert nbp.ones(100_000).sum() == 100_000
+        with pytest.raises(TypeError, match="no option"):
+            nbp.set_sharing_strategy("mmap", allow_nfs=True)
 
 
 @pytest.mark.parametrize("nbytes", [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 100 << 30])

@@ -17,8 +17,8 @@ from nbparallel.session.diagnostics.strategy_report import (
     StrategyFigures,
     StrategyTime,
 )
-from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.testing.strategies import temporary_registry
 
 NAMES = {"file_descriptor", "file_system", "file_region", "mmap", "copy"}
 
@@ -89,14 +89,11 @@ class Tired(FileDescriptorStrategy):
         return super().create(nbytes, *args, **options)
 
 
-def test_a_strategy_that_fails_is_told_and_the_others_go_on(
-    two: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strategy_that_fails_is_told_and_the_others_go_on(two: Session) -> None:
     """It is measured as far as it goes, and named with its reason."""
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
-    monkeypatch.setattr(registry, "_generation", registry._generation)
-    nbp.register_sharing_strategy("tired", Tired())
-    figures = strategy_bench(two, strategies=["tired", "copy"], sizes=[1 << 20, 8 << 20], seconds=30)
+    with temporary_registry():
+        nbp.register_sharing_strategy("tired", Tired())
+        figures = strategy_bench(two, strategies=["tired", "copy"], sizes=[1 << 20, 8 << 20], seconds=30)
     assert {(t.strategy, t.nbytes) for t in figures.times} == {
         ("tired", 1 << 20),
         ("copy", 1 << 20),

@@ -4,17 +4,17 @@ import pytest
 
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing import set_sharing_strategy
-from nbparallel.sharing.strategies import registry
+from nbparallel.testing.strategies import temporary_registry
 from tests.session.names.pair import Pair
 
 
 @pytest.fixture
-def notebook(monkeypatch):
+def notebook():
     """Make a notebook with one rank, in this process."""
-    monkeypatch.setattr(registry, "_current", registry._current)
-    made = Pair()
-    yield made
-    made.close()
+    with temporary_registry():
+        made = Pair()
+        yield made
+        made.close()
 
 
 def test_copy_copies(notebook):

@@ -9,8 +9,8 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
-from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.testing.strategies import temporary_registry
 
 NEW = """
 import nbparallel as nbp
@@ -21,12 +21,10 @@ nbp.get_sharing_strategy(), *(record.strategy for record in nbp.segments() if re
 
 
 @pytest.fixture(autouse=True)
-def registry_as_it_was(monkeypatch):
+def registry_as_it_was():
     """Undo what a test does to the registry."""
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
-    monkeypatch.setattr(registry, "_current", registry._current)
-    yield
-    registry._generation += 1
+    with temporary_registry():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from nbparallel.sharing.lifecycle import region_set
 from nbparallel.sharing.lifecycle.region import ALIGNMENT, JOIN_SHARE
 from nbparallel.sharing.lifecycle.region_set import FIRST_NBYTES
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
-from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.stores import mark_interrupted, store_usage
+from nbparallel.testing.strategies import temporary_registry
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
 MOVES = st.lists(
@@ -158,7 +158,7 @@ def test_ten_arrays_cost_a_megabyte():
     store.close()
 
 
-def test_where_little_is_left_a_region_is_small(monkeypatch):
+def test_where_little_is_left_a_region_is_small():
     """An array that fits is not refused because a region does not."""
     left = 500 << 10
 
@@ -167,16 +167,16 @@ def test_where_little_is_left_a_region_is_small(monkeypatch):
             if nbytes > left:
                 raise SharedMemoryFullError(f"a shared array needs {nbytes}")
 
-    monkeypatch.setitem(registry._strategies, "file_descriptor", FileDescriptorStrategy(Tight()))
-    store = Store()
-    array = store.zeros(100_000, "u1", strategy="file_descriptor")
-    assert own(store)[0].nbytes <= left
-    left = 10
-    with pytest.raises(SharedMemoryFullError):
-        store.zeros(200_000, "u1", strategy="file_descriptor")
-    assert store.is_shared(store.zeros(100, strategy="file_descriptor"))
-    del array
-    store.close()
+    with temporary_registry(FileDescriptorStrategy(Tight())):
+        store = Store()
+        array = store.zeros(100_000, "u1", strategy="file_descriptor")
+        assert own(store)[0].nbytes <= left
+        left = 10
+        with pytest.raises(SharedMemoryFullError):
+            store.zeros(200_000, "u1", strategy="file_descriptor")
+        assert store.is_shared(store.zeros(100, strategy="file_descriptor"))
+        del array
+        store.close()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

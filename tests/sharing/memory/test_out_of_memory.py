@@ -13,6 +13,7 @@ from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, S
 from nbparallel.sharing import Store
 from nbparallel.sharing.memory.memory_limits import MARGIN, MemoryGuard, limits
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.testing.strategies import temporary_registry
 
 MIB = 1 << 20
 MEMINFO = f"MemTotal: {1000 * 1024} kB\nMemAvailable: {800 * 1024} kB\nSwapFree: 0 kB\n"
@@ -92,14 +93,13 @@ def test_many_small_requests_share_one_reading():
     assert reads.count("/proc/meminfo") < 20
 
 
-def test_nothing_is_left_after_a_refusal(monkeypatch):
+def test_nothing_is_left_after_a_refusal():
     """A refused array leaves no descriptor, no mapping and no segment."""
     files = dict(V2)
     strategy = FileDescriptorStrategy(MemoryGuard(reader(files)))
-    monkeypatch.setattr("nbparallel.sharing.strategies.registry._strategies", {"file_descriptor": strategy})
     store = Store()
     fds = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(SharedMemoryFullError):
+    with temporary_registry(strategy), pytest.raises(SharedMemoryFullError):
         store.zeros(200 * MIB, "u1")
     assert len(os.listdir("/proc/self/fd")) == fds
     assert store.segments() == ()
@@ -109,14 +109,14 @@ def test_the_pool_makes_room(monkeypatch):
     """Memory that is merely kept for reuse is given back before an array is refused."""
     files = dict(V2)
     strategy = FileDescriptorStrategy(MemoryGuard(reader(files)))
-    monkeypatch.setattr("nbparallel.sharing.strategies.registry._strategies", {"file_descriptor": strategy})
-    store = Store(pool_nbytes=1 << 30)
-    array = store.empty(MIB, "u1")
-    del array
-    store.drain()
-    monkeypatch.setattr(store.pool, "trim", lambda keep=0: files.update({"/proc/self/cgroup": ""}) or MIB)
-    assert store.empty(200 * MIB, "u1").nbytes == 200 * MIB
-    monkeypatch.undo()
+    with temporary_registry(strategy):
+        store = Store(pool_nbytes=1 << 30)
+        array = store.empty(MIB, "u1")
+        del array
+        store.drain()
+        monkeypatch.setattr(store.pool, "trim", lambda keep=0: files.update({"/proc/self/cgroup": ""}) or MIB)
+        assert store.empty(200 * MIB, "u1").nbytes == 200 * MIB
+        monkeypatch.undo()
     store.drain()
     store.close()
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import nbparallel as nbp
-from nbparallel.sharing.strategies import registry
-from nbparallel.testing.strategies import StrategyTests
+from nbparallel.testing.strategies import StrategyTests, temporary_registry
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason=f"{sys.platform} has no /proc")
 PAGE = Path(__file__).resolve().parent.parent.parent.parent / "docs" / "how-to" / "write-a-strategy.md"
@@ -24,9 +23,8 @@ def registered() -> Iterator[None]:
     assert block is not None
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(block[1], str(PAGE), "exec"), names)
-    nbp.register_sharing_strategy("nameless", names["NamelessFiles"]())
-    yield
-    registry._strategies.pop("nameless")
+    with temporary_registry(names["NamelessFiles"]()):
+        yield
 
 
 class TestNameless(StrategyTests):

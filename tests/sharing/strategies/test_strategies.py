@@ -15,13 +15,14 @@ from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.testing.strategies import temporary_registry
 
 
 @pytest.fixture(autouse=True)
-def registry_as_it_was(monkeypatch):
+def registry_as_it_was():
     """Undo what a test does to the registry."""
-    monkeypatch.setattr(registry, "_strategies", dict(registry._strategies))
-    monkeypatch.setattr(registry, "_current", registry._current)
+    with temporary_registry():
+        yield
 
 
 @pytest.fixture
