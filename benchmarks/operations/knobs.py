@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.adapters import Ours
 from benchmarks.operations.lines import LARGE, Line, case
-from nbparallel.distributed import Communicator, messages_at_once
+from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import direct, staging
 from nbparallel.distributed.collectives import staging as relaying
 from nbparallel.distributed.data_parallel import buckets
@@ -118,7 +118,7 @@ KNOBS = (
         [*_small("ping-pong", (6 * KIB, 12 * KIB, 24 * KIB, 30 * KIB))], "B",
     ),
     Knob(
-        [(messages_at_once, "SHORT")], (64, *_powers(KIB, 32 * KIB)),
+        [(packing, "SHORT")], (64, *_powers(KIB, 32 * KIB)),
         [*_small("ping-pong", (200, 3 * KIB, 12 * KIB, 24 * KIB, 30 * KIB))], "B",
     ),
     Knob(

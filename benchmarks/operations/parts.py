@@ -96,10 +96,10 @@ def parts_of_all_reduce(c: Communicator) -> Seconds:
 def parts_of_ping_pong(c: Communicator) -> Seconds:
     """Return what a send and a recv of 8 bytes take, and their parts."""
     x, peer = np.zeros(1), 1
-    messages = c._messages
-    out, into = messages._out[peer], messages._in[peer]
-    assert messages.send_short(x, peer, 0), "a short array goes the quick way"
-    record = messages._make_head(x, 0, 0) + x.tobytes()
+    sender = c._sender
+    out, into = sender._rings[peer], c._receiver._rings[peer]
+    assert sender.send_short(x, peer, 0), "a short array takes the shortest path"
+    record = sender._make_head(x, 0, 0) + x.tobytes()
     count = out.capacity // (len(record) + 64) - 2
     words = out._words
 
@@ -111,7 +111,7 @@ def parts_of_ping_pong(c: Communicator) -> Seconds:
     def fill() -> None:
         words[theirs._head] = theirs.position
         for _ in range(count):
-            if not theirs.put_at_once(record):
+            if not theirs.put_contiguous(record):
                 theirs.put(record)  # around the ring's end
 
     call = least(lambda: None, 2000)
@@ -122,7 +122,7 @@ def parts_of_ping_pong(c: Communicator) -> Seconds:
     }
     found["whole"] = found["send"] + found["recv"]
     octets, start = into._octets, into._start
-    meta = messages._packer.meta(x)
+    meta = sender._packer.meta(x)
 
     def numpy_calls() -> None:
         x.tobytes()

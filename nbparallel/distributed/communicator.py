@@ -12,7 +12,9 @@ from nbparallel.distributed.api.object_lists import ObjectLists
 from nbparallel.distributed.api.point_to_point import PointToPoint
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.group import GroupTable
-from nbparallel.distributed.messages_at_once import ShortMessages
+from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.point_to_point.ring import RingPairs
+from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
@@ -64,8 +66,10 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self._deadlocks = DeadlockDetector(self._context)
         self._context.diagnose = self._deadlocks.inspect
         self._world = GroupCollectives(self._context, world_area(self._view, rank))
-        self._messages = ShortMessages(self._context)
-        self._group_table = GroupTable(self._context, self._messages, self._world)
+        rings = RingPairs(self._view, self._context.waiter, rank)
+        self._receiver = Receiver(self._context, rings)
+        self._sender = Sender(self._context, rings, self._receiver.unexpected.take_in)
+        self._group_table = GroupTable(self._context, self._sender, self._receiver, self._world)
         self._context.progress = self._progress
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
@@ -129,11 +133,11 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
             self._talk(self._finish)
 
     def _finish(self) -> None:
-        self._messages.drain()
+        self._receiver.drain()
         self._group_table.flush()
 
     def _progress(self) -> None:
-        self._messages.drain()
+        self._receiver.drain()
         self._group_table.advance()
 
     def end_cell(self, failure: BaseException | None, *, could_receive: bool = True) -> None:
@@ -141,10 +145,10 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
 
         `could_receive` is false where no code of the user ran: then no message counts as left from it.
         """
-        self._messages.drop()
+        self._receiver.drop()
         self._group_table.drop()
         self.forgotten = self._tickets.settle()
-        self.unreceived = self._messages.end_cell() if could_receive else []
+        self.unreceived = self._receiver.end_cell() if could_receive else []
         if self._tracer is not None:
             self._tracer.end()
         self._context.end_cell(failure)
@@ -162,7 +166,8 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
 
     def release(self) -> None:
         """Release sent memory that receivers have taken over; the engine calls it when it is idle."""
-        self._messages.release()
+        self._sender.release()
+        self._receiver.release()
         self._context.forget_frames()
         self._group_table.release()
 
@@ -173,7 +178,8 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self._closed = True
         if self._tracer is not None:
             self._tracer.close()
-        self._messages.close()
+        self._sender.close()
+        self._receiver.close()
         self._group_table.close()
         self._deadlocks.close()
         self._context.close()

@@ -17,6 +17,7 @@ import numpy as np
 from nbparallel.distributed.arguments import check_place, check_rank
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
@@ -108,8 +109,10 @@ class GroupState:
 class GroupTable:
     """All groups of one rank in one epoch."""
 
-    def __init__(self, context: RankContext, messages: Receiver, world: GroupCollectives) -> None:
-        self._context, self._messages = context, messages
+    def __init__(
+        self, context: RankContext, sender: Sender, receiver: Receiver, world: GroupCollectives
+    ) -> None:
+        self._context, self._sender, self._receiver = context, sender, receiver
         everybody = Group(tuple(range(context.world_size)))
         self.world = GroupState(everybody, context.rank, world)
         self._known = {everybody: self.world}
@@ -169,7 +172,7 @@ class GroupTable:
         context, ranks = self._context, state.ranks
         memory: np.ndarray[Any, np.dtype[Any]]
         if state.index > 0:
-            packed = self._messages.await_introduction(ranks[0], state.word, deadline_ns)
+            packed = self._receiver.await_introduction(ranks[0], state.word, deadline_ns)
             memory = context.attach(decode_handle(packed), writable=True)
         else:
             memory = context.store.empty((group_nbytes(len(ranks)),), np.uint8)
@@ -179,7 +182,7 @@ class GroupTable:
                 raise InternalError("the store's own array is not shared")
             packed = encode_handle(handle)
             for rank in ranks[1:]:
-                self._messages.introduce(rank, state.word, packed, deadline_ns)
+                self._sender.introduce(rank, state.word, packed, deadline_ns)
         area = group_area(memory, packed, context.rank)
         if area is None or area.ranks != ranks:
             raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {state.group}")

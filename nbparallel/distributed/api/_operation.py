@@ -9,7 +9,8 @@ from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import PendingOperation
 from nbparallel.distributed.deferring import Deferring, Plan
 from nbparallel.distributed.group import Group, GroupState, GroupTable
-from nbparallel.distributed.messages_at_once import ShortMessages
+from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.work import Tickets, Work
 
@@ -28,7 +29,8 @@ class OperationBase:
     world_size: int
     _context: RankContext
     _world: GroupCollectives
-    _messages: ShortMessages
+    _sender: Sender
+    _receiver: Receiver
     _group_table: GroupTable
     _tickets: Tickets
     _tracer: OperationTracer | None

@@ -104,10 +104,10 @@ class PointToPoint(OperationBase):
                 type(tensor) is not np.ndarray
                 or word
                 or view
-                or not self._messages.send_short(tensor, dst, tag)
+                or not self._sender.send_short(tensor, dst, tag)
             ):
                 limit = None if timeout is None else deadline(timeout)
-                self._messages.send(tensor, dst, tag, view=view, deadline_ns=limit, group=word)
+                self._sender.send(tensor, dst, tag, view=view, deadline_ns=limit, group=word)
             context.ready = True
         except BaseException as error:
             context.failed(error)
@@ -172,7 +172,7 @@ class PointToPoint(OperationBase):
         context = self._context
         context.ready = False
         try:
-            received = self._messages.recv_short(tensor, src, tag)
+            received = self._receiver.recv_short(tensor, src, tag)
             context.ready = True
         except BaseException as error:
             context.failed(error)
@@ -205,7 +205,7 @@ class PointToPoint(OperationBase):
         context.ready = False
         try:
             limit = None if timeout is None else deadline(timeout)
-            found = self._messages.recv(buffer, src, tag, limit, group=word, sources=sources)
+            found = self._receiver.recv(buffer, src, tag, limit, group=word, sources=sources)
             context.ready = True
         except BaseException as error:
             context.failed(error)
@@ -227,18 +227,18 @@ class PointToPoint(OperationBase):
         The value is buffered: `tensor` may be changed, and the work is completed, when this returns.
         After ``strict_sync(True)`` it is completed when the message was received.
         """
-        strict, self._messages.strict = self._messages.strict, False
+        strict, self._sender.strict = self._sender.strict, False
         try:
             self.send(tensor, dst, group, tag, group_dst=group_dst, view=view)
         finally:
-            self._messages.strict = strict
+            self._sender.strict = strict
         work = Work("isend", self._context.call_site.line())
         if not strict:
             work.ticket.waited = True  # nothing is lost if nobody waits for what is completed
             work.finish()
             return work
         state = self._group_table.world if group is None else self._group_table.find(group)
-        push = self._messages.sent(work, state.ranks[state.place(dst, group_dst, "dst")])
+        push = self._sender.sent(work, state.ranks[state.place(dst, group_dst, "dst")])
         return work.begin(lambda limit, wait: self._talk(lambda: push(limit, wait)))
 
     def irecv(
@@ -265,9 +265,9 @@ class PointToPoint(OperationBase):
         shown = f"irecv(src={src}{f', tag={tag}' if tag else ''})"
         work = Work(shown, self._context.call_site.line())
         receive = Receive(work, tensor, buffer, src, tag, state.word, state.ranks)
-        work.begin(lambda limit, wait: self._talk(lambda: self._messages.push(receive, limit, wait)))
+        work.begin(lambda limit, wait: self._talk(lambda: self._receiver.push(receive, limit, wait)))
         self._tickets.add(work)
-        return self._talk(lambda: self._messages.post(receive))
+        return self._talk(lambda: self._receiver.post(receive))
 
     def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[Work]:
         """Begin several sends and receives; returns their works, in order.
@@ -293,7 +293,7 @@ class PointToPoint(OperationBase):
 
     def strict_sync(self, on: bool = True) -> None:
         """Make every `send` of this rank wait until its message was received, to show latent deadlocks."""
-        self._messages.strict = bool(on)
+        self._sender.strict = bool(on)
 
     def send_object_list(
         self,

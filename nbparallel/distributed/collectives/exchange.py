@@ -265,8 +265,8 @@ class Exchange:
             draft.brought.append(OBJECT_FORM if array is None else self._form(array))
             if array is not None and payload.kind == VIEW and not movement.view:  # with views nobody writes
                 self._name_source(draft, array)
-            if payload.keep is not None or movement.view:
-                keep.append((payload.keep, value))
+            if payload.keepalive is not None or movement.view:
+                keep.append((payload.keepalive, value))
             self._context.nbytes += payload.nbytes
         if movement.outputs:
             self._name_outputs(draft, movement)

@@ -1,9 +1,9 @@
-"""Messages: values as parcels, which travel in a ring or wait in a slot, and back.
+"""Payloads: values packed to travel in a ring or to be read from a slot, and unpacked.
 
-Small values travel inside the record.  A large array is copied once, by its sender, into shared memory of its
-own, which the receiver adopts; a large pickle likewise.  The sender holds that memory until the receiver has
-acknowledged the message: from then on it is the receiver's alone.  A receiver who fills buffers gets large
-arrays through a stream (`streaming`), and so do all of them what fits into its window.
+Small values are inline: they travel inside the record.  A large array is indirect: its sender copies it once
+into a new segment, which the receiver adopts; a large pickle likewise.  The sender holds that segment until
+the receiver has acknowledged the message: from then on it is the receiver's alone.  A receiver that fills
+buffers gets large arrays through a stream (`streaming`), and every receiver gets what fits into its window.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nbparallel.transfer import pickling
 
 
 def dumps(obj: Any, store: Store) -> tuple[bytes, object]:
-    """Return the object's bytes, and what to hold until every receiver has loaded them."""
+    """Return the object's bytes, and what must live until every receiver has loaded them."""
     pickled = pickling.dumps(obj, store)
     return pickled.data, pickled
 
@@ -42,20 +42,23 @@ def loads(data: bytes | memoryview, store: Store) -> Any:
 
 
 ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, RELAYED = range(1, 10)
-"""Kinds of records: an array inside, one in shared memory, a handle of the sender's own array, a builtin, a
-pickle inside, a pickle in shared memory; where a group meets, which is no user's message; an array whose
-content comes through a stream, or through the chunks of a group (`relaying`)."""
+"""Kinds of payloads: an inline array, one in shared memory, a handle of the sender's own array, a builtin, an
+inline pickle, a pickle in shared memory; a group's slot area, which is no user's message; an array whose
+content comes through a stream, or through the staging buffers of a group."""
+SHORT = 32 << 10
+"""Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.operations.tuning``: the
+ordinary path takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
 _BUILTINS = (int, float, complex, bool, str, bytes, type(None))
 
 
 @dataclass(slots=True)
 class Payload:
-    """A value, ready to travel."""
+    """A packed value."""
 
     kind: int
     meta: bytes
     body: bytes
-    keep: object = None
+    keepalive: object = None
     """What must live until the receiver has acknowledged."""
     nbytes: int = 0
 
@@ -66,35 +69,35 @@ class Payload:
 
 
 class Packer:
-    """Turns values into parcels and back, for one rank.
+    """Packs and unpacks the values of one rank.
 
     Parameters
     ----------
     attach : callable
         ``attach(handle, writable=…)``, returns another rank's array.
-    look : callable
-        ``look(packed)``, returns it read-only, and may keep it for the next time.
+    attach_view : callable
+        ``attach_view(packed)``, returns it read-only, and may keep it attached.
     inline : int
-        Bytes that may travel inside a record.
+        Bytes that can travel inside a record.
     """
 
     def __init__(
         self,
         store: Store,
         attach: Callable[..., AnyArray],
-        look: Callable[[bytes | memoryview], AnyArray],
+        attach_view: Callable[[bytes | memoryview], AnyArray],
         inline: int,
     ) -> None:
-        self._store, self._attach, self._look, self._inline = store, attach, look, inline
+        self._store, self._attach, self._attach_view, self._inline = store, attach, attach_view, inline
         self._metas: dict[Any, bytes] = {}
         self._forms: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._shown: tuple[weakref.ref[AnyArray], tuple[Any, ...], bytes] | None = None
-        """The array whose handle was sent last, its form, and the handle: others are often sent it too."""
+        """The array whose handle was sent last, its form, and the handle: often sent to several ranks."""
 
     def pack(self, x: Any, *, view: bool, stream: StreamOut | None = None) -> Payload:
-        """Return `x` as a parcel; changes of `x` after this do not reach the receiver (but for a view).
+        """Return `x` as a payload; changes of `x` after this do not reach the receiver (but for a view).
 
-        What is `STREAMED` is only announced by it: the sender has to write it to `stream`.
+        `STREAMED` only announces the array: the sender has to write it to `stream`.
         """
         array = as_plain_array(x)
         if view:
@@ -107,12 +110,11 @@ class Packer:
         return payload or self._pack_copy(array, ADOPTED)
 
     def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Payload:
-        """Return `x` as a parcel that waits for its readers while the sender waits for them.
+        """Return `x` as a payload to be read from a slot, while the sender waits for its readers.
 
-        A shared array stays where it is, and whoever reads it copies it from there (kind `VIEW`); a large
+        A shared array stays where it is, and every reader copies it from there (kind `VIEW`); a large
         private one is copied to shared memory, where a single reader keeps it and several copy it.  With
-        `relay` it is only announced: the sender has to bring it by the `StagedCopy`, and says where as the
-        body.
+        `relay` it is only announced: the sender has to bring it by the `StagedCopy`, and its body says where.
         """
         array = as_plain_array(x)
         if view:
@@ -134,12 +136,12 @@ class Packer:
             data = marshal.dumps(x)
             if len(data) <= inline:
                 return Payload(NUMBER, b"", data, nbytes=len(data))
-        data, keep = dumps(x, self._store)
+        data, keepalive = dumps(x, self._store)
         if len(data) <= inline:
-            return Payload(OBJECT, b"", data, keep, len(data))
+            return Payload(OBJECT, b"", data, keepalive, len(data))
         blob = self._store.empty((len(data),), np.uint8)
         blob[...] = np.frombuffer(data, np.uint8)
-        return Payload(BLOB, b"", self._handle(blob), (blob, keep), len(data))
+        return Payload(BLOB, b"", self._handle(blob), (blob, keepalive), len(data))
 
     def _pack_view(self, x: Any, array: AnyArray | None) -> Payload:
         if array is None:
@@ -175,6 +177,13 @@ class Packer:
             if len(meta) < self._inline:
                 self._remember(self._metas, key, meta)
         return meta
+
+    def short_meta(self, array: AnyArray) -> bytes:
+        """Return dtype and shape of a short array as they stand in a record; empty: it is not short."""
+        if array.nbytes > SHORT or array.dtype.hasobject:
+            return b""
+        meta = self.meta(array)
+        return meta if len(meta) <= SHORT else b""
 
     def _pack_stream(self, array: AnyArray, stream: StreamOut) -> Payload | None:
         if array.nbytes >= LEAST and array.flags.c_contiguous and len(meta := self.meta(array)) <= 1024:
@@ -215,7 +224,7 @@ class Packer:
         return None
 
     def unpack(self, message: Envelope) -> Any:
-        """Return the value; it is the receiver's own, but for a view, which is read-only."""
+        """Return the value; it belongs to the receiver, but for a view, which is read-only."""
         if message.kind == ARRAY and (form := self.form(message)) is not None:
             dtype, shape = form
             value = np.empty(shape, dtype)
@@ -239,6 +248,6 @@ class Packer:
             if buffer.size:
                 buffer[...] = np.frombuffer(message.body, buffer.dtype).reshape(buffer.shape)
         elif message.kind == VIEW:
-            np.copyto(buffer, self._look(message.body))
+            np.copyto(buffer, self._attach_view(message.body))
         else:
             np.copyto(buffer, self._attach(decode_handle(message.body), writable=False))

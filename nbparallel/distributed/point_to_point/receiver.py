@@ -1,23 +1,27 @@
-"""send and recv.
+"""The receiving side of point-to-point messages.
 
-Messages from one rank to another arrive in the order they were sent, for each tag.  A receiver that looks
-for one tag keeps what it passes (`_pending`); so does every rank that waits for anything, which is why a send
-only blocks while its receiver computes, or after it has left the cell.
+Messages from one rank to another arrive in the order they were sent, for each tag.  A receive of one tag puts
+the messages aside that it passes (`UnexpectedMessages`); so does every rank that waits for anything, which is
+why a send only blocks while its receiver computes, or after it has left the cell.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from nbparallel.distributed.point_to_point.matching import PostedReceives, Receive, UnexpectedMessages
-from nbparallel.distributed.point_to_point.packing import ADOPTED, INTRODUCTION, STREAMED, Payload
-from nbparallel.distributed.point_to_point.ring import Envelope, RingReader
-from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.point_to_point.matching import (
+    MatchRequest,
+    PostedReceives,
+    Receive,
+    UnexpectedMessages,
+)
+from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, STREAMED, Packer
+from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
+from nbparallel.distributed.point_to_point.sender import MAX_HEADS, inline_nbytes
 from nbparallel.distributed.point_to_point.streaming import Call, StreamIn
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -25,32 +29,59 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import table
 from nbparallel.distributed.work import Work
-from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, rank_list
+from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control import Operation
 
 T = TypeVar("T")
 
 
-class Receiver(Sender):
-    """The messages of one rank."""
+class Receiver:
+    """The messages that one rank receives."""
 
-    def __init__(self, context: RankContext) -> None:
-        super().__init__(context)
-        view, waiter, rank = context.view, context.waiter, context.rank
-        self._in = [RingReader(view, waiter, r, rank) for r in range(context.world_size)]
-        self._streams_in = [StreamIn(context, r) for r in range(context.world_size)]
-        self._pending: list[deque[Envelope]] = [deque() for _ in range(context.world_size)]
-        self._introductions: dict[tuple[int, int], bytes] = {}
-        self._newest = [0] * context.world_size
-        self._last = -1
-        self._spun = False
+    def __init__(self, context: RankContext, rings: RingPairs) -> None:
+        self._context, self._rings = context, rings.readers
+        self._streams = [StreamIn(context, r) for r in range(context.world_size)]
+        inline = inline_nbytes(context.view)
+        self._packer = Packer(context.store, context.attach, context.memory.look, inline)
+        self.unexpected = UnexpectedMessages(self._rings)
+        self._queues = self.unexpected.queues
+        self._posted = PostedReceives(self.unexpected, self._serve)
+        self._metas: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
+        """How short arrays are described in records; empty: not short."""
+        self._has_spun = False
         """Whether the receive that begins has waited for a short while already."""
-        self._posted = PostedReceives(lambda: [m for pending in self._pending for m in pending], self._serve)
-        self._sources: tuple[int, ...] = ()
-        self._unreceived = UnexpectedMessages(context.world_size)
-        context.progress = self.drain
+        self._awaited: tuple[int, ...] = ()
+        """The ranks that a receive is waiting for, which takes their messages in itself."""
 
     # -- receiving -------------------------------------------------------------------------------------
+
+    def recv_short(self, buffer: AnyArray, src: int, tag: int) -> bool:
+        """Fill `buffer` with the next message of a rank, if that fits; False: nothing was done, call `recv`.
+
+        It waits a short while for the message; see `Sender.send_short`.
+        """
+        if self._queues[src] or self._posted or fault_injection.ARMED:
+            return False
+        meta = self._metas.get((buffer.dtype, buffer.shape))
+        if meta is None:
+            if len(self._metas) >= MAX_HEADS:
+                self._metas.clear()
+            meta = self._metas[buffer.dtype, buffer.shape] = self._packer.short_meta(buffer)
+        if not meta:
+            return False
+        ring = self._rings[src]
+        if not ring.comes():
+            self._has_spun = True
+            return False
+        number = ring.take_contiguous(buffer, ARRAY, meta, tag)
+        if not number:
+            return False
+        unexpected = self.unexpected
+        unexpected.newest[src], unexpected.last_source = number, src
+        context = self._context
+        context.operations += 1
+        context.nbytes += buffer.nbytes
+        return True
 
     def recv(
         self,
@@ -62,14 +93,14 @@ class Receiver(Sender):
         group: int = 0,
         sources: Sequence[int] = (),
     ) -> tuple[Any, int]:
-        """Return the next value from `src` with this tag (or `buffer`, filled), and who sent it.
+        """Return the next value from `src` with this tag (or `buffer`, filled), and its source.
 
         Parameters
         ----------
         group : int
             The word of the group; 0: the world.
         sources : sequence of int
-            Who may be meant by None, if not all.
+            The ranks that None stands for, if not all.
         """
         context = self._context
         line = context.call_site.line()
@@ -77,16 +108,18 @@ class Receiver(Sender):
             fault_injection.hit("enter", context.rank)
         if self._posted:
             self.advance()
-        message = self._find(src, tag, group)
+        message = self.unexpected.find(src, tag, group)
         if message is None:
-            look = partial(self._find, src, tag, group)
-            message = self._wait_for_message(src, tag, line, deadline_ns, sources, look)
+            request = MatchRequest(
+                context, self.unexpected, self._rings, src, tag, line, deadline_ns, sources
+            )
+            message = self._wait_for_message(request, partial(self.unexpected.find, src, tag, group))
         if buffer is not None:
             self._check(buffer, message, line)
         try:
             value = self._content(buffer, message, line, deadline_ns)
         finally:
-            self._took(message)
+            self.unexpected.received(message)
         context.operations += 1
         # a large array travels elsewhere, and its handle here
         context.nbytes += value.nbytes if message.kind in (ADOPTED, STREAMED) else len(message.body)
@@ -96,7 +129,7 @@ class Receiver(Sender):
         """Return the value, or the buffer, filled."""
         kind = message.kind
         if kind in (ADOPTED, STREAMED):
-            self._streams_in[message.source].prefer(buffers=buffer is not None)
+            self._streams[message.source].prefer(buffers=buffer is not None)
         if kind == STREAMED:
             return self._read_stream(buffer, message, line, deadline_ns)
         if buffer is None:
@@ -113,105 +146,34 @@ class Receiver(Sender):
         target = buffer if buffer is not None and whole else np.empty(form[1], form[0])
         context = self._context
         outer, context.open = context.open, context.open or -1  # half a message voids the epoch
-        self._streams_in[message.source].read(target, message.body, Call(line, message.tag, deadline_ns))
+        self._streams[message.source].read(target, message.body, Call(line, message.tag, deadline_ns))
         context.open = outer
         if buffer is None or whole:
             return target
         np.copyto(buffer, target)
         return buffer
 
-    def _find(self, src: int | None, tag: int, group: int) -> Envelope | None:
-        """Return the first message that matches; it stays pending until it was taken."""
-        for source in self._order() if src is None else (src,):
-            pending = self._pending[source]
-            for message in pending:
-                if message.tag == tag and message.group == group:
-                    return message
-            incoming = self._in[source]
-            while incoming.has_message():
-                message = incoming.take()
-                self._file(message)
-                if message.tag == tag and message.group == group:
-                    return message
-        return None
-
-    def _file(self, message: Envelope) -> None:
-        """Put aside what has arrived."""
-        if message.kind == INTRODUCTION:
-            self._introductions[message.source, message.group] = bytes(message.body)
-        else:
-            self._pending[message.source].append(message)
-
-    def _order(self) -> Sequence[int]:
-        """Return all sources, beginning behind the last one that was served: nobody starves."""
-        n, last = self._context.world_size, self._last
-        return [(last + 1 + i) % n for i in range(n)]
-
-    def _took(self, message: Envelope) -> None:
-        source = message.source
-        self._last = source
-        pending = self._pending[source]
-        pending.remove(message)
-        low = pending[0].number - 1 if pending else self._in[source].number
-        self._newest[source] = newest = max(self._newest[source], message.number)
-        self._in[source].acknowledge(low, newest)
-
-    def _wait_for_message(
-        self,
-        src: int | None,
-        tag: int,
-        line: int,
-        deadline_ns: int | None,
-        sources: Sequence[int],
-        look: Callable[[], T | None],
-    ) -> T:
-        """Wait until `look` finds something, which it does as soon as the right message is there."""
+    def _wait_for_message(self, request: MatchRequest, find: Callable[[], T | None]) -> T:
+        """Wait until `find` returns something, which it does as soon as the right message is there."""
         context = self._context
-        others = [r for r in sources or range(context.world_size) if r != context.rank]
-        peers = (others or [context.rank]) if src is None else [src]
-        rings = [self._in[r] for r in peers]
-        only = rings[0] if len(rings) == 1 else None
-        call = f"recv(src={src}{f', tag={tag}' if tag else ''})"
-
-        def explain(finished: list[int]) -> NbParallelError:
-            return DeadlockError(
-                f"deadlock: rank {context.rank} waits in {call} on line {line}, and "
-                + self._why_gone(finished)
-                + self._other_tags(peers)
-            )
-
-        if peers == [context.rank] and deadline_ns is None:  # with a time-out it ends, and is no deadlock
-            raise context.doom(
-                DeadlockError(
-                    f"deadlock: rank {context.rank} waits in {call} on line {line} for itself and has sent "
-                    "itself nothing that matches" + self._other_tags([context.rank])
-                )
-            )
-
-        def satisfied() -> bool:
-            return any(ring.has_message() for ring in rings)
-
-        has_message = only.has_message if only is not None else satisfied
-
+        request.check_source()
+        satisfied, peer = request.satisfied, -1 if request.src is None else request.src
         while True:
-            wait = WaitRecord(
-                Operation.recv, lambda: [] if satisfied() else peers, explain, line,
-                any_source=src is None, peer=-1 if src is None else src, tag=tag, deadline_ns=deadline_ns,
-            )  # fmt: skip
-            self._sources = tuple(peers)
-            spun, self._spun = self._spun, False
+            wait = request.wait_record()
+            self._awaited = tuple(request.peers)
+            spun, self._has_spun = self._has_spun, False
             try:
-                if spun or not context.waiter.spin_until(has_message):
-                    context.wait(has_message, -1 if src is None else src, wait)
+                if spun or not context.waiter.spin_until(satisfied):
+                    context.wait(satisfied, peer, wait)
             finally:
-                self._sources = ()
+                self._awaited = ()
             if self._posted:
                 self.advance()
-            found = look()
+            found = find()
             if found is not None:
                 return found
 
-    # -- receives that were posted ---------------------------------------------------------------------
+    # -- posted receives -------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> Work:
         """Begin a receive."""
@@ -225,18 +187,28 @@ class Receiver(Sender):
         work = receive.work
         if work.done:
             return
+        context = self._context
         sources = receive.sources if receive.src is None else (receive.src,)
-        others = [r for r in sources if r != self._context.rank]
-        self._context.check_peers(others if receive.src is not None else ())
-        if wait or (others and all(map(self._context.gone, others))):  # who only asks is told as well
-            src, line = receive.src, self._context.call_site.line()
-            look = partial(_served, work)
-            self._wait_for_message(src, receive.tag, line, deadline_ns, receive.sources, look)
+        others = [r for r in sources if r != context.rank]
+        context.check_peers(others if receive.src is not None else ())
+        if wait or (others and all(map(context.gone, others))):  # a poll raises the same error
+            request = MatchRequest(
+                context, self.unexpected, self._rings, receive.src, receive.tag, context.call_site.line(),
+                deadline_ns, receive.sources,
+            )  # fmt: skip
+            self._wait_for_message(request, lambda: work if work.done else None)
 
     def advance(self) -> None:
         """Take in everything that has arrived, and serve posted receives; not while a slot says "waiting"."""
         for source in range(self._context.world_size):
-            self._drain_from(source)
+            self.unexpected.take_in(source)
+        self._posted.match()
+
+    def drain(self) -> None:
+        """Take in what has arrived, but from ranks that a receive is waiting for."""
+        for source in self._context.others:
+            if source not in self._awaited:
+                self.unexpected.take_in(source)
         self._posted.match()
 
     def _serve(self, receive: Receive, message: Envelope) -> None:
@@ -255,31 +227,35 @@ class Receiver(Sender):
             if message.kind == STREAMED:
                 raise  # in the middle of it: nothing more can come through that stream
         finally:
-            self._took(message)
+            self.unexpected.received(message)
         self._context.operations += 1
         self._context.nbytes += len(message.body)
+
+    # -- cells -------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
         """End what was posted in a cell with it."""
         self._posted.drop()
 
     def end_cell(self) -> list[str]:
-        """Return what earlier cells have sent to this rank and nobody has received, in words."""
-        arrived = [incoming.number for incoming in self._in]
-        return self._unreceived.end_cell(self._pending, arrived, self._packer.form)
+        """Return a sentence for each kind of message from earlier cells that was not received."""
+        return self.unexpected.end_cell(self._packer.form)
 
-    # -- introductions of groups -----------------------------------------------------------------------
+    def release(self) -> None:
+        """Release the senders' windows."""
+        for stream in self._streams:
+            stream.release()
 
-    def introduce(self, dst: int, group: int, packed: bytes, deadline_ns: int | None) -> None:
-        """Tell a member of a group where it meets."""
-        record = Payload(INTRODUCTION, b"", packed).record(-1, 0, group)
-        if not self._out[dst].has_room(len(record)):
-            self._wait_for_room(dst, len(record), 0, self._context.call_site.line(), deadline_ns)
-        self._out[dst].put(record)
+    def close(self) -> None:
+        """Drop all messages."""
+        self.unexpected.clear()
+        self.release()
+
+    # -- introductions of groups -------------------------------------------------------------------------
 
     def await_introduction(self, src: int, group: int, deadline_ns: int | None) -> bytes:
-        """Return where a group meets, as soon as its first member has said so."""
-        context, incoming = self._context, self._in[src]
+        """Return the handle of a group's slot area, as soon as its first member has sent it."""
+        context, ring = self._context, self._rings[src]
         line = context.call_site.line()
 
         def explain(finished: list[int]) -> NbParallelError:
@@ -289,47 +265,20 @@ class Receiver(Sender):
             )
 
         while True:
-            self._drain_from(src)
-            packed = self._introductions.get((src, group))
+            self.unexpected.take_in(src)
+            packed = self.unexpected.introductions.get((src, group))
             if packed is not None:
                 return packed
             wait = WaitRecord(
-                Operation.new_group, lambda: [] if incoming.has_message() else [src], explain, line,
+                Operation.new_group, lambda: [] if ring.has_message() else [src], explain, line,
                 peer=src, deadline_ns=deadline_ns,
             )  # fmt: skip
-            self._sources = (src,)
+            self._awaited = (src,)
             try:
-                if not context.waiter.spin_until(incoming.has_message):
-                    context.wait(incoming.has_message, src, wait)
+                if not context.waiter.spin_until(ring.has_message):
+                    context.wait(ring.has_message, src, wait)
             finally:
-                self._sources = ()
-
-    def _why_gone(self, ranks: list[int]) -> str:
-        absent = [r for r in ranks if r not in self._context.participants]
-        left = [r for r in ranks if r in self._context.participants]
-        parts = [f"{rank_list(left)} finished the cell without sending it"] if left else []
-        if absent:
-            parts.append(f"{rank_list(absent)} {'is' if len(absent) == 1 else 'are'} not in this cell")
-        return " and ".join(parts)
-
-    def _other_tags(self, sources: Sequence[int]) -> str:
-        tags = sorted({(r, m.tag) for r in sources for m in self._pending[r]})
-        if not tags:
-            return ""
-        found = ", ".join(f"tag {tag} from rank {source}" for source, tag in tags[:8])
-        return f" (what has arrived: {found})"
-
-    def drain(self) -> None:
-        """Take in what has arrived, but from those whose messages are just being waited for."""
-        for source in self._context.others:
-            if source not in self._sources:
-                self._drain_from(source)
-        self._posted.match()
-
-    def _drain_from(self, source: int) -> None:
-        incoming = self._in[source]
-        while incoming.has_message():
-            self._file(incoming.take())
+                self._awaited = ()
 
     # -- checking ----------------------------------------------------------------------------------------
 
@@ -354,24 +303,3 @@ class Receiver(Sender):
                 else f"  sent: {sent[1:3]}, buffer: {mine[1:3]}"
             )
         )
-
-    def release(self, dst: int | None = None) -> None:  # noqa: D102 - inherited
-        super().release(dst)
-        if dst is None:
-            for stream in self._streams_in:
-                stream.release()
-
-    def close(self) -> None:
-        """Drop all messages."""
-        for held in self._held:
-            held.clear()
-        for pending in self._pending:
-            pending.clear()
-        for out in self._streams_out:
-            out.close()
-        for stream in self._streams_in:
-            stream.release()
-
-
-def _served(work: Work) -> Work | None:
-    return work if work.done else None

@@ -1,8 +1,9 @@
-"""Rings: the bytes from one rank to another, one writer and one reader each.
+"""Ring buffers in shared memory: the bytes from one rank to another, one writer and one reader each.
 
 The tail counts bytes that were put in, the head bytes that were taken out; both only grow, so that their
-difference is what lies between, and nothing has to be reset.  A record becomes visible when the tail is
-written, after all its bytes; its room is free when the head is written, after all of them were copied out.
+difference is the number of bytes in the ring, and nothing has to be reset.  A record becomes visible when the
+tail is written, after all its bytes; its room is free when the head is written, after all of them were copied
+out.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class RingWriter:
         self.position = position
         self.number += 1
 
-    def put_at_once(self, record: bytes) -> bool:
-        """Do the same if there is room for it in one piece; whether it was done."""
+    def put_contiguous(self, record: bytes) -> bool:
+        """Write and announce a record if there is room for it in one piece; whether it was written."""
         nbytes, position = len(record), self.position
         offset = position % self.capacity
         room = self.capacity - nbytes
@@ -111,14 +112,14 @@ class RingReader:
         return self._words[self._tail] != self._position
 
     def take(self) -> Envelope:
-        """Copy the next record out and free its room."""
+        """Copy the next record out and release its room."""
         available = self._words[self._tail] - self._position
         if not self._waiter.strong_order:
             self._waiter.fence()  # the record's bytes after the word that announced them
         position = self._position
         offset = position % self._capacity
         start = self._start + offset
-        # As nearly always: nothing goes on at the beginning.
+        # As nearly always: the record does not wrap around.
         whole = RECORD.size <= available <= self._capacity - offset
         head = self._octets[start : start + RECORD.size] if whole else self._copy(position, RECORD.size)
         length, meta_length, kind, tag, line, group = RECORD.unpack(head)
@@ -140,10 +141,10 @@ class RingReader:
         words, tail, position = self._words, self._tail, self._position
         return words[tail] != position or self._waiter.spin(words, tail, position + 1)
 
-    def take_at_once(self, x: AnyArray, kind: int, meta: bytes, tag: int) -> int:
-        """Take the next record, if it is such an array in one piece, into `x`; its number, 0 if it is not.
+    def take_contiguous(self, x: AnyArray, kind: int, meta: bytes, tag: int) -> int:
+        """Copy the next record into `x` if it is such an array, in one piece; return its number, else 0.
 
-        Its message counts as taken: there must be none before it that is not.
+        Its message counts as received: every message before it must have been received.
         """
         position, octets = self._position, self._octets
         offset = position % self._capacity
@@ -182,8 +183,17 @@ class RingReader:
         return data
 
     def acknowledge(self, all_up_to: int, newest: int) -> None:
-        """Tell the sender which messages have been taken: all up to one, and the newest of any."""
+        """Publish which messages were received: all up to one, and the newest of any."""
         if not self._waiter.strong_order:
-            self._waiter.fence()  # what was read of the sender's memory before the word that frees it
+            self._waiter.fence()  # what was read of the sender's memory before the word that releases it
         self._words[self._head + 1] = all_up_to
         self._waiter.announce_to(self._source, self._words, self._head + 2, newest)
+
+
+class RingPairs:
+    """The rings of one rank: to and from every rank, itself included."""
+
+    def __init__(self, view: ControlView, waiter: Waiter, rank: int) -> None:
+        ranks = range(view.world_size)
+        self.writers = [RingWriter(view, waiter, rank, r) for r in ranks]
+        self.readers = [RingReader(view, waiter, r, rank) for r in ranks]

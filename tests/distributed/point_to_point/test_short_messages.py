@@ -9,20 +9,23 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.messages_at_once import SHORT, ShortMessages
+from nbparallel.distributed.point_to_point.packing import SHORT
+from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.errors import CollectiveMismatchError
 
 
 def count(monkeypatch: Any, name: str) -> list[bool]:
     """Return a list to which every call of a method of the quick way adds whether it did it."""
     done: list[bool] = []
-    method = getattr(ShortMessages, name)
+    side = Sender if name == "send_short" else Receiver
+    method = getattr(side, name)
 
     def counted(self: Any, *arguments: Any) -> bool:
         done.append(method(self, *arguments))
         return done[-1]
 
-    monkeypatch.setattr(ShortMessages, name, counted)
+    monkeypatch.setattr(side, name, counted)
     return done
 
 
@@ -129,7 +132,7 @@ def test_a_full_ring(ranks: Any) -> None:
     """More than the ring holds, before anything is taken: nothing is overwritten."""
 
     def work(c: Communicator) -> int:
-        count = 3 * c._messages._out[1 - c.rank].capacity // 300
+        count = 3 * c._sender._rings[1 - c.rank].capacity // 300
         if c.rank == 1:
             time.sleep(0.1)  # the ring is full by now, and rank 0 waits for room
         for i in range(count):
@@ -150,7 +153,7 @@ def arrived(c: Communicator) -> None:
     c.barrier()
     if c.rank == 1:
         limit = time.monotonic() + 15
-        while not c._messages._in[0].has_message():
+        while not c._receiver._rings[0].has_message():
             assert time.monotonic() < limit
             time.sleep(0.001)
 
