@@ -30,6 +30,10 @@ def rank_list(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(parts)}"
 
 
+NO_RANKS = "no ranks are running; the next %%parallel cell or Session.run starts them"
+"""Message where running ranks are needed."""
+
+
 class NbParallelError(Exception):
     """Base of all errors of nbparallel."""
 

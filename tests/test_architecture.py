@@ -30,7 +30,6 @@ KNOWN: dict[str, set[str]] = {
         "nbparallel.distributed: api, communicator, tracing",
         "nbparallel.distributed: collectives, deferring, scattering",
         "nbparallel.session: interrupts, monitoring, processes, tasks",
-        "nbparallel_magics: background, state",
     },
 }
 FORBIDDEN = {

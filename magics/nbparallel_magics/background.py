@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from nbparallel.errors import rank_list
 from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.publisher import publisher_for
-from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
     from nbparallel.session import CellResult, PendingCell
 
-LOOK_SECONDS = 1.0
-"""How long one wait for a cell is; Python's waits end at once when a signal comes."""
+WAIT_SECONDS = 1.0
+"""Length of one wait for a cell; a signal ends Python's waits immediately."""
 
 
 class BackgroundCell:
@@ -22,14 +21,19 @@ class BackgroundCell:
 
     Attributes and methods that are not here are those of `nbparallel.session.PendingCell`: ``state``,
     ``done()``, ``wait(timeout)``, ``result(timeout)``, ``cancel()``, ``stdout(rank)``.
+
+    Parameters
+    ----------
+    pending : PendingCell
+        The cell in its session.
+    number : int
+        The notebook's ``In[n]``.
+    out : str or None
+        Name for the values, if there was a ``-o``.
     """
 
     def __init__(self, pending: PendingCell, number: int, out: str | None) -> None:
-        self.pending = pending
-        self.number = number
-        """The notebook's ``In[n]``."""
-        self.out = out
-        """Name for the values, if there was a ``-o``."""
+        self.pending, self.number, self.out = pending, number, out
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -49,8 +53,8 @@ class BackgroundCell:
         return f"<cell In[{self.number}] on the ranks: {self.pending.state}; {advice}>"
 
 
-def follow(cell: BackgroundCell, sink: CellOutput | None) -> None:
-    """Have the end of a cell said in its own output, if it is no good one."""
+def note_failure(cell: BackgroundCell, sink: CellOutput | None) -> None:
+    """Add a line to the cell's own output when it ends with an error."""
 
     def ended(pending: PendingCell) -> None:
         error = pending.exception()
@@ -61,37 +65,49 @@ def follow(cell: BackgroundCell, sink: CellOutput | None) -> None:
     cell.pending.add_done_callback(ended)
 
 
-def show(state: ExtensionState, cell: BackgroundCell) -> None:
-    """Wait for a cell, show what it printed, give its values, or raise what it raised.
+def show(
+    cell: BackgroundCell,
+    sink: CellOutput,
+    variables: MutableMapping[str, Any],
+    remember: Callable[[BaseException], None],
+) -> None:
+    """Wait for a cell, show what it printed, assign its values, or raise what it raised.
 
-    An interrupt while this waits interrupts the cell, as if it had been run in the foreground.
+    An interrupt during the wait interrupts the cell, as if it ran in the foreground.
+
+    Parameters
+    ----------
+    sink : CellOutput
+        Where the cell's output is shown.
+    variables : mapping
+        The notebook's, for the values.
+    remember : callable
+        Keeps the error for ``%parallel_tb``.
     """
     _wait(cell.pending)
     error = cell.pending.exception()
     result = cell.pending.result() if error is None else getattr(error, "result", None)
     if result is not None:
-        said = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
-        _show(state, result, said if error is None else "")
+        ending = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
+        _show(sink, result, ending if error is None else "")
     if error is not None:
-        state.remember(error)
+        remember(error)
         with brief_errors():
             raise error
     if cell.out is not None:
-        state.shell.user_ns[cell.out] = cell.pending.result().values
+        variables[cell.out] = cell.pending.result().values
 
 
 def _wait(pending: PendingCell) -> None:
     while not pending.done():
         try:
-            pending.wait(LOOK_SECONDS)
+            pending.wait(WAIT_SECONDS)
         except KeyboardInterrupt:
             pending.cancel()
 
 
-def _show(state: ExtensionState, result: CellResult, said: str) -> None:
-    """Show what a cell printed and its values; if there is nothing, that it is done, and what is `said`."""
-    publisher = publisher_for(state.shell, state.notebook)
-    sink = CellOutput(publisher, order=state.configuration.output, logs=state.logs)
+def _show(sink: CellOutput, result: CellResult, ending: str) -> None:
+    """Show what a cell printed and its values; if there is nothing, that it is done, and `ending`."""
     for rank, part in result.ranks.items():
         sink.stream(rank, "stdout", part.stdout)
         sink.stream(rank, "stderr", part.stderr)
@@ -100,8 +116,8 @@ def _show(state: ExtensionState, result: CellResult, said: str) -> None:
         if part.text and part.displays:
             sink.result(rank, dict(part.displays[-1]), {})
     printed = any(part.stdout or part.stderr or part.displays for part in result.ranks.values())
-    if not printed and said:
-        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; {said}")
+    if not printed and ending:
+        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; {ending}")
     sink.finish()
 
 

@@ -112,6 +112,18 @@ STRATEGY.add_argument(
 STRATEGY.add_argument(
     "--seconds", type=arguments.seconds, metavar="S", help="about how long that may take (20)"
 )
+
+
+def parse_strategy(line: str) -> tuple[argparse.Namespace, str]:
+    """Return the flags of ``%sharing_strategy`` and the words after them; UsageError if they contradict."""
+    options, words = STRATEGY.parse_head(line)
+    if options.bench and words:
+        STRATEGY.error(f"--bench measures all strategies, without {words!r}")
+    if options.seconds and not options.bench:
+        STRATEGY.error("--seconds belongs to --bench")
+    return options, words
+
+
 STATUS = MagicParser(
     "%parallel_status", "Show the ranks and the shared memory that they use.", "%parallel_status"
 )
@@ -136,8 +148,8 @@ WHO = MagicParser(
 )
 DOCTOR = MagicParser(
     "%parallel_doctor",
-    "Check this machine: what stands in the way of ranks and shared memory, and what to do about it.\n"
-    "Looks at limits, the container, memory, CPUs, sharing strategies, versions; starts and changes nothing.",
+    "Check this machine: what prevents ranks or shared memory, and what to do about it.\n"
+    "Inspects limits, the container, memory, CPUs, sharing strategies, versions; starts and changes nothing.",
     "%parallel_doctor",
 )
 RESTART = MagicParser(

@@ -11,8 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-import nbparallel
-from nbparallel.errors import rank_list
+from nbparallel.errors import NO_RANKS, rank_list
 from nbparallel_magics import background, flags
 from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 _NO_FRAME = 1_000_000
-"""Frames above ours whose variables IPython would look at: none, only the notebook's count."""
+"""Frames above ours whose variables IPython would use: none, only the notebook's count."""
 
 
 def _comes_first(magic: str) -> NoReturn:
@@ -88,7 +87,7 @@ class ParallelMagics(Magics):
         return cells.run(self.state, CellRequest(source, max(0, offset), options))
 
     def _expanded(self, line: str) -> str:
-        """Put the notebook's values into ``{x}`` and ``$x`` of the flags; the code is the ranks' business."""
+        """Put the notebook's values into ``{x}`` and ``$x`` of the flags, not of the code."""
         text: str = self.state.shell.var_expand(line, depth=_NO_FRAME)
         return text
 
@@ -106,11 +105,7 @@ class ParallelMagics(Magics):
     @line_magic
     @documented_by(flags.STRATEGY)
     def sharing_strategy(self, line: str) -> None:
-        options, words = flags.STRATEGY.parse_head(line)
-        if options.bench and words:
-            flags.STRATEGY.error(f"--bench measures all strategies, without {words!r}")
-        if options.seconds and not options.bench:
-            flags.STRATEGY.error("--seconds belongs to --bench")
+        options, words = flags.parse_strategy(line)
         if options.bench:
             strategy_benchmark.bench(self.state, options.seconds or strategy_benchmark.DEFAULT_SECONDS)
             return
@@ -124,7 +119,7 @@ class ParallelMagics(Magics):
         flags.STATUS.parse_line(line)
         session = self.state.running_session()
         if session is None:
-            print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
+            print(NO_RANKS)  # noqa: T201
         else:
             display(StatusView(session.statistics()))
 
@@ -134,11 +129,13 @@ class ParallelMagics(Magics):
         flags.SEGMENTS.parse_line(line)
         session = self.state.running_session()
         if session is None:
-            display(nbparallel.segments())
+            from nbparallel.sharing import segments  # brings numpy, which loading must not
+
+            display(segments())
         else:
             names = self.state.shell.user_ns
-            seen = session.who(names, self.state.shell.user_ns_hidden)
-            display(SegmentsView(session.statistics(names), seen))
+            who = session.who(names, self.state.shell.user_ns_hidden)
+            display(SegmentsView(session.statistics(names), who))
 
     @line_magic
     @documented_by(flags.WHO)
@@ -146,7 +143,7 @@ class ParallelMagics(Magics):
         flags.WHO.parse_line(line)
         session = self.state.running_session()
         if session is None:
-            print("no ranks are running; the next %%parallel cell starts them")  # noqa: T201
+            print(NO_RANKS)  # noqa: T201
         else:
             shell = self.state.shell
             display(WhoView(session.who(shell.user_ns, shell.user_ns_hidden)))
@@ -190,9 +187,10 @@ class ParallelMagics(Magics):
     @documented_by(flags.RESULT)
     def parallel_result(self, line: str) -> None:
         flags.RESULT.parse_line(line)
-        if self.state.background is None:
+        state = self.state
+        if state.background is None:
             flags.RESULT.error("no cell was run with --async yet")
-        background.show(self.state, self.state.background)
+        background.show(state.background, state.new_output(), state.shell.user_ns, state.remember)
 
     @line_magic
     @documented_by(flags.TRACEBACK)
@@ -207,5 +205,5 @@ class ParallelMagics(Magics):
     def _session_to(self, parser: MagicParser) -> Session:
         session = self.state.running_session()
         if session is None:
-            parser.error("no ranks are running; the next %%parallel cell starts them")
+            parser.error(NO_RANKS)
         return session

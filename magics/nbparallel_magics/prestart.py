@@ -1,7 +1,7 @@
-"""Warm: a supervisor and its template, started when the extension is loaded, that wait for the first cell.
+"""A supervisor and its template, started when the extension is loaded, that wait for the first cell.
 
-It is one process being started and nothing else: no thread, no import beyond what starting takes, no output.
-What cannot be started now is not: the first cell tries again, and says why.
+Loading starts one process: no thread, no import beyond what starting takes, no output.  If it cannot be
+started, the first cell tries again and raises the reason.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from nbparallel.session.processes.launch import SupervisorLaunch
 
 RENEWALS = 3
-"""How often it is started anew because a cell has changed what it depends on; arbitrary."""
+"""Restarts because a cell has changed what the supervisor depends on; arbitrary."""
 
 
 class PrestartedSupervisor:
-    """Owns what waits until it is taken or put out; used by the shell's thread alone."""
+    """Owns the waiting supervisor until it is taken or terminated; used by the shell's thread alone."""
 
     def __init__(self, configuration: NbParallel) -> None:
         self._configuration = configuration
@@ -26,14 +26,14 @@ class PrestartedSupervisor:
         self._renewals = 0
 
     def start(self) -> None:
-        """Start it, if the user wants that, and return at once."""
+        """Start one, if the user wants that, without waiting for it."""
         if not self._configuration.warm:
             return
         from nbparallel.errors import StartError
         from nbparallel.session.interrupts import InterruptCounter
         from nbparallel.session.processes import launch
 
-        with InterruptCounter():  # an interrupt waits until there is something that can be put out
+        with InterruptCounter():  # an interrupt waits until there is something to terminate
             try:
                 self._waiting = started = launch.SupervisorLaunch(self._configuration.start_method)
             except (StartError, OSError):
@@ -41,14 +41,17 @@ class PrestartedSupervisor:
             started.waited = True
 
     def take(self) -> SupervisorLaunch | None:
-        """Give away what waits, to be owned by the caller; None if nothing does that can be used."""
+        """Return the waiting supervisor, which the caller then owns; None if there is no usable one."""
         if not self._usable():
             self.terminate()
         taken, self._waiting = self._waiting, None
         return taken
 
-    def tend(self) -> None:
-        """Look after a cell whether what waits can still be used; if not, start it anew."""
+    def renew_if_stale(self) -> None:
+        """Start another after a cell that made the waiting one unusable (decision 17).
+
+        Nothing is checked once the first session has taken it.
+        """
         if self._waiting is None or self._usable():
             return
         self.terminate()
@@ -61,7 +64,7 @@ class PrestartedSupervisor:
         return waiting is not None and wanted.warm and waiting.fits(wanted.start_method)
 
     def terminate(self) -> None:
-        """End what waits, if anything does; an interrupt raises when that is done."""
+        """End the waiting supervisor, if there is one; an interrupt raises when that is done."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             from nbparallel.session.interrupts import InterruptCounter

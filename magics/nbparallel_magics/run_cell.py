@@ -10,10 +10,9 @@ from IPython.core.error import UsageError
 
 from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel_magics.arguments import RankSpec
-from nbparallel_magics.background import BackgroundCell, follow
+from nbparallel_magics.background import BackgroundCell, note_failure
 from nbparallel_magics.error_display import brief_errors, does_not_compile
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _session(state: ExtensionState, options: argparse.Namespace) -> Session:
     wanted = getattr(options, "n", None)
     try:
         if wanted and options.ranks is not None:
-            options.ranks.resolve(wanted)  # before ranks are started for nothing
+            options.ranks.resolve(wanted)  # before any rank is started
         with brief_errors():
             return state.session_for(wanted)
     except ValueError as error:
@@ -102,13 +101,7 @@ def _run_on_ranks(
     state: ExtensionState, session: Session, ranks: tuple[int, ...] | None, request: CellRequest
 ) -> BackgroundCell | None:
     options, shell = request.options, state.shell
-    quiet = options.quiet or state.configuration.quiet
-    order = getattr(options, "output", None) or state.configuration.output
-    sink = None if quiet else CellOutput(publisher_for(shell, state.notebook), order=order, logs=state.logs)
-    if sink is not None and state.configuration.welcome and not state.welcomed:
-        state.welcomed = True
-        for line in _WELCOME:
-            sink.note(line)
+    sink = _output(state, options)
     wanted: dict[str, Any] = {
         "ranks": ranks,
         "namespace": shell.user_ns,
@@ -126,7 +119,7 @@ def _run_on_ranks(
         with brief_errors():
             pending = session.submit(request.source, **wanted)
         state.background = BackgroundCell(pending, wanted["execution_count"], options.out)
-        follow(state.background, sink)
+        note_failure(state.background, sink)
         return state.background
     try:
         with brief_errors():
@@ -140,6 +133,18 @@ def _run_on_ranks(
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
+
+
+def _output(state: ExtensionState, options: argparse.Namespace) -> CellOutput | None:
+    """Return what shows the cell's output, with the welcome if it is the first; None if it is quiet."""
+    if options.quiet or state.configuration.quiet:
+        return None
+    sink = state.new_output(getattr(options, "output", None) or "")
+    if state.configuration.welcome and not state.welcomed:
+        state.welcomed = True
+        for line in _WELCOME:
+            sink.note(line)
+    return sink
 
 
 def input_number(shell: Any) -> int:

@@ -1,4 +1,4 @@
-"""What one kernel has running: its one session, and what the magics remember of the last cell."""
+"""The extension's state in one shell: its session, and what the magics remember of the last cell."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbparallel_magics.configuration import configured
+from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.notebook_messages import NotebookOutput
 from nbparallel_magics.output.overflow import LogFolder
-from nbparallel_magics.output.publisher import is_ipykernel
+from nbparallel_magics.output.publisher import is_ipykernel, publisher_for
 from nbparallel_magics.prestart import PrestartedSupervisor
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from nbparallel_widgets.panel import Panel
 
 
-def _ignited(world_size: int | None, start_method: str, prestarted: PrestartedSupervisor) -> Session:
-    """Return a session whose supervisor was started before the session's code was imported."""
+def _make_session(world_size: int | None, start_method: str, prestarted: PrestartedSupervisor) -> Session:
+    """Return a session; its supervisor starts before the session's code is imported."""
     from nbparallel.session.processes.launch import SupervisorLaunch
     from nbparallel.session.processes.limits import check_world_size
 
@@ -45,17 +46,17 @@ class ExtensionState:
         self.configuration = configured(shell)
         self.session: Session | None = None
         self.prestarted = PrestartedSupervisor(self.configuration)
-        """What the first session will be made of."""
+        """Supervisor and template for the first session."""
         self.failures: Mapping[int, RankFailure] = {}
-        """What ranks said in the last cell that failed, the root cause first; or where they were stopped."""
+        """Failures of the last cell that failed, the root cause first; or where ranks were interrupted."""
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.panel: Panel | None = None
         """The live panel, if one is open."""
         self.welcomed = False
-        """Whether the user was told what ranks find predefined."""
+        """Whether the lines about what ranks find predefined were shown."""
         self.logs = LogFolder()
-        """Holds the output that is too much for the notebook."""
+        """Folder of the output that exceeds a cell's limit."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""
@@ -86,17 +87,22 @@ class ExtensionState:
         return session
 
     def remember(self, error: BaseException) -> None:
-        """Keep for ``%parallel_tb`` what an error holds of ranks: why they failed, or where they were."""
-        said: Mapping[int, RankFailure] = getattr(error, "failures", {})
-        if said:
-            self.failures = said
+        """Keep for ``%parallel_tb`` an error's failures of ranks: why they failed, or where they were."""
+        failures: Mapping[int, RankFailure] = getattr(error, "failures", {})
+        if failures:
+            self.failures = failures
+
+    def new_output(self, order: str = "") -> CellOutput:
+        """Return what shows a cell's output here; `order`: ``rank`` or ``stream``, else as configured."""
+        publisher = publisher_for(self.shell, self.notebook)
+        return CellOutput(publisher, order=order or self.configuration.output, logs=self.logs)
 
     def _new_session(self, world_size: int | None) -> Session:
         from nbparallel.session.interrupts import InterruptCounter
 
         try:
             with InterruptCounter():  # an interrupt waits until there is something that can be stopped
-                session = self.session = _ignited(
+                session = self.session = _make_session(
                     world_size, self.configuration.start_method, self.prestarted
                 )
         except KeyboardInterrupt:
@@ -119,7 +125,7 @@ class ExtensionState:
                         self.session = None
 
     def _at_exit(self) -> None:
-        """End the ranks; the notebook is told nothing any more, least of all by a forked child."""
+        """End the ranks; nothing is sent to the notebook any more, least of all by a forked child."""
         panel, self.panel = self.panel, None
         if panel is not None:
             panel.close(leave=False)
@@ -132,18 +138,18 @@ class ExtensionState:
             panel.close()
 
     def begin_cell(self, info: Any) -> None:
-        """Hear that a cell begins (IPython's ``pre_run_cell``)."""
+        """Prepare for a cell (IPython's ``pre_run_cell``)."""
         if self.notebook is None or self.notebook.begin_cell(self.shell.get_parent()):
             self.raw_cell = getattr(info, "raw_cell", "") or ""
         if self.panel is not None:
             self.panel.begin()
 
     def end_cell(self, _result: Any = None) -> None:
-        """Hear that a cell has ended (``post_run_cell``): memory that it let go of goes back now."""
+        """Take back memory that a cell has released, and follow its changes (``post_run_cell``)."""
         sharing = sys.modules.get("nbparallel.sharing")
         if sharing is not None:
             sharing.current_store().drain()
-        self.prestarted.tend()
+        self.prestarted.renew_if_stale()
         if self.panel is not None:
             self.panel.end()
 

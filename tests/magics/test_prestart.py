@@ -187,7 +187,7 @@ def test_what_changes_all_the_time_is_not_followed(
     prestarted = PrestartedSupervisor(configuration)
     prestarted.start()
     for _ in range(RENEWALS + 3):
-        prestarted.tend()
+        prestarted.renew_if_stale()
     assert FakeIgnition.made == RENEWALS + 1
     assert FakeIgnition.there == 0
     assert prestarted.take() is None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
-from nbparallel.errors import rank_list
+from nbparallel.errors import NO_RANKS, rank_list
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.timeline import COMPUTING, WAITING
 from nbparallel.table import Table
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets.timeline_svg import COLOURS
 
-NO_RANKS = "no ranks are running; the next %%parallel cell starts them"
 _HEAD = ("rank", "state", "computing", "waiting", "operations")
 _BAR = 72
 """Width of the bar that shows how much of a rank's time it waited."""

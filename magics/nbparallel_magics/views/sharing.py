@@ -56,16 +56,16 @@ class StrategyView(TableView):
     @classmethod
     def now(cls) -> Self:
         """Look at what there is."""
-        import nbparallel
+        from nbparallel.sharing import get_all_sharing_strategies, get_sharing_strategy
         from nbparallel.sharing.strategies import registry
 
-        strategies = nbparallel.get_all_sharing_strategies()
+        strategies = get_all_sharing_strategies()
         options = {
             name: " ".join(f"{key}={value}" for key, value in strategy.options.items())
             for name, strategy in registry.strategies().items()
         }
         own = {s.name: (inspect.getdoc(s) or "").partition("\n")[0] for s in registry.choice().own}
-        current, missing = nbparallel.get_sharing_strategy(), dict(strategies.missing)
+        current, missing = get_sharing_strategy(), dict(strategies.missing)
         return cls(current, tuple(strategies), missing, options, own)
 
     def table(self) -> Table:
@@ -108,11 +108,11 @@ def switch(line: str) -> None:
         raise UsageError("%sharing_strategy: flags come before the name")
     if "" in options.values():
         raise UsageError("%sharing_strategy: options are written name=value, as in mmap directory=/var/tmp")
-    import nbparallel
     from nbparallel.errors import StrategyUnavailableError
+    from nbparallel.sharing import set_sharing_strategy
 
     try:
-        nbparallel.set_sharing_strategy(name, **options | truths)
+        set_sharing_strategy(name, **options | truths)
     except (TypeError, ValueError, StrategyUnavailableError) as error:
         raise UsageError(str(error)) from None
 

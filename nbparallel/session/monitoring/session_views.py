@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbparallel import sharing
+from nbparallel.errors import NO_RANKS
 
 if TYPE_CHECKING:
     from nbparallel.channel.segment_client import SegmentClient
@@ -122,5 +123,5 @@ class SessionViews:
     def _running_pool(self) -> RankPool:
         pool = self._pool
         if pool is None:
-            raise RuntimeError("no ranks are running; the first cell starts them")
+            raise RuntimeError(NO_RANKS)
         return pool

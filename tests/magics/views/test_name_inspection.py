@@ -55,7 +55,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
         "mine (rank 1)",
         "rank 1",
         "rank 1",
-        "state",
+        "live",
         "every rank",
     ]
     assert "more would fit" in text

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nbparallel.errors import NO_RANKS
 from nbparallel.testing.kernel import Kernel
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -16,7 +17,7 @@ def test_without_widgets(notebook: Any) -> None:
     """In a terminal it is a look at this moment, and says why it does not go on."""
     out = notebook.run("%parallel_panel")
     assert out.error is None
-    assert "no ranks are running; the next %%parallel cell starts them" in out.outputs[0].data["text/plain"]
+    assert NO_RANKS in out.outputs[0].data["text/plain"]
     assert "(as it is now: a panel that goes on needs a notebook and ipywidgets)" in out.stdout
     out = notebook.run("%parallel_panel --close")
     assert "no panel is open" in str(out.error)
