@@ -1,6 +1,5 @@
 """The magics of ``%load_ext nbparallel``: parse, delegate, show."""
 
-# ruff: noqa: D102 - the parser's help becomes the docstring of each magic
 from __future__ import annotations
 
 import argparse

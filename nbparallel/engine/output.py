@@ -128,15 +128,12 @@ class RankStream(io.TextIOBase):
     errors = "backslashreplace"
 
     def writable(self) -> bool:
-        """Do as the base class says."""
         return True
 
     def fileno(self) -> int:
-        """Do as the base class says."""
         return self._fd
 
     def write(self, text: str) -> int:
-        """Do as the base class says."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         task = self._output.foreign_task()
@@ -151,11 +148,9 @@ class RankStream(io.TextIOBase):
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
-        """Do as the base class says."""
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Do as the base class says."""
         if self._pending:
             pending, self._pending, self._size = self._pending, [], 0
             self.write_bytes("".join(pending).encode("utf-8", "backslashreplace"))
@@ -175,15 +170,12 @@ class _Buffer(io.RawIOBase):
         self._stream, self._fd = stream, fd
 
     def writable(self) -> bool:
-        """Do as the base class says."""
         return True
 
     def fileno(self) -> int:
-        """Do as the base class says."""
         return self._fd
 
     def write(self, data: Any) -> int:
-        """Do as the base class says."""
         self._stream.flush()
         view = memoryview(data).cast("B")
         self._stream.write_bytes(bytes(view))

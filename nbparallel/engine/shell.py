@@ -95,7 +95,6 @@ class RankCompiler(CachingCompiler):
         self._defined = self._defined or _outlives(code)
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        """Do as the base class says."""
         return self.filename
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
@@ -129,12 +128,10 @@ class RankDisplayPublisher(DisplayPublisher):
         update: bool = False,
         **_: Any,
     ) -> None:
-        """Do as the base class says."""
         shell: Any = self.shell
         shell.output.display("update" if update else "display", data, metadata, transient)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Do as the base class says."""
         shell: Any = self.shell
         shell.output.display("clear", {}, {"wait": wait})
 
@@ -157,18 +154,17 @@ class RankDisplayHook(DisplayHook):
             self.fill_exec_result(result)
 
     def write_output_prompt(self) -> None:
-        """Do as the base class says."""
         # the kernel writes the label
+        pass
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
-        """Do as the base class says."""
         self.shell.value_text = str(format_dict.get("text/plain", ""))
         if self.shell.show_value:
             self.shell.output.display("result", format_dict, md_dict or {})
 
     def log_output(self, format_dict: Any) -> None:
-        """Do as the base class says."""
         # a rank keeps no log
+        pass
 
 
 class RankShell(InteractiveShell):
@@ -206,7 +202,6 @@ class RankShell(InteractiveShell):
             self.colors = "nocolor"
 
     def init_history(self) -> None:
-        """Do as the base class says."""
         # no thread and no database: both would be copied by the fork, half alive
         from IPython.core.history import HistoryManager
 
@@ -219,7 +214,6 @@ class RankShell(InteractiveShell):
     compile: Any  # a RankCompiler
 
     def enable_gui(self, gui: str | None = None) -> None:
-        """Do as the base class says."""
         # the base class raises, which would break %matplotlib inline
         if gui not in (None, "inline", "agg"):
             raise UsageError(f"a rank has no window: %gui {gui} does not work here; use %matplotlib inline")
@@ -227,12 +221,12 @@ class RankShell(InteractiveShell):
     system = InteractiveShell.system_raw  # no pexpect: a child writes to the rank's own pipes
 
     def showtraceback(self, *_: Any, **__: Any) -> None:
-        """Do as the base class says."""
         # `failures.describe` formats it, the kernel shows it, folded with the other ranks'
+        pass
 
     def showsyntaxerror(self, *_: Any, **__: Any) -> None:
-        """Do as the base class says."""
         # as above
+        pass
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run one statement of a cell (IPython compiles each by itself), after saying which."""
@@ -241,7 +235,6 @@ class RankShell(InteractiveShell):
         return await super().run_code(code_obj, result, async_=async_)
 
     def ask_exit(self) -> None:
-        """Do as the base class says."""
         raise SystemExit
 
 

@@ -147,13 +147,13 @@ class LineSink:
 
     # docstrings inherited from OutputSink
 
-    def stream(self, rank: int, name: str, text: str) -> None:  # noqa: D102
+    def stream(self, rank: int, name: str, text: str) -> None:
         with self._lock:
             *whole, rest = (self._begun.get((rank, name), "") + text).split("\n")
             self._begun[rank, name] = rest
             self._print(rank, name, whole)
 
-    def display(  # noqa: D102
+    def display(
         self,
         rank: int,
         data: dict[str, Any],
@@ -163,17 +163,17 @@ class LineSink:
     ) -> None:
         self.stream(rank, "stdout", str(data.get("text/plain", "")) + "\n")
 
-    def result(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:  # noqa: D102
+    def result(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         self.display(rank, data, metadata, {}, update=False)
 
-    def clear(self, rank: int, wait: bool) -> None:  # noqa: D102
+    def clear(self, rank: int, wait: bool) -> None:
         pass  # what stands in a terminal or a file stays
 
-    def note(self, text: str) -> None:  # noqa: D102
+    def note(self, text: str) -> None:
         with self._lock:
             sys.stderr.write(f"nbparallel: {text}\n")
 
-    def finish(self) -> None:  # noqa: D102
+    def finish(self) -> None:
         with self._lock:
             for (rank, name), rest in sorted(self._begun.items()):
                 self._print(rank, name, [rest] if rest else [])

@@ -95,23 +95,23 @@ class KernelPublisher:
         """What the notebook has printed there is sent before anything of ours."""
 
     @property
-    def can_clear(self) -> bool:  # noqa: D102 - as in Publisher
+    def can_clear(self) -> bool:
         return self._notebook is not None and self._notebook.covers(self._parent)
 
-    def stream(self, name: str, text: str) -> None:  # noqa: D102 - as in Publisher
+    def stream(self, name: str, text: str) -> None:
         for start in range(0, len(text), _LARGEST_MESSAGE):
             part = text[start : start + _LARGEST_MESSAGE]
             if self._pacer:
                 self._pacer.wait_for(len(json.dumps(part)))
             self._send("stream", {"name": name, "text": part})
 
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         self._send_display("display_data", data, metadata, transient)
 
-    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         self._send_display("update_display_data", data, metadata, transient)
 
-    def clear(self, *, then_more: bool) -> None:  # noqa: D102
+    def clear(self, *, then_more: bool) -> None:
         self._send_what_came_before()
         kept = self._notebook.forget_of(self) if self._notebook else []
         self._send("clear_output", {"wait": then_more or bool(kept)})
@@ -164,18 +164,18 @@ class PlainPublisher:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
 
-    def stream(self, name: str, text: str) -> None:  # noqa: D102 - as in Publisher
+    def stream(self, name: str, text: str) -> None:
         stream = sys.stderr if name == "stderr" else sys.stdout
         stream.write(text)
         stream.flush()
 
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         self._shell.display_pub.publish(data, metadata, transient=transient)
 
-    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:  # noqa: D102
+    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         self._shell.display_pub.publish(data, metadata, transient=transient, update=True)
 
-    def clear(self, *, then_more: bool) -> None:  # noqa: D102
+    def clear(self, *, then_more: bool) -> None:
         raise NotImplementedError("a terminal keeps what it shows")
 
 
