@@ -16,10 +16,9 @@ maker is killed, the supervisor knows what to remove.
 from __future__ import annotations
 
 import enum
-import json
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -160,6 +159,72 @@ class Hold:
         """Read a payload; `ProtocolError` if it is damaged."""
         segment, memory, writable = _unpack(_HOLD, payload, "HOLD")
         return cls(*_checked_use(segment, memory), _flag(writable))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """``RELEASE``: the sender ends its hold."""
+
+    segment: int
+    """Id."""
+    memory: int = 0
+    """Id of the memory, if the sender keeps it mapped; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowWrite:
+    """``ALLOW_WRITE``: the segment's creator lets others write."""
+
+    segment: int
+    """Id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """``FORGET``: the segment's creator ends its hold and does not want the memory back."""
+
+    segment: int
+    """Id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """``FREED``: a memory's creator has returned it to the system."""
+
+    memory: int
+    """Id of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intend:
+    """``INTEND``: the sender is about to make a name."""
+
+    path: str
+    """The name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """``REMOVED``: the sender has removed a name of its own, or did not make it after all."""
+
+    path: str
+    """The name."""
+
+
+SegmentMessage = Register | Fetch | Hold | Release | AllowWrite | Forget | Freed | Intend | Removed
+"""What a client sends to the supervisor about segments."""
+MESSAGES: dict[Kind, Callable[[bytes], SegmentMessage]] = {
+    Kind.REGISTER: Register.unpack,
+    Kind.FETCH: Fetch.unpack,
+    Kind.HOLD: Hold.unpack,
+    Kind.RELEASE: lambda payload: Release(*unpack_use(payload, Kind.RELEASE)),
+    Kind.ALLOW_WRITE: lambda payload: AllowWrite(unpack_segment(payload, Kind.ALLOW_WRITE)),
+    Kind.FORGET: lambda payload: Forget(unpack_segment(payload, Kind.FORGET)),
+    Kind.FREED: lambda payload: Freed(unpack_segment(payload, Kind.FREED)),
+    Kind.INTEND: lambda payload: Intend(unpack_path(payload, Kind.INTEND)),
+    Kind.REMOVED: lambda payload: Removed(unpack_path(payload, Kind.REMOVED)),
+}
+"""How each of them is read; `ProtocolError` if a payload is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,49 +387,3 @@ def _flag(value: int) -> bool:
     if value not in (0, 1):
         raise ProtocolError(f"a yes-or-no field holds {value}")
     return value == 1
-
-
-PAGE_CHARACTERS = 40_000
-"""A page is closed once it is that long; a row has at most a few thousand, and a frame holds 60 KiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
-    """One segment that its maker has announced."""
-
-    segment: int
-    """Id."""
-    nbytes: int
-    """Size of the memory in bytes."""
-    writable: bool
-    """Whether others than its maker may write."""
-    holders: tuple[int, ...]
-    """Client numbers, ascending; empty: its maker may use the memory again."""
-
-
-def pages(rows: Iterable[LedgerRow]) -> Iterator[bytes]:
-    """Yield the payloads that carry `rows`; at least one."""
-    page: list[str] = []
-    length = 0
-    for row in rows:
-        text = json.dumps([row.segment, row.nbytes, int(row.writable), row.holders])
-        page.append(text)
-        length += len(text)
-        if length > PAGE_CHARACTERS:
-            yield _page(page, last=False)
-            page, length = [], 0
-    yield _page(page, last=True)
-
-
-def _page(rows: list[str], *, last: bool) -> bytes:
-    return f'{{"last": {json.dumps(last)}, "rows": [{", ".join(rows)}]}}'.encode()
-
-
-def read_page(payload: bytes) -> tuple[list[LedgerRow], bool]:
-    """Return the rows of a page, and whether it is the last one."""
-    said = json.loads(payload)
-    rows = [
-        LedgerRow(segment, nbytes, bool(writable), tuple(holders))
-        for segment, nbytes, writable, holders in said["rows"]
-    ]
-    return rows, said["last"]

@@ -15,19 +15,8 @@ from nbparallel.supervisor.ledger.actions import (
     StoreDescriptor,
     Unmap,
 )
-from nbparallel.supervisor.ledger.events import (
-    Asked,
-    ClientGone,
-    ClientJoined,
-    Drained,
-    Forgotten,
-    Freed,
-    Held,
-    Registered,
-    Released,
-)
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.wire.segments import segment_id
+from nbparallel.wire.segments import Fetch, Forget, Freed, Hold, Register, Release, segment_id
 
 CLIENTS = 4
 
@@ -64,17 +53,25 @@ class KeptMemory:
         """Let a client join."""
         client, self.next_client = self.next_client, self.next_client + 1
         self.sockets[client] = deque()
-        self.step(ClientJoined(client))
+        self.ledger.client_joined(client)
 
     # the supervisor
 
-    def step(self, event):
-        """Let the ledger act on an event, and check what it wants."""
-        for action in self.ledger.step(event):
+    def step(self, client, message, sequence=0):
+        """Let the ledger act on a message, and check what it wants."""
+        self.check_all(self.ledger.step(client, message, sequence))
+        self.settle_now()
+
+    def check_all(self, actions):
+        """Check everything that the ledger wants."""
+        for action in actions:
             self.check(action)
-        if self.settle_early and not isinstance(event, Drained):
+
+    def settle_now(self):
+        """Settle too early, if the machine is to show that this is wrong."""
+        if self.settle_early:
             waiting, self.ledger.waiting = self.ledger.waiting, []
-            self.step(Drained(self.ledger.mark()))
+            self.check_all(self.ledger.settle(self.ledger.mark()))
             self.ledger.waiting = waiting
 
     def check(self, action):
@@ -103,7 +100,7 @@ class KeptMemory:
         """Read one message of some client."""
         waiting = [client for client, socket in self.sockets.items() if socket]
         if waiting:
-            self.step(self.sockets[self.random.choice(waiting)].popleft())
+            self.step(*self.sockets[self.random.choice(waiting)].popleft())
 
     def settle(self, *, busy=True):
         """Read every socket to its end, in any order, while clients go on."""
@@ -114,10 +111,10 @@ class KeptMemory:
         self.random.shuffle(clients)
         for client in clients:
             while self.sockets[client]:
-                self.step(self.sockets[client].popleft())
+                self.step(*self.sockets[client].popleft())
             if busy and self.random.random() < 0.5:
                 self.client_acts()
-        self.step(Drained(turn))
+        self.check_all(self.ledger.settle(turn))
 
     # clients
 
@@ -132,7 +129,7 @@ class KeptMemory:
         assert not looked_at, "memory was used again under somebody's array"
         self.memory_of[segment] = memory
         self.lookers[segment] = {client}
-        self.sockets[client].append(Registered(client, segment, 4096, True, memory=memory))
+        self.sockets[client].append((client, Register(segment, 4096, True, memory=memory)))
 
     def give(self):
         """Send an array; the sender keeps it until it has arrived."""
@@ -148,10 +145,10 @@ class KeptMemory:
         if segment >= self.kept[client].get(memory, segment + 1):
             del self.kept[client][memory]
             self.holds += 1
-            self.sockets[client].append(Held(client, segment, memory, True))
+            self.sockets[client].append((client, Hold(segment, memory, True)))
         else:
             self.granted.discard((client, segment))
-            self.sockets[client].append(Asked(client, segment, False, 1))
+            self.sockets[client].append((client, Fetch(segment, False), 1))
             while (client, segment) not in self.granted:
                 self.read()
         self.lookers[segment].add(client)
@@ -167,10 +164,10 @@ class KeptMemory:
         """Say that an array has died, and keep its memory mapped."""
         self.lookers[segment].discard(client)
         if client == segment >> 40:
-            self.sockets[client].append(Released(client, segment))
+            self.sockets[client].append((client, Release(segment)))
         else:
             self.kept[client][self.memory_of[segment]] = segment
-            self.sockets[client].append(Released(client, segment, self.memory_of[segment]))
+            self.sockets[client].append((client, Release(segment, self.memory_of[segment])))
 
     def listen(self, client=None):
         """Act on what the supervisor said to a client."""
@@ -178,10 +175,10 @@ class KeptMemory:
         for action in self.inboxes.pop(client, ()):
             match action:
                 case Idle(_, segment):
-                    self.sockets[client].append(Forgotten(client, segment))
+                    self.sockets[client].append((client, Forget(segment)))
                     self.pools[client].append(self.memory_of[segment])
                 case Drop(_, segment):
-                    self.sockets[client].append(Freed(client, self.memory_of[segment]))
+                    self.sockets[client].append((client, Freed(self.memory_of[segment])))
                 case Ended(_, segment, memory):
                     if memory in self.kept[client]:
                         self.kept[client][memory] = max(self.kept[client][memory], segment + 1)
@@ -192,19 +189,20 @@ class KeptMemory:
         """Give pooled memory back to the system."""
         client = self.random.choice(list(self.sockets))
         while self.pools[client]:
-            self.sockets[client].append(Freed(client, self.pools[client].pop()))
+            self.sockets[client].append((client, Freed(self.pools[client].pop())))
 
     def die(self, client=None):
         """Kill a client; another one comes."""
         client = self.random.choice(list(self.sockets)) if client is None else client
         while self.sockets[client]:
-            self.step(self.sockets[client].popleft())
+            self.step(*self.sockets[client].popleft())
         del self.sockets[client]
         for lookers in self.lookers.values():
             lookers.discard(client)
         for store in (self.inboxes, self.kept, self.pools):
             store.pop(client, None)
-        self.step(ClientGone(client))
+        self.check_all(self.ledger.client_gone(client))
+        self.settle_now()
         self.inboxes.pop(client, None)
 
     def client_acts(self):
@@ -234,7 +232,7 @@ class KeptMemory:
         assert self.ledger.entries == {}, "something is kept that nobody looks at"
         for client in list(self.sockets):
             while self.pools[client]:
-                self.sockets[client].append(Freed(client, self.pools[client].pop()))
+                self.sockets[client].append((client, Freed(self.pools[client].pop())))
         self.come_to_rest()
         assert self.ledger._memories.known == {}
         assert not any(self.kept.values()), "memory stays mapped that its owner has given back"

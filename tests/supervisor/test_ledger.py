@@ -20,21 +20,20 @@ from nbparallel.supervisor.ledger.actions import (
     Unlink,
     Unrecord,
 )
-from nbparallel.supervisor.ledger.events import (
-    Asked,
-    ClientGone,
-    ClientJoined,
-    Drained,
-    Forgotten,
-    Intended,
-    Registered,
-    Released,
-    Removed,
-    WriteAllowed,
-)
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.owners import record_path
-from nbparallel.wire.segments import LostReason, creator_of, segment_id
+from nbparallel.wire.segments import (
+    AllowWrite,
+    Fetch,
+    Forget,
+    Intend,
+    LostReason,
+    Register,
+    Release,
+    Removed,
+    creator_of,
+    segment_id,
+)
 
 CLIENTS = st.integers(0, 2)
 SEGMENTS = st.builds(segment_id, CLIENTS, st.sampled_from([1, 1, 1, 2]))
@@ -67,11 +66,13 @@ class LedgerMachine(RuleBasedStateMachine):
         for client in range(3):
             self.join(client)
 
-    def step(self, event):
-        actions = list(self.ledger.step(event))
+    def step(self, client, message, sequence=0):
+        return self.checked(self.ledger.step(client, message, sequence))
+
+    def checked(self, actions):
         for action in actions:
             self.check(action)
-        return actions
+        return list(actions)
 
     def check(self, action):
         match action:
@@ -113,7 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def join(self, client):
         self.alive.add(client)
-        assert self.step(ClientJoined(client)) == []
+        self.ledger.client_joined(client)
 
     @rule(client=CLIENTS, back=st.sampled_from([True, True, True, False]))
     def go_and_come(self, client, back):
@@ -129,7 +130,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for holders in self.holds.values():
             holders.discard(client)
         self.questions = {s: c for s, c in self.questions.items() if c != client}
-        actions = self.step(ClientGone(client))
+        actions = self.checked(self.ledger.client_gone(client))
         assert {action.segment for action in actions if isinstance(action, Drop)} == given
         assert alone <= {action.segment for action in actions if isinstance(action, Close)}
         assert not any(isinstance(action, Idle) for action in actions), "a dead client's memory is not reused"
@@ -142,7 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
             good = False
         if good:
             self.take(client, segment, nbytes, writable=writable)
-        actions = self.step(Registered(client, segment, nbytes, writable))
+        actions = self.step(client, Register(segment, nbytes, writable))
         assert good != any(isinstance(action, Disconnect) for action in actions)
 
     def take(self, client, segment, nbytes, *, writable):
@@ -161,14 +162,14 @@ class LedgerMachine(RuleBasedStateMachine):
         if good:
             self.files[path] = client
             self.records.setdefault(record, client)
-        assert good != any(isinstance(action, Disconnect) for action in self.step(Intended(client, path)))
+        assert good != any(isinstance(action, Disconnect) for action in self.step(client, Intend(path)))
 
     @rule(client=CLIENTS, path=PATHS)
     def remove(self, client, path):
         if client in self.alive and self.files.get(path) == client:
             del self.files[path]
             self.named = {segment: p for segment, p in self.named.items() if p != path}
-        self.step(Removed(client, path))
+        self.step(client, Removed(path))
 
     @rule(segment=SEGMENTS, path=PATHS)
     def register_named(self, segment, path):
@@ -178,7 +179,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         self.take(client, segment, 4096, writable=False)
         self.named[segment] = path
-        self.step(Registered(client, segment, 4096, False, path))
+        self.step(client, Register(segment, 4096, False, path))
 
     @rule(client=CLIENTS, segment=SEGMENTS, writable=st.booleans())
     def ask(self, client, segment, writable):
@@ -187,7 +188,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.questions[self.sequence] = client
         creator, known, held = creator_of(segment), segment in self.open, bool(self.holds.get(segment))
         may = segment in self.writable or creator == client
-        actions = self.step(Asked(client, segment, writable, self.sequence))
+        actions = self.step(client, Fetch(segment, writable), self.sequence)
         if client not in self.alive:
             assert isinstance(actions[0], Disconnect)
         elif not known and creator in self.alive and creator != client:
@@ -210,7 +211,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if held:
             self.holds[segment].discard(client)
         left = bool(self.holds.get(segment))
-        actions = self.step(Released(client, segment))
+        actions = self.step(client, Release(segment))
         idle, closed = (any(isinstance(action, kind) for action in actions) for kind in (Idle, Close))
         if client not in self.alive:
             assert isinstance(actions[0], Disconnect)
@@ -225,7 +226,7 @@ class LedgerMachine(RuleBasedStateMachine):
         good = client in self.alive and client == creator_of(segment)
         if good and segment in self.open:
             self.writable.add(segment)
-        actions = self.step(WriteAllowed(client, segment))
+        actions = self.step(client, AllowWrite(segment))
         assert good == (actions == [])
         assert good or isinstance(actions[0], Disconnect)
 
@@ -236,7 +237,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if good and segment in self.open:
             self.unwanted.add(segment)
             self.holds[segment].discard(client)
-        actions = self.step(Forgotten(client, segment))
+        actions = self.step(client, Forget(segment))
         assert not any(isinstance(action, Idle | Drop) for action in actions)
         if good and not self.holds.get(segment):
             assert segment not in self.open
@@ -253,7 +254,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self):
-        actions = self.step(Drained(self.ledger.mark()))
+        actions = self.checked(self.ledger.settle(self.ledger.mark()))
         assert all(isinstance(action, Refuse) for action in actions)
         assert self.questions == {}, "every question has been answered"
 
@@ -327,15 +328,15 @@ def test_a_register_that_is_under_way_answers_a_question():
     """A question that overtook the registration is answered by it."""
     book = Ledger()
     for client in (0, 1):
-        book.step(ClientJoined(client))
+        book.client_joined(client)
     segment = segment_id(0, 1)
-    assert book.step(Asked(1, segment, False, 7)) == []
+    assert book.step(1, Fetch(segment, False), 7) == []
     assert book.waiting
-    assert book.step(Registered(0, segment, 4096, False)) == [
+    assert book.step(0, Register(segment, 4096, False)) == [
         StoreDescriptor(segment),
         Grant(1, segment, 4096, False, 7, True),
     ]
-    assert book.step(Drained(book.mark())) == []
+    assert book.settle(book.mark()) == []
 
 
 def test_the_ledger_needs_only_the_standard_library():

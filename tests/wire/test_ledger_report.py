@@ -3,7 +3,7 @@
 import pytest
 
 from nbparallel.wire.frames import MAX_INLINE
-from nbparallel.wire.segments import LedgerRow, pages, read_page
+from nbparallel.wire.inspection import LedgerRow, pages, read_page
 
 
 @pytest.mark.parametrize("count", [0, 1, 5000])

@@ -16,8 +16,9 @@ from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
 from nbparallel.transfer.variable_info import seen
+from nbparallel.wire.inspection import LedgerRow
 from nbparallel.wire.messages import RankSegment
-from nbparallel.wire.segments import LedgerRow, creator_of
+from nbparallel.wire.segments import creator_of
 
 NOTEBOOK = "notebook"
 ENDED = "ended rank"

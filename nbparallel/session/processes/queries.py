@@ -9,8 +9,7 @@ from typing import Any
 
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import CompletionRequest, Completions, NamespaceReport
-from nbparallel.wire.segments import LedgerRow, read_page
+from nbparallel.wire.inspection import CompletionRequest, Completions, LedgerRow, NamespaceReport, read_page
 
 PATIENCE_SECONDS = 1.0
 """An idle rank answers within a millisecond; one that does not is stopped, or has just become busy."""

@@ -47,24 +47,22 @@ from nbparallel.supervisor.ledger.actions import (
     Unlink,
     Unrecord,
 )
-from nbparallel.supervisor.ledger.events import (
-    Asked,
-    ClientGone,
-    ClientJoined,
-    Drained,
-    Event,
-    Forgotten,
-    Freed,
-    Held,
-    Intended,
-    Registered,
-    Released,
-    Removed,
-    WriteAllowed,
-)
 from nbparallel.supervisor.ledger.memories import MemoryTable
 from nbparallel.supervisor.ledger.names import LedgerNames
-from nbparallel.wire.segments import LostReason, creator_of
+from nbparallel.wire.segments import (
+    AllowWrite,
+    Fetch,
+    Forget,
+    Freed,
+    Hold,
+    Intend,
+    LostReason,
+    Register,
+    Release,
+    Removed,
+    SegmentMessage,
+    creator_of,
+)
 
 
 @dataclass(slots=True)
@@ -87,6 +85,18 @@ class Entry:
     """Whether its memory must not be used again, because of a holder that died."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A message about a segment that is not registered yet."""
+
+    client: int
+    message: Fetch | Hold
+    sequence: int
+    """Number of the question, for the answer."""
+    turn: int
+    """When it was read."""
+
+
 @dataclass(slots=True)
 class Ledger:
     """All segments of a session, by id."""
@@ -95,8 +105,8 @@ class Ledger:
     """Who is there."""
     entries: dict[int, Entry] = field(default_factory=dict)
     """Segment id -> entry."""
-    waiting: list[tuple[int, Asked | Held]] = field(default_factory=list)
-    """Turn and question about segments that nobody has registered yet: the message may be under way."""
+    waiting: list[Question] = field(default_factory=list)
+    """About segments whose registration may still be in another client's socket."""
     _ending: dict[int, int] = field(default_factory=dict)
     """Segments that nobody holds, as far as has been read, and the turn when that was noticed."""
     _turn: int = field(default=0, compare=False)
@@ -123,48 +133,44 @@ class Ledger:
         return bool(self.waiting or self._ending)
 
     def mark(self) -> int:
-        """Return the turn that `Drained` settles if everything that has been sent until now is read."""
+        """Return the turn to `settle` once everything that has been sent until now is read."""
         self._turn += 1
         return self._turn - 1
 
-    def step(self, event: Event) -> Sequence[Action]:
-        """Take note of an event and return what has to be done, in this order."""
-        match event:
-            case ClientJoined(client):
-                self.clients.add(client)
-                return []
-            case ClientGone(client):
-                return self._gone(client)
-            case Drained(turn):
-                return self._drained(turn)
-        if event.client not in self.clients:
-            return [Disconnect(event.client, f"client {event.client} is not in this session")]
-        match event:
-            case Asked():
-                return self._asked(event)
-            case Registered():
-                return self._registered(event)
-            case Intended(client, path):
+    def client_joined(self, client: int) -> None:
+        """Admit a client."""
+        self.clients.add(client)
+
+    def step(self, client: int, message: SegmentMessage, sequence: int = 0) -> Sequence[Action]:
+        """Record a client's message and return what has to be done, in this order."""
+        if client not in self.clients:
+            return [Disconnect(client, f"client {client} is not in this session")]
+        match message:
+            case Fetch():
+                return self._fetch(client, message, sequence)
+            case Register():
+                return self._register(client, message)
+            case Intend(path):
                 if not self._names.add(path, client):
                     return [Disconnect(client, f"client {client} wants to make {path}, which is another's")]
                 return []
-            case Removed(client, path):
+            case Removed(path):
                 if self.names.get(path) == client:
                     self._names.drop(path)
                 return []
-            case Held():
-                return self._held_on(event)
-            case Released():
-                return self._released(event)
-            case WriteAllowed() | Forgotten():
-                return self._decided(event)
-            case Freed(client, memory):
+            case Hold():
+                return self._hold_again(client, message, sequence)
+            case Release():
+                return self._release_use(client, message)
+            case AllowWrite() | Forget():
+                return self._decide(client, message)
+            case Freed(memory):
                 if creator_of(memory) != client:
-                    return [Disconnect(client, f"client {client} gives back memory {memory:#x}, another's")]
+                    return [Disconnect(client, f"client {client} frees memory {memory:#x}, another's")]
                 return [*self._memories.freed(memory)]
 
-    def _registered(self, event: Registered) -> list[Action]:
-        client, segment = event.client, event.segment
+    def _register(self, client: int, message: Register) -> list[Action]:
+        segment = message.segment
         if creator_of(segment) != client:
             return [
                 Disconnect(client, f"client {client} registered segment {segment:#x}, which is another's")
@@ -172,69 +178,69 @@ class Ledger:
         entry = self.entries.get(segment)
         if entry is not None:
             # Said twice (an interrupt): the first descriptor stays.
-            if entry.nbytes != event.nbytes:
+            if entry.nbytes != message.nbytes:
                 return [Disconnect(client, f"segment {segment:#x} was registered again with another size")]
-            entry.writable |= event.writable
+            entry.writable |= message.writable
             entry.unwanted = False
             self._hold(client, segment, entry)
             return []
-        if event.path and not self._names.add(event.path, client):
-            return [Disconnect(client, f"client {client} registered {event.path}, which is another's")]
-        if event.memory and not self._is_of(client, event):
-            return [Disconnect(client, f"segment {segment:#x} can be no use of memory {event.memory:#x}")]
-        entry = Entry(event.nbytes, event.writable, set(), path=event.path, memory=event.memory)
+        if message.path and not self._names.add(message.path, client):
+            return [Disconnect(client, f"client {client} registered {message.path}, which is another's")]
+        if message.memory and not self._is_of(client, message):
+            return [Disconnect(client, f"segment {segment:#x} can be no use of memory {message.memory:#x}")]
+        entry = Entry(message.nbytes, message.writable, set(), path=message.path, memory=message.memory)
         self.entries[segment] = entry
         self._made.setdefault(client, set()).add(segment)
         self._hold(client, segment, entry)
         actions: list[Action] = [StoreDescriptor(segment)]
-        asked = [question for _, question in self.waiting if question.segment == segment]
-        self.waiting = [(turn, q) for turn, q in self.waiting if q.segment != segment]
+        asked = [question for question in self.waiting if question.message.segment == segment]
+        self.waiting = [question for question in self.waiting if question.message.segment != segment]
         for question in asked:
-            if isinstance(question, Asked):
-                actions += self._asked(question)
-            else:  # an offence is not the registering client's, and does no harm
-                self._held_on(question)
+            answers = self.step(question.client, question.message, question.sequence)
+            if isinstance(question.message, Fetch):
+                actions += answers
+            # What a hold does wrong is not the registering client's doing, and does no harm.
         return actions
 
-    def _is_of(self, client: int, event: Registered) -> bool:
-        return creator_of(event.memory) == client and self._memories.use(
-            event.memory, event.segment, event.nbytes
+    def _is_of(self, client: int, message: Register) -> bool:
+        return creator_of(message.memory) == client and self._memories.use(
+            message.memory, message.segment, message.nbytes
         )
 
-    def _asked(self, event: Asked) -> list[Action]:
-        creator = creator_of(event.segment)
-        entry = self.entries.get(event.segment)
+    def _fetch(self, client: int, message: Fetch, sequence: int) -> list[Action]:
+        segment = message.segment
+        creator, entry = creator_of(segment), self.entries.get(segment)
         if entry is None:
-            if creator in self.clients and creator != event.client:
-                self.waiting.append((self._turn, event))
+            if creator in self.clients and creator != client:
+                self.waiting.append(Question(client, message, sequence, self._turn))
                 return []
-            return [self._refusal(event, LostReason.UNKNOWN)]
-        if self._is_over(event.segment, entry) and event.client != creator:
+            return [Refuse(client, segment, LostReason.UNKNOWN, sequence)]
+        if self._is_over(segment, entry) and client != creator:
             # Its creator may be using the memory again for something else.
-            return [self._refusal(event, LostReason.UNKNOWN)]
-        if event.memory not in (0, entry.memory):
+            return [Refuse(client, segment, LostReason.UNKNOWN, sequence)]
+        if message.memory not in (0, entry.memory):
             # A damaged handle: what is kept mapped under that id would later be found for other arrays.
-            return [self._refusal(event, LostReason.UNKNOWN)]
-        if event.writable and not entry.writable and event.client != creator:
-            return [self._refusal(event, LostReason.READ_ONLY)]
-        fresh = event.client not in entry.holders
-        self._hold(event.client, event.segment, entry)
-        return [Grant(event.client, event.segment, entry.nbytes, event.writable, event.sequence, fresh)]
+            return [Refuse(client, segment, LostReason.UNKNOWN, sequence)]
+        if message.writable and not entry.writable and client != creator:
+            return [Refuse(client, segment, LostReason.READ_ONLY, sequence)]
+        fresh = client not in entry.holders
+        self._hold(client, segment, entry)
+        return [Grant(client, segment, entry.nbytes, message.writable, sequence, fresh)]
 
-    def _held_on(self, event: Held) -> list[Action]:
-        client, segment = event.client, event.segment
+    def _hold_again(self, client: int, message: Hold, sequence: int) -> list[Action]:
+        segment = message.segment
         entry = self.entries.get(segment)
         if entry is None:
             if creator_of(segment) in self.clients:
-                self.waiting.append((self._turn, event))
+                self.waiting.append(Question(client, message, sequence, self._turn))
             return []
-        if entry.memory != event.memory:
+        if entry.memory != message.memory:
             return []  # a damaged handle, which led to the array that lies in that memory
-        if not self._memories.hear(event.memory, client):
+        if not self._memories.used(message.memory, client):
             return [Disconnect(client, f"client {client} holds segment {segment:#x}, which it never mapped")]
         if self._is_over(segment, entry):
             return []  # whoever told of it did not keep it
-        if event.writable and not entry.writable:
+        if message.writable and not entry.writable:
             return [Disconnect(client, f"client {client} may not write to segment {segment:#x}")]
         self._hold(client, segment, entry)
         return []
@@ -243,8 +249,8 @@ class Ledger:
         """Whether its creator may be using the memory again for something else."""
         return not entry.holders and segment not in self._ending
 
-    def _released(self, event: Released) -> list[Action]:
-        client, segment, memory = event.client, event.segment, event.memory
+    def _release_use(self, client: int, message: Release) -> list[Action]:
+        segment, memory = message.segment, message.memory
         actions: list[Action] = []
         if memory:
             entry = self.entries.get(segment)
@@ -256,9 +262,12 @@ class Ledger:
                 proven = entry is not None and client in entry.holders
                 actions += self._memories.keep(memory, client, proven=proven)
         self.waiting = [
-            (turn, q)
-            for turn, q in self.waiting
-            if not (isinstance(q, Held) and (q.client, q.segment) == (client, segment))
+            question
+            for question in self.waiting
+            if not (
+                isinstance(question.message, Hold)
+                and (question.client, question.message.segment) == (client, segment)
+            )
         ]
         return actions + self._release(client, segment)
 
@@ -278,10 +287,15 @@ class Ledger:
             return []
         return self._finish(segment, entry)
 
-    def _drained(self, turn: int) -> list[Action]:
-        asked = [q for since, q in self.waiting if since <= turn]
-        self.waiting = [(since, q) for since, q in self.waiting if since > turn]
-        actions: list[Action] = [self._refusal(q, LostReason.UNKNOWN) for q in asked if isinstance(q, Asked)]
+    def settle(self, turn: int) -> list[Action]:
+        """Decide what had to wait until all was read that had been sent before `mark` returned `turn`."""
+        unknown = [question for question in self.waiting if question.turn <= turn]
+        self.waiting = [question for question in self.waiting if question.turn > turn]
+        actions: list[Action] = [
+            Refuse(question.client, question.message.segment, LostReason.UNKNOWN, question.sequence)
+            for question in unknown
+            if isinstance(question.message, Fetch)
+        ]
         for segment in [segment for segment, since in self._ending.items() if since <= turn]:
             del self._ending[segment]
             actions += self._finish(segment, self.entries[segment])
@@ -304,8 +318,8 @@ class Ledger:
             return []
         return [Unlink(path), *map(Unrecord, self._names.bare([self._names.drop(path)], self.clients))]
 
-    def _decided(self, event: WriteAllowed | Forgotten) -> list[Action]:
-        client, segment = event.client, event.segment
+    def _decide(self, client: int, message: AllowWrite | Forget) -> list[Action]:
+        segment = message.segment
         if creator_of(segment) != client:
             return [
                 Disconnect(client, f"client {client} decides about segment {segment:#x}, which is another's")
@@ -313,15 +327,16 @@ class Ledger:
         entry = self.entries.get(segment)
         if entry is None:
             return []
-        if isinstance(event, WriteAllowed):
+        if isinstance(message, AllowWrite):
             entry.writable = True
             return []
         entry.unwanted = True
         return self._delete(segment) if self._is_over(segment, entry) else self._release(client, segment)
 
-    def _gone(self, client: int) -> list[Action]:
+    def client_gone(self, client: int) -> list[Action]:
+        """End all holds of a client whose process has ended, or whose socket sent damage."""
         self.clients.discard(client)
-        self.waiting = [(turn, q) for turn, q in self.waiting if q.client != client]
+        self.waiting = [question for question in self.waiting if question.client != client]
         actions: list[Action] = []
         for segment in sorted(self._held.get(client, ())):
             actions += self._release(client, segment, died=True)
@@ -350,7 +365,3 @@ class Ledger:
             made.discard(segment)
         ended = self._memories.ended(entry.memory, segment)
         return [Close(segment), *ended, *self._memories.forget(entry.memory, segment)]
-
-    @staticmethod
-    def _refusal(event: Asked, reason: LostReason) -> Refuse:
-        return Refuse(event.client, event.segment, reason, event.sequence)

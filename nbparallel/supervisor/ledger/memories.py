@@ -55,7 +55,7 @@ class MemoryTable:
         record.keepers[client] = False
         return []
 
-    def hear(self, memory: int, client: int) -> bool:
+    def used(self, memory: int, client: int) -> bool:
         """Take note that a client uses what it keeps mapped; return False if it never kept it."""
         record = self.known.get(memory)
         if record is None or client not in record.keepers:

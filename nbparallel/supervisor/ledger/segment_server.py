@@ -21,24 +21,19 @@ from dataclasses import dataclass, field
 
 from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.supervisor.ledger import actions as act
-from nbparallel.supervisor.ledger import events
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.inspection import LedgerRow, pages
 from nbparallel.wire.segments import (
-    Fetch,
+    MESSAGES,
     Fetched,
-    Hold,
-    LedgerRow,
     Lost,
     LostReason,
     Register,
+    Release,
     pack_segment,
     pack_use,
-    pages,
-    unpack_path,
-    unpack_segment,
-    unpack_use,
 )
 
 MOST_SPARE = 64
@@ -122,15 +117,15 @@ class SegmentServer:
 
     def client_joined(self, client: int) -> None:
         """Let a client take part."""
-        self._ledger.step(events.ClientJoined(client))
+        self._ledger.client_joined(client)
 
     def client_gone(self, client: int) -> list[Reply]:
         """End all holds of a client; what only it held is closed."""
-        return self._perform(self._ledger.step(events.ClientGone(client)))
+        return self._perform(self._ledger.client_gone(client))
 
     def settle(self, turn: int) -> list[Reply]:
         """Refuse what is still unknown, end what nobody holds: all sent before `mark` has been read."""
-        return self._perform(self._ledger.step(events.Drained(turn)))
+        return self._perform(self._ledger.settle(turn))
 
     def receive(self, client: int, frame: Frame) -> list[Reply]:
         """Act on a client's frame, and close its descriptors.
@@ -144,10 +139,12 @@ class SegmentServer:
             expected = 1 if frame.kind is Kind.REGISTER else 0
             if len(frame.fds) != expected:
                 raise ProtocolError(f"{frame.kind.name} frame with {len(frame.fds)} descriptors")
-            event = _event(client, frame)
-            if isinstance(event, events.Registered):
-                _check_memory(frame.fds[0], event.nbytes)
-            return self._perform(self._ledger.step(event), frame)
+            if (unpack := MESSAGES.get(frame.kind)) is None:
+                raise ProtocolError(f"unexpected {frame.kind.name} frame on a segment socket")
+            message = unpack(frame.payload)
+            if isinstance(message, Register):
+                _check_memory(frame.fds[0], message.nbytes)
+            return self._perform(self._ledger.step(client, message, frame.sequence), frame)
         finally:
             frame.close()
 
@@ -214,7 +211,7 @@ class SegmentServer:
             return [Reply(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
         outgoing = [_lost(grant.client, grant.segment, fd, grant.sequence)]
         if grant.fresh:
-            outgoing += self._perform(self._ledger.step(events.Released(grant.client, grant.segment)))
+            outgoing += self._perform(self._ledger.step(grant.client, Release(grant.segment)))
         return outgoing
 
     def _descriptor(self, grant: act.Grant) -> int | LostReason:
@@ -254,34 +251,6 @@ class SegmentServer:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # A new descriptor gets the lowest free number: a high one means that the table is nearly full.
         return soft <= 0 or fd < soft - min(MOST_SPARE, soft // 4)
-
-
-def _event(client: int, frame: Frame) -> events.Event:
-    kind, payload = frame.kind, frame.payload
-    if kind is Kind.REGISTER:
-        register = Register.unpack(payload)
-        return events.Registered(
-            client, register.segment, register.nbytes, register.writable, register.path, register.memory
-        )
-    if kind is Kind.INTEND:
-        return events.Intended(client, unpack_path(payload, kind))
-    if kind is Kind.REMOVED:
-        return events.Removed(client, unpack_path(payload, kind))
-    if kind is Kind.FETCH:
-        fetch = Fetch.unpack(payload)
-        return events.Asked(client, fetch.segment, fetch.writable, frame.sequence, fetch.memory)
-    if kind is Kind.RELEASE:
-        return events.Released(client, *unpack_use(payload, kind))
-    if kind is Kind.HOLD:
-        hold = Hold.unpack(payload)
-        return events.Held(client, hold.segment, hold.memory, hold.writable)
-    if kind is Kind.FREED:
-        return events.Freed(client, unpack_segment(payload, kind))
-    if kind is Kind.ALLOW_WRITE:
-        return events.WriteAllowed(client, unpack_segment(payload, kind))
-    if kind is Kind.FORGET:
-        return events.Forgotten(client, unpack_segment(payload, kind))
-    raise ProtocolError(f"unexpected {kind.name} frame on a segment socket")
 
 
 def _unlink(path: str) -> None:

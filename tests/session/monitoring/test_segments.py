@@ -21,8 +21,9 @@ from nbparallel.session.monitoring.segments import gather
 from nbparallel.session.processes.queries import LedgerQuery
 from nbparallel.sharing import SegmentStatistics
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.inspection import LedgerRow, pages
 from nbparallel.wire.messages import RankMemory, RankSegment
-from nbparallel.wire.segments import LedgerRow, pages, segment_id
+from nbparallel.wire.segments import segment_id
 
 
 def rank(number: int, client: int, *made: RankSegment, alive: bool = True) -> Any:
