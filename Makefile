@@ -28,8 +28,8 @@ test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long 
 test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## what `make test` left out
 	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) $(ARGS)
 
-test-pythons: requirements/test.txt  ## the quick tests on every other CPython >= 3.11 that is installed
-	@sh .ci/test-pythons $(PYTHON)
+test-pythons:  ## the quick tests on every other CPython from 3.11 on that is installed
+	@ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
 
 lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff check .
@@ -59,7 +59,7 @@ lock:  ## renew the exact versions of the test environment
 	@mv build/test.txt requirements/test.txt
 
 clean:  ## remove the environment and what tools left
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

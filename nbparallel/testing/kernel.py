@@ -44,6 +44,14 @@ SLICE_SECONDS = 0.05
 """Between two looks whether the kernel still lives."""
 POLL_SECONDS = 0.005
 """Between two looks whether a kernel that was asked to leave is gone; arbitrary."""
+RESET = """
+_shell = get_ipython()
+if "nbparallel" in _shell.extension_manager.loaded:
+    _shell.run_line_magic("parallel_stop", "")
+    _shell.run_line_magic("unload_ext", "nbparallel")
+_shell.config.pop("NbParallel", None)
+_shell.run_line_magic("reset", "-f")
+"""
 _T = TypeVar("_T")
 
 
@@ -304,6 +312,15 @@ class Kernel:
     def run(self, code: str, timeout: float = CELL_SECONDS) -> CellOutcome:
         """Run a cell to its end."""
         return self.begin(code).wait(timeout)
+
+    def reset(self) -> None:
+        """Stop ranks, unload the extension, delete variables and messages: as good as a new kernel."""
+        outcome = self.run(RESET)
+        if outcome.status != "ok":
+            raise RuntimeError(f"the kernel cannot be used again: {outcome.traceback}")
+        self.wait_until(lambda: not self.descendants(), CELL_SECONDS, "end of the kernel's processes")
+        with self._arrived:
+            self._messages.clear()
 
     def outcome(self, cell: RunningCell, timeout: float) -> CellOutcome:
         """Wait for the end of `cell`; `RunningCell.wait` calls this."""

@@ -220,11 +220,39 @@ def kernel() -> Iterator[Kernel]:
         yield fresh
 
 
+def _path_of(ipykernel: str) -> list[Path]:
+    folder = old_ipykernel()
+    if ipykernel != "installed" and not folder.is_dir():
+        pytest.skip(f"ipykernel 6.31 is not in {folder}; `make test` puts it there")
+    return [] if ipykernel == "installed" else [folder]
+
+
 @pytest.fixture(params=["installed", "6.31"])
 def any_kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """Start a fresh kernel process, once of the installed ipykernel and once of 6.31."""
-    folder = old_ipykernel()
-    if request.param != "installed" and not folder.is_dir():
-        pytest.skip(f"ipykernel 6.31 is not in {folder}; `make test` puts it there")
-    with Kernel(path=[] if request.param == "installed" else [folder]) as fresh:
+    with Kernel(path=_path_of(request.param)) as fresh:
         yield fresh
+
+
+@pytest.fixture(scope="module", params=["installed", "6.31"])
+def module_kernel(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[Kernel]]]:
+    """Start one kernel process for a module, of each ipykernel; its list is empty once it is of no use."""
+    with Kernel(path=_path_of(request.param)) as kernel:
+        yield request.param, [kernel]
+
+
+@pytest.fixture
+def shared_kernel(
+    request: pytest.FixtureRequest, module_kernel: tuple[str, list[Kernel]]
+) -> Iterator[Kernel]:
+    """Return the module's kernel of each ipykernel, reset after every test; for tests that do not end it."""
+    ipykernel, usable = module_kernel
+    if not usable:
+        with Kernel(path=_path_of(ipykernel)) as fresh:
+            yield fresh
+        return
+    yield usable[0]
+    if request.node.stash.get(_failed, False):
+        usable.clear()
+    else:
+        usable[0].reset()

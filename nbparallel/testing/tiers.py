@@ -14,7 +14,7 @@ Markers
     parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases
     are those of all classes that inherit the test.
 ``every_kernel``
-    The quick tier runs this test on the older ipykernel as well (`old_kernel_only_if_marked`).
+    The quick tier runs this test on the older ipykernel as well (fixtures ``any_kernel``, ``shared_kernel``).
 
 Tests that loop over their cases take them from the fixture `sampled`, examples of hypothesis are counted by
 `examples`.
@@ -112,7 +112,7 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> set[pytest.
             continue
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         marker = item.get_closest_marker("matrix")
-        if parameters.get("any_kernel", "installed") != "installed":
+        if not {"any_kernel", "module_kernel"}.isdisjoint(parameters) and "6.31" in parameters.values():
             if item.get_closest_marker("every_kernel") is None:
                 slow.add(item)
         elif marker is not None:

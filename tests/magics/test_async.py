@@ -52,9 +52,10 @@ def prepared(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def test_the_notebook_goes_on_and_the_result_comes_later(any_kernel: Kernel) -> None:
+@pytest.mark.every_kernel
+def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) -> None:
     """Output lands in the async cell; a second cell is refused in a line; the result shows all once more."""
-    kernel = prepared(any_kernel)
+    kernel = prepared(shared_kernel)
     first = kernel.begin(f"%%parallel --async -o parts\n{SLOW}")
     waits = "%parallel_result waits for it and puts its values into parts"
     running = rf"<cell In\[\d+\] on the ranks: running; {waits}>"
@@ -78,9 +79,9 @@ def test_the_notebook_goes_on_and_the_result_comes_later(any_kernel: Kernel) -> 
     assert "Out[rank 0]: 1\nOut[rank 1]: 2" in text(kernel.run("%parallel_result")), values
 
 
-def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(any_kernel: Kernel) -> None:
+def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: Kernel) -> None:
     """With the cell's own line."""
-    kernel = prepared(any_kernel)
+    kernel = prepared(shared_kernel)
     first = kernel.begin("%%parallel --async\nx = 1\nx / (rank - 1)")
     first.wait()
     result = kernel.run("%parallel_result")
@@ -90,9 +91,9 @@ def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(any_kernel: Kern
     assert kernel.run("%parallel_tb -r 1").status == "ok"
 
 
-def test_a_cell_that_was_cancelled_is_not_called_done(any_kernel: Kernel) -> None:
+def test_a_cell_that_was_cancelled_is_not_called_done(shared_kernel: Kernel) -> None:
     """The handle says where the values will be; after `cancel` the cell and its result say what happened."""
-    kernel = prepared(any_kernel)
+    kernel = prepared(shared_kernel)
     first = kernel.begin("%%parallel --async -o parts\nimport time\ntime.sleep(100)")
     assert "%parallel_result waits for it and puts its values into parts" in value(first.wait())
     assert value(kernel.run("_.cancel()")) == "True"
@@ -104,9 +105,9 @@ def test_a_cell_that_was_cancelled_is_not_called_done(any_kernel: Kernel) -> Non
     assert text(kernel.run("%parallel_result")).endswith(" s; its values are in parts\n")
 
 
-def test_interrupting_the_wait_interrupts_the_cell(any_kernel: Kernel) -> None:
+def test_interrupting_the_wait_interrupts_the_cell(shared_kernel: Kernel) -> None:
     """Another cell's interrupt does not; the ranks keep their variables."""
-    kernel = prepared(any_kernel)
+    kernel = prepared(shared_kernel)
     kernel.run("%parallel kept = rank")
     kernel.run("%%parallel --async\nimport time\nprint('asleep', flush=True)\ntime.sleep(100)")
     mine = kernel.begin("import time\nprint('mine', flush=True)\ntime.sleep(100)")
@@ -118,9 +119,9 @@ def test_interrupting_the_wait_interrupts_the_cell(any_kernel: Kernel) -> None:
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
 
 
-def test_stopping_ends_a_cell_that_still_runs(any_kernel: Kernel) -> None:
+def test_stopping_ends_a_cell_that_still_runs(shared_kernel: Kernel) -> None:
     """And so does unloading: no process is left."""
-    kernel = prepared(any_kernel)
+    kernel = prepared(shared_kernel)
     kernel.run(f"%%parallel --async\n{SLOW}")
     assert kernel.run("%parallel_stop").status == "ok"
     assert kernel.run("%parallel_result").ename == "ClosedError"

@@ -36,18 +36,18 @@ def debug(kernel: Kernel, code: str, commands: Sequence[str]) -> CellOutcome:
     return cell.wait()
 
 
-def test_it_stops_where_it_is_called(any_kernel: Kernel) -> None:
+def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     """Behind a cell's last statement too; an assignment is the rank's, and nothing is left in its names."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     outcome = debug(kernel, "%%parallel -r 0\nval = 41\nbreakpoint()", ["p val + 1", "kept = 70", "c"])
     assert outcome.status == "ok", outcome.traceback
     assert "(3)<module>()\n-> breakpoint()\n42\n" in text(outcome)
     assert text(kernel.run("%parallel -r 0 kept, '__return__' in globals()")) == "Out[rank 0]: (70, False)\n"
 
 
-def test_stepping_stays_in_the_cell(any_kernel: Kernel) -> None:
+def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
     """From statement to statement, into functions and out; the next cell is nobody's to stop in."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     cell = (
         "%%parallel -r 0\nimport numpy as np\ndef f(x):\n    y = barrier\n    return x * 10\n"
         "breakpoint()\nz = f(4)\nprint(z + len(np.ones(3)))"
@@ -74,9 +74,9 @@ def test_stepping_stays_in_the_cell(any_kernel: Kernel) -> None:
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
-def test_leaving_it_ends_the_cell(any_kernel: Kernel) -> None:
+def test_leaving_it_ends_the_cell(shared_kernel: Kernel) -> None:
     """With ``q`` as an error on the line where it was; an interrupt at its prompt is the cell's."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     for commands, line in ((["q"], 2), (["n", "q"], 3)):
         outcome = debug(kernel, "%%parallel -r 0\nbreakpoint()\nkept = 0", commands)
         assert f"BdbQuit on rank 0, line {line}" in outcome.evalue
@@ -88,9 +88,9 @@ def test_leaving_it_ends_the_cell(any_kernel: Kernel) -> None:
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
-def test_set_trace_is_the_same(any_kernel: Kernel) -> None:
+def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
     """``pdb.set_trace()``: it stops there, an interrupt is the cell's, and several ranks are refused."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     outcome = debug(kernel, "%%parallel -r 0\nimport pdb\npdb.set_trace()\n1", ["p kept", "c"])
     assert outcome.status == "ok", outcome.traceback
     assert "(3)<module>()\n-> pdb.set_trace()\n7\n" in text(outcome)
@@ -109,9 +109,9 @@ def test_set_trace_is_the_same(any_kernel: Kernel) -> None:
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
-def test_it_is_refused_where_nobody_can_answer(any_kernel: Kernel) -> None:
+def test_it_is_refused_where_nobody_can_answer(shared_kernel: Kernel) -> None:
     """On several ranks, and as in nbclient: an error on the cell's line that says what to write."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     several = kernel.begin("%%parallel\n1\nbreakpoint()", allow_stdin=True).wait()
     assert "InputRefusedError on ranks 0-1, line 3: breakpoint() asks with input(): " in several.evalue
     assert "`if rank == 0:`" in several.evalue

@@ -47,27 +47,27 @@ def test_flags_values_and_strategies_without_ranks(kernel: Kernel) -> None:
     assert offered(kernel, "%%parallel\nno_such_name_anywhere") == []
 
 
-def test_names_of_ranks_in_cells_for_ranks(any_kernel: Kernel) -> None:
+def test_names_of_ranks_in_cells_for_ranks(shared_kernel: Kernel) -> None:
     """Names, attributes and keys of rank 0; not in the notebook's own cells, whose names stay as they are."""
-    assert any_kernel.run("%load_ext nbparallel" + HELPER).status == "ok"
-    made = any_kernel.run(
+    assert shared_kernel.run("%load_ext nbparallel" + HELPER).status == "ok"
+    made = shared_kernel.run(
         "%%parallel -n 2\nonly_here = {'key one': 1}\nclass A:\n    attribute_x = 3\na_thing = A()"
     )
     assert made.status == "ok"
-    assert offered(any_kernel, "%%parallel\nonly_h") == ["only_here"]
-    assert offered(any_kernel, "%%rank 1\nx = 1\nif a_thing.attr")[0].endswith("attribute_x")
-    assert "only_here" in offered(any_kernel, "%parallel only_")
-    assert offered(any_kernel, "%%parallel -r ") == ["0", "1"]
-    assert offered(any_kernel, "%%parallel --quiet --ranks 1") == ["1"]
-    assert offered(any_kernel, "%%rank ") == offered(any_kernel, "%parallel_tb -r ") == ["0", "1"]
-    assert "only_here" in offered(any_kernel, "%rank 0 only_")
-    assert "only_here" in offered(any_kernel, "%parallel -r 0 only_")
-    assert "all_reduce" in offered(any_kernel, "%%parallel\nall_r")
-    of_dist = offered(any_kernel, "%%parallel\ndist.")
+    assert offered(shared_kernel, "%%parallel\nonly_h") == ["only_here"]
+    assert offered(shared_kernel, "%%rank 1\nx = 1\nif a_thing.attr")[0].endswith("attribute_x")
+    assert "only_here" in offered(shared_kernel, "%parallel only_")
+    assert offered(shared_kernel, "%%parallel -r ") == ["0", "1"]
+    assert offered(shared_kernel, "%%parallel --quiet --ranks 1") == ["1"]
+    assert offered(shared_kernel, "%%rank ") == offered(shared_kernel, "%parallel_tb -r ") == ["0", "1"]
+    assert "only_here" in offered(shared_kernel, "%rank 0 only_")
+    assert "only_here" in offered(shared_kernel, "%parallel -r 0 only_")
+    assert "all_reduce" in offered(shared_kernel, "%%parallel\nall_r")
+    of_dist = offered(shared_kernel, "%%parallel\ndist.")
     assert any(name.endswith("new_group") for name in of_dist)
     assert not [name for name in of_dist if name.endswith((".Any", ".annotations", ".functools"))]
-    assert "only_here" not in offered(any_kernel, "only_h")
-    assert any_kernel.run("assert 'only_here' not in globals()").status == "ok"
+    assert "only_here" not in offered(shared_kernel, "only_h")
+    assert shared_kernel.run("assert 'only_here' not in globals()").status == "ok"
 
 
 @pytest.mark.slow

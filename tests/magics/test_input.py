@@ -26,9 +26,10 @@ def still_there(kernel: Kernel) -> bool:
     return text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
-def test_one_rank_asks_and_gets_the_answer(any_kernel: Kernel) -> None:
+@pytest.mark.every_kernel
+def test_one_rank_asks_and_gets_the_answer(shared_kernel: Kernel) -> None:
     """The prompt names the rank, ``getpass`` hides the answer, questions one after the other are fine."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     cell = kernel.begin(
         "%%parallel\nimport getpass\nprint('before')\n"
         "name = broadcast(input('name? ') if rank == 0 else None)\n"
@@ -45,9 +46,9 @@ def test_one_rank_asks_and_gets_the_answer(any_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
-def test_several_ranks_at_once_are_refused(any_kernel: Kernel) -> None:
+def test_several_ranks_at_once_are_refused(shared_kernel: Kernel) -> None:
     """Nobody is asked; the error says what to write instead."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     outcome = kernel.begin("%%parallel\ninput('all? ')", allow_stdin=True).wait()
     assert outcome.ename == "ParallelError"
     assert "InputRefusedError on ranks 0-1, line 2" in outcome.evalue
@@ -57,9 +58,9 @@ def test_several_ranks_at_once_are_refused(any_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
-def test_a_front_end_that_cannot_ask_is_told(any_kernel: Kernel) -> None:
+def test_a_front_end_that_cannot_ask_is_told(shared_kernel: Kernel) -> None:
     """As in nbclient and papermill."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     outcome = kernel.begin("%%parallel -r 1\ninput('x? ')").wait()
     assert outcome.ename == "ParallelError"
     assert "nobody can be asked for input()" in outcome.evalue
@@ -67,9 +68,9 @@ def test_a_front_end_that_cannot_ask_is_told(any_kernel: Kernel) -> None:
 
 
 @pytest.mark.fault("F20")
-def test_an_interrupt_ends_the_question(any_kernel: Kernel) -> None:
+def test_an_interrupt_ends_the_question(shared_kernel: Kernel) -> None:
     """The cell ends in KeyboardInterrupt; the ranks are there, the next cell runs and can ask."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     cell = kernel.begin("%%parallel\nrank == 0 and input('stuck? ')\nbarrier()", allow_stdin=True)
     kernel.question()
     kernel.interrupt()
@@ -84,9 +85,9 @@ def test_an_interrupt_ends_the_question(any_kernel: Kernel) -> None:
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F2", "F5")
 @pytest.mark.parametrize("end", ["raise ValueError('mine')", "os.kill(os.getpid(), 9)"])
-def test_another_ranks_failure_ends_the_question(any_kernel: Kernel, end: str) -> None:
+def test_another_ranks_failure_ends_the_question(shared_kernel: Kernel, end: str) -> None:
     """Who is asked is not left alone with a question that nobody needs any more."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     cell = kernel.begin(
         f"%%parallel\nimport os, time\nif rank == 0:\n    input('needed? ')\ntime.sleep(0.5)\n{end}",
         allow_stdin=True,
@@ -100,18 +101,18 @@ def test_another_ranks_failure_ends_the_question(any_kernel: Kernel, end: str) -
 
 
 @pytest.mark.fault("F20")
-def test_the_time_out_ends_the_question(any_kernel: Kernel) -> None:
+def test_the_time_out_ends_the_question(shared_kernel: Kernel) -> None:
     """``--timeout`` holds while the user is asked."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     cell = kernel.begin("%%parallel --timeout 0.7\nrank == 0 and input('slow? ')", allow_stdin=True)
     kernel.question()
     assert cell.wait().ename == "CellTimeoutError"
     assert still_there(kernel)
 
 
-def test_breakpoint_on_one_rank_is_a_debugger(any_kernel: Kernel) -> None:
+def test_breakpoint_on_one_rank_is_a_debugger(shared_kernel: Kernel) -> None:
     """Its commands are questions like any other."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     cell = kernel.begin(
         "%%parallel\ndef f(x):\n    if rank == 1:\n        breakpoint()\n    return x\nf(3)", allow_stdin=True
     )
@@ -125,9 +126,9 @@ def test_breakpoint_on_one_rank_is_a_debugger(any_kernel: Kernel) -> None:
     assert "300" in text(outcome)
 
 
-def test_a_cell_in_the_background_cannot_ask(any_kernel: Kernel) -> None:
+def test_a_cell_in_the_background_cannot_ask(shared_kernel: Kernel) -> None:
     """Its error says so."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     kernel.run("%%parallel --async\nrank == 0 and input('hm? ')")
     outcome = kernel.begin("%parallel_result", allow_stdin=True).wait()
     assert "runs in the background" in outcome.evalue

@@ -51,10 +51,11 @@ def loaded(kernel: Kernel, *, prestarted: bool = True) -> Kernel:
     return kernel
 
 
-def test_output_is_labelled_live_and_in_its_cell(any_kernel: Kernel) -> None:
+@pytest.mark.every_kernel
+def test_output_is_labelled_live_and_in_its_cell(shared_kernel: Kernel) -> None:
     """Output comes under labels within 0.2 s, in the cell that caused it, finally in rank order."""
-    loaded(any_kernel)
-    first = any_kernel.run("%%parallel -n 3\nprint('hello from', rank)\nrank * rank")
+    loaded(shared_kernel)
+    first = shared_kernel.run("%%parallel -n 3\nprint('hello from', rank)\nrank * rank")
     assert page(first) == [
         (
             "stdout",
@@ -62,7 +63,7 @@ def test_output_is_labelled_live_and_in_its_cell(any_kernel: Kernel) -> None:
             "Out[rank 0]: 0\nOut[rank 1]: 1\nOut[rank 2]: 4\n",
         )
     ]
-    slow = any_kernel.run(
+    slow = shared_kernel.run(
         "%%parallel\nimport time\nfor step in range(3):\n"
         "    time.sleep(0.3 + 0.1 * (2 - rank))\n    print(step, time.monotonic())"
     )
@@ -75,74 +76,75 @@ def test_output_is_labelled_live_and_in_its_cell(any_kernel: Kernel) -> None:
         printed = float(message.content["text"].split()[-1])
         assert message.seconds - printed < 0.2
 
-    late = any_kernel.run(
+    late = shared_kernel.run(
         "%%parallel -r 0\nimport threading, time\n"
         "def later():\n    time.sleep(0.3)\n    print('late words')\n"
         "threading.Thread(target=later).start()\nprint('started')"
     )
-    other = any_kernel.run("import time; print('local'); time.sleep(0.6); print('local 2')")
+    other = shared_kernel.run("import time; print('local'); time.sleep(0.6); print('local 2')")
     assert text(other) == "local\nlocal 2\n"
-    mine = any_kernel.messages_of(late.messages[0].parent)
+    mine = shared_kernel.messages_of(late.messages[0].parent)
     assert "[rank 0] late words\n" in "".join(m.content.get("text", "") for m in mine)
 
 
-def test_errors_and_syntax_errors(any_kernel: Kernel) -> None:
+def test_errors_and_syntax_errors(shared_kernel: Kernel) -> None:
     """The cell's one error message names the root cause; a cell that does not compile is one SyntaxError."""
-    loaded(any_kernel, prestarted=False)
-    wrong = any_kernel.run("%%parallel -n 3\nx = 1\nif x\n    y = 2")
+    loaded(shared_kernel, prestarted=False)
+    wrong = shared_kernel.run("%%parallel -n 3\nx = 1\nif x\n    y = 2")
     assert (wrong.status, wrong.ename) == ("error", "SyntaxError")
     assert [m.kind for m in wrong.messages].count("error") == 1
     assert "line 3" in wrong.traceback
     assert "nbparallel" not in wrong.traceback
-    assert any_kernel.descendants() == []
+    assert shared_kernel.descendants() == []
 
-    failed = any_kernel.run("%%parallel -n 3\nprint('before')\nif rank == 1:\n    1 / 0")
+    failed = shared_kernel.run("%%parallel -n 3\nprint('before')\nif rank == 1:\n    1 / 0")
     assert failed.status == "error"
     assert failed.evalue == "ZeroDivisionError on rank 1, line 4: division by zero"
     assert [kind for kind, _ in page(failed)] == ["stdout", "error"]
     assert text(failed) == "[ranks 0-2] before\n"
     assert f"Cell In[{failed.execution_count}], line 4" in re.sub(r"\x1b\[[0-9;]*m", "", failed.traceback)
-    usage = any_kernel.run("%%parallel --rnks 0\nx")
+    usage = shared_kernel.run("%%parallel --rnks 0\nx")
     assert (usage.status, usage.ename) == ("error", "UsageError")
     assert usage.stderr.count("\n") == 1
 
 
-def test_an_interrupt_leaves_the_ranks_alive(any_kernel: Kernel) -> None:
+@pytest.mark.every_kernel
+def test_an_interrupt_leaves_the_ranks_alive(shared_kernel: Kernel) -> None:
     """The stop button ends the cell as a KeyboardInterrupt; variables stay, and the next cell works."""
-    loaded(any_kernel)
-    any_kernel.run("%%parallel -n 2\nx = rank + 10")
-    cell = any_kernel.begin("%%parallel\nimport time\nprint('sleeping', flush=True)\ntime.sleep(60)")
+    loaded(shared_kernel)
+    shared_kernel.run("%%parallel -n 2\nx = rank + 10")
+    cell = shared_kernel.begin("%%parallel\nimport time\nprint('sleeping', flush=True)\ntime.sleep(60)")
     cell.wait_for("sleeping")
-    any_kernel.interrupt()
+    shared_kernel.interrupt()
     outcome = cell.wait()
     assert (outcome.status, outcome.ename) == ("error", "KeyboardInterrupt")
     assert "run_cell_magic" not in outcome.traceback
-    assert text(any_kernel.run("%parallel x")) == "Out[rank 0]: 10\nOut[rank 1]: 11\n"
+    assert text(shared_kernel.run("%parallel x")) == "Out[rank 0]: 10\nOut[rank 1]: 11\n"
 
 
-def test_what_the_notebook_printed_stays(any_kernel: Kernel) -> None:
+def test_what_the_notebook_printed_stays(shared_kernel: Kernel) -> None:
     """Printing again in rank order keeps what the notebook itself showed in the cell."""
-    loaded(any_kernel)
+    loaded(shared_kernel)
     out_of_order = "import time; time.sleep(0.2 * (2 - rank)); print('rank', rank)"
-    any_kernel.run("%parallel -n 2 1")
+    shared_kernel.run("%parallel -n 2 1")
     line = f"%parallel {out_of_order}"
-    outcome = any_kernel.run(f"print('above')\n{line}\nprint('between')\n{line}\nprint('below')\n7")
+    outcome = shared_kernel.run(f"print('above')\n{line}\nprint('between')\n{line}\nprint('below')\n7")
     lines = "[rank 0] rank 0\n[rank 1] rank 1\n"
     assert page(outcome)[0] == ("stdout", f"above\n{lines}between\n{lines}below\n")
     assert page(outcome)[1][1]["data"]["text/plain"] == "7"
-    local = any_kernel.run(
+    local = shared_kernel.run(
         "%%parallel --local\nimport time\nme = globals().get('rank', -1)\n"
         "time.sleep(max(0, 0.2 * (1 - me)))\nprint('rank', me)"
     )
     assert text(local) == f"rank -1\n{lines}"
 
 
-def test_capture_gets_everything(any_kernel: Kernel) -> None:
+def test_capture_gets_everything(shared_kernel: Kernel) -> None:
     """`%%capture` captures what ranks print, as it does what the notebook prints."""
-    loaded(any_kernel)
-    outcome = any_kernel.run("%%capture words\n%%parallel -n 2\nprint('hello')")
+    loaded(shared_kernel)
+    outcome = shared_kernel.run("%%capture words\n%%parallel -n 2\nprint('hello')")
     assert page(outcome) == []
-    assert any_kernel.run("words.stdout").result == "'[ranks 0-1] hello\\n'"
+    assert shared_kernel.run("words.stdout").result == "'[ranks 0-1] hello\\n'"
 
 
 @pytest.mark.slow
@@ -212,15 +214,15 @@ def test_loading_is_quick(kernel: Kernel) -> None:
     assert float(kernel.run("t").result) < 0.15
 
 
-def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(any_kernel: Kernel) -> None:
+def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(shared_kernel: Kernel) -> None:
     """A function defined in a notebook cell fails on a rank: the traceback names its own cell and line."""
-    loaded(any_kernel)
-    defined = any_kernel.run(
+    loaded(shared_kernel)
+    defined = shared_kernel.run(
         "def divide(a):\n    b = a\n    return b / 0\nclass Divider:\n    go = staticmethod(divide)\n"
         "    def __call__(self):\n        return divide(1)"
     )
     for call, frames in (("divide(3)", [3]), ("Divider()()", [7, 3]), ("[f(1) for f in [divide]]", [3])):
-        failed = any_kernel.run(f"%%parallel -n 2\n{call}")
+        failed = shared_kernel.run(f"%%parallel -n 2\n{call}")
         shown = re.sub(r"\x1b\[[0-9;]*m", "", failed.traceback)
         assert f"Cell In[{failed.execution_count}], line 2" in shown
         for line in frames:

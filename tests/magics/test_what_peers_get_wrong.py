@@ -67,9 +67,9 @@ def wait_until_asleep(*pids: int) -> None:
         time.sleep(0.05)
 
 
-def test_await_at_top_level(any_kernel: Kernel) -> None:
+def test_await_at_top_level(shared_kernel: Kernel) -> None:
     """It ends, with the value of the last expression; tasks and operations between ranks go on with it."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     before = pids(kernel)
     slept = kernel.run("%%parallel\nimport asyncio\nawait asyncio.sleep(0.05)\nprint('slept')\nrank * 2")
     assert text(slept) == "[ranks 0-1] slept\nOut[rank 0]: 0\nOut[rank 1]: 2\n"
@@ -85,9 +85,9 @@ def test_await_at_top_level(any_kernel: Kernel) -> None:
 
 
 @pytest.mark.fault("F20", "F21")
-def test_one_interrupt_frees_every_rank(any_kernel: Kernel) -> None:
+def test_one_interrupt_frees_every_rank(shared_kernel: Kernel) -> None:
     """Whatever they do: the cell is a KeyboardInterrupt, the processes and their variables stay."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     before = pids(kernel)
     for doing, code in WITHOUT_END.items():
         cell = kernel.begin(f"%%parallel\n{code}")
@@ -99,9 +99,9 @@ def test_one_interrupt_frees_every_rank(any_kernel: Kernel) -> None:
 
 
 @pytest.mark.fault("F22", "F24")
-def test_only_who_does_not_answer_is_ended(any_kernel: Kernel) -> None:
+def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     """The second press names it, the third ends it; it comes back, and the other one has lost nothing."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     before = pids(kernel)
     cell = kernel.begin(
         "%%parallel\nimport time\nprint('begun', flush=True)\n"
@@ -124,9 +124,9 @@ def test_only_who_does_not_answer_is_ended(any_kernel: Kernel) -> None:
 
 
 @pytest.mark.fault("F1", "F2")
-def test_a_killed_rank_comes_back_under_its_number(any_kernel: Kernel) -> None:
+def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> None:
     """Killed in a cell or between two: the next cell works, on the same numbers, and says what is gone."""
-    kernel = with_ranks(any_kernel, 3)
+    kernel = with_ranks(shared_kernel, 3)
     before = pids(kernel, 3)
     cell = kernel.begin(
         "%%parallel\nimport os, signal\nprint('said before', flush=True)\n"
@@ -149,9 +149,9 @@ def test_a_killed_rank_comes_back_under_its_number(any_kernel: Kernel) -> None:
     assert pids(kernel, 3)[0] == before[0]
 
 
-def test_an_error_does_not_leave_others_waiting(any_kernel: Kernel) -> None:
+def test_an_error_does_not_leave_others_waiting(shared_kernel: Kernel) -> None:
     """One rank raises while others wait for it or compute: the cell ends, with what was printed before."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     before = pids(kernel)
     for waiting in ("barrier()", "import time; time.sleep(600)", "while True: pass"):
         outcome = kernel.run(f"%%parallel\nprint('before', rank)\nif rank == 1:\n    1 / 0\n{waiting}")
@@ -160,9 +160,9 @@ def test_an_error_does_not_leave_others_waiting(any_kernel: Kernel) -> None:
         assert pids(kernel) == before
 
 
-def test_uneven_outputs_are_each_ranks_own(any_kernel: Kernel) -> None:
+def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
     """As many prints, displays and values as a rank has, in rank order; who has none has no label."""
-    kernel = with_ranks(any_kernel, 3)
+    kernel = with_ranks(shared_kernel, 3)
     outcome = kernel.run(
         "%%parallel\nfrom IPython.display import HTML, display\nimport sys\n"
         "for step in range(rank):\n    print(f'line {rank}.{step}')\n"
@@ -178,9 +178,9 @@ def test_uneven_outputs_are_each_ranks_own(any_kernel: Kernel) -> None:
     assert len(pids(kernel, 3)) == 3
 
 
-def test_ranks_come_go_and_restart(any_kernel: Kernel) -> None:
+def test_ranks_come_go_and_restart(shared_kernel: Kernel) -> None:
     """`-n` adds ranks and takes idle ones away; a restart of one leaves the others as they are."""
-    kernel = with_ranks(any_kernel)
+    kernel = with_ranks(shared_kernel)
     before = pids(kernel)
     grown = kernel.run("%%parallel -n 4\nall_reduce(1), globals().get('kept')")
     assert text(grown) == "Out[rank 0]: (4, 7)\nOut[rank 1]: (4, 8)\nOut[ranks 2-3]: (4, None)\n"

@@ -76,6 +76,7 @@ def test_f10_a_killed_kernel_leaves_nothing(state: str) -> None:
         wait_until_alone(kernel, -1)
 
 
+@pytest.mark.slow
 def test_f10_and_so_does_a_killed_kernel_of_an_older_ipykernel() -> None:
     """The same with 6.31, whose kernel runs cells, threads and signals in another way; states in a row."""
     folder = old_ipykernel()

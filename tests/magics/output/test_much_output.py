@@ -35,9 +35,9 @@ def text(outcome: CellOutcome) -> str:
     return shown
 
 
-def test_1500_lines_of_four_ranks(any_kernel: Kernel) -> None:
+def test_1500_lines_of_four_ranks(shared_kernel: Kernel) -> None:
     """Every line is there once, in rank order; the front end was sent at most twice as much."""
-    kernel = with_ranks(any_kernel, 4)
+    kernel = with_ranks(shared_kernel, 4)
     outcome = kernel.run("%%parallel\nfor step in range(1500):\n    print(f'rank {rank} prints line {step}')")
     lines = ["".join(f"rank {rank} prints line {step}\n" for step in range(1500)) for rank in range(4)]
     assert text(outcome) == "".join(f"[rank {rank}]\n{block}" for rank, block in enumerate(lines))
@@ -84,10 +84,10 @@ def test_f67_binary_and_endless_output_is_bounded(kernel: Kernel) -> None:
     kernel.wait_until(lambda: not log.parent.exists(), 15, "removal of the logs when the kernel ends")
 
 
-def test_progress_bars_are_drawn_on_their_line(any_kernel: Kernel) -> None:
+def test_progress_bars_are_drawn_on_their_line(shared_kernel: Kernel) -> None:
     """Thousands of states of tqdm's bar in a few messages; each rank's last state is whole in the end."""
     pytest.importorskip("tqdm", reason="tqdm is not installed")
-    kernel = with_ranks(any_kernel, 2)
+    kernel = with_ranks(shared_kernel, 2)
     outcome = kernel.run(
         "%%parallel\nimport time\nfrom tqdm import tqdm\n"
         "for _ in tqdm(range(2000), desc=f'rank {rank}', mininterval=0):\n    time.sleep(0.0005)",
@@ -100,10 +100,10 @@ def test_progress_bars_are_drawn_on_their_line(any_kernel: Kernel) -> None:
         assert any(line.startswith(f"rank {rank}: 100%") and "2000/2000" in line for line in lines)
 
 
-def test_displays_are_updated_and_cleared(any_kernel: Kernel) -> None:
+def test_displays_are_updated_and_cleared(shared_kernel: Kernel) -> None:
     """A handle's update, `clear_output` and an inline plot without `%matplotlib`: each rank's own."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    kernel = with_ranks(any_kernel, 2)
+    kernel = with_ranks(shared_kernel, 2)
     outcome = kernel.run(
         "%%parallel\nfrom IPython.display import HTML, clear_output, display\n"
         "print('gone', rank)\nclear_output()\n"

@@ -75,9 +75,9 @@ def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     assert {record.pid for record in kernel.descendants()} == before
 
 
-def test_who_has_which_name(any_kernel: Kernel) -> None:
+def test_who_has_which_name(shared_kernel: Kernel) -> None:
     """`%parallel_who` tells shared, copied, made on ranks and different, with what only the notebook has."""
-    kernel = loaded(any_kernel)
+    kernel = loaded(shared_kernel)
     assert "no ranks are running" in kernel.run("%parallel_who").stdout
     kernel.run("x = np.ones((6, 2))\nwords = ['a'] * 3\nunused = 1\ndef double(a): return 2 * a")
     kernel.run(
