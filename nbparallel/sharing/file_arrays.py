@@ -206,7 +206,7 @@ def _header(file: BinaryIO, path: str) -> _Form:
         )
     shape, fortran, dtype = found
     if min(shape, default=0) < 0:
-        raise ValueError(f"{path} is a damaged .npy file: it says that its shape is {shape}")
+        raise ValueError(f"{path} is a damaged .npy file: its header gives the shape {shape}")
     if dtype.hasobject:
         raise ObjectArrayError(f"{path} holds Python objects, whose memory cannot be shared: use numpy.load")
     return file.tell(), dtype, shape, fortran

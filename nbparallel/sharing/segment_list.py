@@ -67,7 +67,7 @@ def left_out(used: list[SegmentStatistics]) -> str:
 
 def _who_writes(record: SegmentStatistics) -> str:
     if record.read_only:
-        return "by nobody"
+        return "by none"
     if record.own:
         return "by every process" if record.writable else "here only"
     return "here too" if record.writable else "not here"

@@ -273,7 +273,7 @@ class Supervisor:
     def _on_announce(self, client: int, frame: Frame) -> None:
         rank, pid = self._ranks.get(client), unpack_pid(frame.payload)
         if rank is None or rank.announced:
-            raise ProtocolError("an ANNOUNCE frame of one who is known")
+            raise ProtocolError("a second ANNOUNCE frame on one connection")
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:

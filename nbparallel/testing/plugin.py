@@ -138,7 +138,7 @@ def pytest_runtest_makereport(
         lines = suspicious_words(report.capstderr)
         if lines and "stderr" not in _allowed(item):
             report.outcome = "failed"
-            report.longrepr = "stderr tells of a leak:\n" + "\n".join(lines)
+            report.longrepr = "stderr reports a leak:\n" + "\n".join(lines)
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import nbparallel.sharing
 import nbparallel.testing
 import nbparallel.testing.strategies
 from nbparallel_magics.magics import ParallelMagics
+from tests.architecture.source_tree import SourceTree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOORS: list[ModuleType] = [
@@ -117,3 +119,19 @@ def test_the_search_finds_the_words() -> None:
     assert len(offences("Who lets it go at once is told.")) == 4
     assert offences("`who()`, ``%who`` and\n```\nshall\n```\nsend all at once") == []
     assert len(list(docstrings())) > 200
+
+
+def test_messages_use_the_field_s_words() -> None:
+    """No text that the library can print or raise holds a word of the list."""
+    tree = SourceTree()
+    found = []
+    for module, source in tree.trees.items():
+        prose = {id(node.value) for node in ast.walk(source) if isinstance(node, ast.Expr)}
+        for node in ast.walk(source):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+                found += [
+                    f"{module}, line {node.lineno}: {bad}"
+                    for bad in offences(node.value)
+                    if " " in node.value
+                ]
+    assert not found, "\n".join(found)

@@ -63,7 +63,7 @@ def test_a_front_end_that_cannot_ask_is_told(shared_kernel: Kernel) -> None:
     kernel = with_ranks(shared_kernel)
     outcome = kernel.begin("%%parallel -r 1\ninput('x? ')").wait()
     assert outcome.ename == "ParallelError"
-    assert "nobody can be asked for input()" in outcome.evalue
+    assert "no user can be asked for input()" in outcome.evalue
     assert still_there(kernel)
 
 

@@ -78,7 +78,7 @@ class SegmentsView(TableView):
         if seen.free_nbytes is not None:
             lines.append(f"{size_text(seen.free_nbytes)} more would fit")
         if not seen.ledger_answered:
-            lines.append("the supervisor did not answer within a second: who uses what is not complete")
+            lines.append("the supervisor did not answer within a second: the list of users is not complete")
         return lines
 
 

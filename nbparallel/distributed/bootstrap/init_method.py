@@ -146,7 +146,7 @@ def _port(text: str) -> int:
     if not text:
         raise ValueError(
             "the environment variable MASTER_PORT is not set: give all processes of a world the same number "
-            "(nothing listens there, but it tells worlds apart), or pass init_method='file:///path'"
+            "(nothing listens there, but it distinguishes worlds), or pass init_method='file:///path'"
         )
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
         raise ValueError(f"the environment variable MASTER_PORT must be between 1 and 65535, not {text!r}")

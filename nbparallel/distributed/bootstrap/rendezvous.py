@@ -123,7 +123,7 @@ class _Meeting:
             except ChannelClosedError as error:
                 if log >= 0 and self._starts >= STARTS:
                     _remove(self._place)
-                    raise StartError(f"the supervisor of the world ended at once: {_read(log)}") from error
+                    raise StartError(f"the world's supervisor exited immediately: {_read(log)}") from error
                 return None  # it ended, with a world that we were late for, or killed: begin anew
         finally:
             for fd in (directory, log):
@@ -150,7 +150,7 @@ class _Meeting:
         if frame is None:
             raise CollectiveTimeoutError(
                 f"rank {self._join.rank} has waited {self._seconds:g} s in {self._place}, and the supervisor "
-                "there does not answer who is missing"
+                "there does not answer which ranks are missing"
             )
         try:
             if frame.kind is Kind.JOINED and len(frame.fds) == 2:

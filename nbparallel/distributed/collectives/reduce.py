@@ -271,7 +271,7 @@ class Reduce:
             for i, (packed, _) in enumerate(addresses)
         ]
         if reduction.root is None:
-            assert reduction.target is not None, "everybody takes a part"
+            assert reduction.target is not None, "every rank takes a part"
             direct_reduce_scatter(
                 context, protocol, arrays, reduction.target, reduction.start, reduction.operator,
                 averaged=reduction.averaged,

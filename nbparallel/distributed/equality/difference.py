@@ -137,7 +137,8 @@ def _text(
         return f"{who} differ{'' if several else 's'}{whom}{where}: {here} instead of {there}"
     if not found.count:
         return (
-            f"{who} differed{whom}{where}, and no more when looked at again: somebody writes to that memory"
+            f"{who} differed{whom}{where}, and no more when compared again: "
+            "another process writes to that memory"
         )
     shape = form[1]
     place = [int(i) for i in np.unravel_index(found.first, shape)]

@@ -38,7 +38,7 @@ class SupervisorLiveness:
         if not ready(self._poll, 0):
             return None
         return SupervisorDiedError(
-            "the supervisor process of this world was ended, so that nobody would notice a dead rank: leave "
+            "the supervisor process of this world was ended, so that a dead rank would not be noticed: leave "
             "with destroy_process_group(), and join a new world if the others do as well"
         )
 

@@ -33,7 +33,7 @@ def ask(question: Question, presses: InterruptCounter) -> None:
     """Ask the user one question; an interrupt, or `failed`, ends it without an answer."""
     handle, request = question
     if threading.current_thread() is not threading.main_thread():
-        _answer([question], refusal="nobody can be asked for input(): this cell runs in the background")
+        _answer([question], refusal="no user can be asked for input(): this cell runs in the background")
         return
     prompt = f"[rank {handle.rank}] {request.prompt}"
     try:
@@ -43,7 +43,7 @@ def ask(question: Question, presses: InterruptCounter) -> None:
         return  # the press was counted, or somebody failed: who waits for the ranks acts on it
     except Exception as error:  # noqa: BLE001  a front end without input, a closed stdin: the rank hears it
         why = " ".join(str(error).split()) or type(error).__name__
-        _answer([question], refusal=f"nobody can be asked for input(): {why}")
+        _answer([question], refusal=f"no user can be asked for input(): {why}")
         return
     _answer([question], text)
 

@@ -203,5 +203,5 @@ def describe_death(death: RankExit) -> str:
     if name is not None:
         return "was " + _LIKELY[name] if name == "SIGKILL" else _LIKELY.get(name, f"was ended by {name}")
     if death.exit_code is None:
-        return "ended; nobody saw how"
+        return "ended; how is not known"
     return f"ended itself with exit code {death.exit_code} (os._exit, or C code that calls exit)"

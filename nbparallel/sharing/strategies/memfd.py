@@ -119,4 +119,4 @@ def _check(fd: int, nbytes: int) -> None:
     except OSError as error:
         raise InvalidHandleError("a segment's descriptor is no memfd") from error
     if ~seals & (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
-        raise InvalidHandleError("a segment is not sealed: somebody could cut it off under its users")
+        raise InvalidHandleError("a segment is not sealed: another process could truncate it under its users")

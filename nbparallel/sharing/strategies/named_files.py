@@ -92,7 +92,7 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
             return source
     raise FileExistsError(
         errno.EEXIST,
-        f"{_TRIES} random names in a row were taken, the last one was {path}: somebody puts files there; "
+        f"{_TRIES} random names in a row were taken, the last one was {path}: a program puts files there; "
         "file_descriptor needs no names",
     )
 

@@ -230,7 +230,7 @@ def strategy_of(name: str) -> Strategy:
     strategy = _strategies.get(name)
     if strategy is None or not strategy.shares:
         raise InvalidHandleError(
-            f"a handle says that sharing strategy {name!r} made its segment, and this process knows none "
+            f"a handle names the sharing strategy {name!r} for its segment, and this process knows none "
             "of that name: call nbp.register_sharing_strategy in the notebook"
         )
     return strategy

@@ -95,7 +95,7 @@ class ExternalWorld:
             for sock in self._listener.admit():
                 self._welcome(sock)
         except OSError as error:
-            self._refuse(Reason.WRONG, f"the supervisor of the world cannot take in anybody: {error}")
+            self._refuse(Reason.WRONG, f"the supervisor of the world cannot take in a process: {error}")
 
     def _welcome(self, sock: socket.socket) -> None:
         member = WorldMember(sock, self._watch.add_socket(sock, lambda: self._on_frame(member)))
@@ -104,7 +104,7 @@ class ExternalWorld:
     def _join(self, member: WorldMember, frame: Frame) -> None:
         join = Join.unpack(frame.payload)
         if member.rank >= 0 or len(frame.fds) != 1:
-            raise ProtocolError("a JOIN frame that nobody of ours sends")
+            raise ProtocolError("a JOIN frame that no process of nbparallel sends")
         pidfd = member.pidfd = frame.fds.pop()
         member.rank, member.process = join.rank, process_of(peer_of(member.socket)[0])
         self._watch.add(pidfd, lambda: self._on_death(member))

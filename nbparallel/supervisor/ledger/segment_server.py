@@ -196,7 +196,7 @@ class SegmentServer:
 
     def _keep(self, segment: int, frame: Frame | None) -> None:
         if frame is None or not frame.fds:
-            raise InternalError("the ledger wants to keep a descriptor that nobody sent")
+            raise InternalError("the ledger wants to keep a descriptor that was never sent")
         if self._has_room(frame.fds[-1]):
             self._fds[segment] = frame.fds.pop()
             return
