@@ -1,7 +1,7 @@
 """Every exception that nbparallel raises on purpose.
 
 Each derives from `NbParallelError` and from the builtin that a caller would catch anyway.  A message
-says what happened, with the values, and what to do.  They are also attributes of `nbparallel` itself.
+states what happened, with the values, and what to do.  They are also attributes of `nbparallel` itself.
 Standard library only: the supervisor imports it.
 """
 
@@ -43,7 +43,7 @@ class StartError(NbParallelError, RuntimeError):
 
 
 class RendezvousError(NbParallelError, RuntimeError):
-    """Processes that called `init_process_group` did not become one world; the message says why."""
+    """Processes that called `init_process_group` formed no process group; the message has the reason."""
 
 
 class ProtocolError(NbParallelError, RuntimeError):
@@ -67,7 +67,7 @@ class BusyError(NbParallelError, RuntimeError):
 
 
 class InputRefusedError(NbParallelError, EOFError):
-    """A rank's ``input()`` cannot be answered; the message says why."""
+    """A rank's ``input()`` cannot be answered; the message has the reason."""
 
 
 class ForkedRankError(NbParallelError, RuntimeError):
@@ -179,7 +179,7 @@ class UnpicklableError(NbParallelError, TypeError):
 
 
 class StrategyUnavailableError(NbParallelError, OSError):
-    """A sharing strategy does not work here; the message says why and what does."""
+    """A sharing strategy does not work here; the message has the reason, and a strategy that works."""
 
 
 class SharedMemoryFullError(NbParallelError, MemoryError):
@@ -195,7 +195,7 @@ class SegmentLostError(NbParallelError, LookupError):
 
 
 class SegmentInUseError(NbParallelError, RuntimeError):
-    """A shared array cannot be moved: something that cannot follow still looks at its memory."""
+    """A shared array cannot be moved: something that cannot follow still uses its memory."""
 
 
 class InvalidHandleError(NbParallelError, ValueError):
@@ -238,7 +238,7 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
     result : CellResult or None
         What there was.
     failures : Mapping[int, RankFailure]
-        What each of these ranks said: times, frames, tracebacks.  Not kept by pickle.
+        What each of these ranks reported: times, frames, tracebacks.  Not kept by pickle.
     rendering : tuple of str
         The parts of the traceback as a notebook shows it.
     """
@@ -267,7 +267,7 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
         super().__init__(message, errors)
 
     def __str__(self) -> str:
-        """Return the message alone: "(3 sub-exceptions)" behind it says nothing that it does not."""
+        """Return the message alone: "(3 sub-exceptions)" behind it adds nothing."""
         return self.message
 
     def _render_traceback_(self) -> list[str]:

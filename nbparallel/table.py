@@ -40,7 +40,7 @@ class Table:
         return "\n".join(part.rstrip() for part in (self.title, *body, self.foot) if part)
 
     def html(self) -> str:
-        """Return a plain table: no colour of its own, so that dark themes need nothing."""
+        """Return a plain table: without colours, so that dark themes need nothing."""
         caption = f"<caption{_LEFT}>{html.escape(self.title)}</caption>"
         head = "".join(f'<th scope="col"{_LEFT}>{html.escape(name)}</th>' for name in self.head)
         rows = "".join(
@@ -71,7 +71,7 @@ class TableView:
 
 
 def _lines(row: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of text of a row, of whose cells some have several."""
+    """Yield the lines of text of a row; cells may have several."""
     yield from zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
 
 

@@ -31,7 +31,7 @@ class RankSpec:
 
     @classmethod
     def parse(cls, text: str) -> RankSpec:
-        """Check the form of `text`; ValueError says what is wrong with it."""
+        """Check the form of `text`; ValueError names what is wrong with it."""
         for part in _parts(text):
             match = _SLICE.fullmatch(part)
             if match and match[3] is not None and int(match[3]) == 0:
@@ -172,13 +172,13 @@ class MagicParser(argparse.ArgumentParser):
         known = self._option_string_actions
         if flag not in known:
             if flag in _ASKS_FOR_HELP:
-                self.error(f"{flag} is no flag here")  # the end of the message says what is
+                self.error(f"{flag} is no flag here")  # the end of the message lists the flags
             if flag in _COUNTS and "-n" in known:
                 self.error(f"unknown flag {flag}; did you mean -n?")
             if flag in ("-n", *_COUNTS):
                 self.error(f"there is no {flag} here: %%parallel -n N sets the number of ranks")
             near = [flag.lower()] if flag.lower() in known else []
-            if not near and len(flag) > 2:  # one letter says too little for a guess
+            if not near and len(flag) > 2:  # one letter is too little for a guess
                 near = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
             self.error(f"unknown flag {flag}" + (f"; did you mean {near[0]}?" if near else ""))
         return known[flag]
@@ -216,7 +216,7 @@ def documented_by(parser: MagicParser) -> Callable[[Function], Function]:
 
 
 def count(text: str) -> int:
-    """Type of ``-n``: how many ranks; the machine's own limit is looked at when they start."""
+    """Type of ``-n``: the number of ranks; the machine's own limit is checked when they start."""
     try:
         number = int(text)
     except ValueError:

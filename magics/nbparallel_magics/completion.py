@@ -104,7 +104,7 @@ class RankCompleter:
                 yield name, "array"
 
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
-        """Ask rank 0, whose completions may begin before or behind the token that IPython replaces."""
+        """Ask rank 0; its completions may begin before or behind the token that IPython replaces."""
         session = self._state.running_session()
         if session is None:
             return

@@ -38,7 +38,7 @@ class NbParallel(Configurable):
 def configured(shell: Any) -> NbParallel:
     """Return the defaults as the shell's configuration has them.
 
-    ``%config NbParallel.output = 'tabs'`` is refused, but IPython keeps what it was told: what cannot be is
+    ``%config NbParallel.output = 'tabs'`` is refused, but IPython keeps the value: what cannot be is
     taken out of the configuration, with a line on stderr, so that the extension can be loaded.
     """
     section = shell.config.get("NbParallel", {})

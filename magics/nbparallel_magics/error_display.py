@@ -55,9 +55,9 @@ def brief_errors() -> Iterator[None]:
 
 
 class ErrorRendering:
-    """Shows our errors, in IPython's one slot for such handlers; whoever was there before is still heard.
+    """Shows our errors, in IPython's one slot for such handlers; handlers installed earlier still run.
 
-    IPython prints exception groups as Python does and does not look at `_render_traceback_` for them, and it
+    IPython prints exception groups as Python does and does not use `_render_traceback_` for them, and it
     shows a SyntaxError that a magic raises with every frame of the magic.
     """
 
@@ -75,7 +75,7 @@ class ErrorRendering:
         self._shell.debugger = self._debug
 
     def remove(self) -> None:
-        """Give the slot back, unless somebody else has it now."""
+        """Release the slot, unless another handler has it now."""
         if self._shell.CustomTB is self._installed:
             self._shell.custom_exceptions = self._previous
             self._shell.CustomTB = self._previous_handler
@@ -83,7 +83,7 @@ class ErrorRendering:
             del self._shell.debugger
 
     def _debug(self, force: bool = False) -> None:
-        """Say where to look instead, if ``%debug`` is asked for an error whose frames are on ranks."""
+        """Name the alternative, if ``%debug`` is used on an error whose frames are on ranks."""
         if not isinstance(getattr(sys, "last_value", None), _OURS):
             type(self._shell).debugger(self._shell, force)
         elif force:

@@ -23,7 +23,7 @@ AT_MOST = 64 << 20
 
 
 def sweep_at_load() -> str:
-    """Remove what dead sessions left; return the line that says so, empty if there is nothing to say."""
+    """Remove what dead sessions left; return a line about it, empty if there was nothing."""
     if not any(map(_has_names, usual_places())):
         return ""
     from nbparallel.supervisor import sweep

@@ -129,7 +129,7 @@ STATUS = MagicParser(
 )
 SEGMENTS = MagicParser(
     "%parallel_segments",
-    "Show every piece of shared memory of the session: its strategy and size, the names that lie in it\n"
+    "Show every piece of shared memory of the session: its strategy and size, the names that refer to it\n"
     "(views too; the notebook's, and those that ranks made), which processes use it, and which made it.\n\n"
     "  no name   what operations between ranks work in, or an array in a list or an object\n"
     "  live      its maker uses it\n"

@@ -59,7 +59,7 @@ class ParallelMagics(Magics):
             return self._run_line(flags.RANK_LINE, line, leading_ranks=True)
         return self._run_cell(flags.RANK_CELL.parse_words(self._expanded(line)), "%%rank", cell)
 
-    # what IPython looks for when a cell magic is not on the first line of its cell
+    # what IPython runs when a cell magic is not on the first line of its cell
     @line_magic("%parallel")  # type: ignore[arg-type]  # its annotation does not know of names
     @documented_by(flags.CELL)
     def parallel_below(self, _line: str) -> None:

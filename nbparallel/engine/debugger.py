@@ -1,4 +1,4 @@
-"""``breakpoint()`` on a rank: Python's debugger, whose commands are questions to the notebook's user.
+"""``breakpoint()`` on a rank: Python's debugger, which reads commands from the notebook's user.
 
 ``set_trace()`` of pdb and of IPython is the same: their own would take an interrupt for a command, and the
 end of the questions for the end of the program.
@@ -31,7 +31,7 @@ INSIDE = tuple(str(module.__file__) for module in (bdb, pdb, cmd))
 
 
 class Breakpoints:
-    """Gives ``breakpoint()`` its meaning on a rank; `ask` is the rank's ``input``."""
+    """Python's and IPython's breakpoints on a rank; `ask` is the rank's ``input``."""
 
     def __init__(self, ask: Callable[[str], str]) -> None:
         self._ask = ask
@@ -43,12 +43,12 @@ class Breakpoints:
         pdb.set_trace = IPython.core.debugger.set_trace = self.set_trace
 
     def stop(self, *args: Any, **options: Any) -> Any:
-        """Let the user look around in the frame that called ``breakpoint()``.
+        """Start the debugger in the frame that called ``breakpoint()``.
 
         Raises
         ------
         InputRefusedError
-            Nobody can be asked; several ranks are at a breakpoint at the same time.
+            There is no user to ask, or several ranks are at a breakpoint at the same time.
         """
         if os.environ.get("PYTHONBREAKPOINT"):  # the user's own choice; "0" means none
             return sys.__breakpointhook__(*args, **options)
@@ -71,7 +71,7 @@ class Breakpoints:
             raise InputRefusedError(f"{call} asks with input(): {error}") from None
 
     def end_task(self) -> None:
-        """Trace no more: who stepped over the end of a cell is not asked about the next one."""
+        """Stop tracing, so that stepping over the end of a cell does not stop in the next one."""
         if self._used:
             sys.settrace(None)
             self._used = False
@@ -107,7 +107,7 @@ class RankDebugger(pdb.Pdb):
             raise bdb.BdbQuit("the debugger was left with q")
 
     def stop_here(self, frame: FrameType) -> bool:
-        """Do as the base class says, in the user's code only."""
+        """Stop as the base class does, in the user's code only."""
         return self._is_users(frame) and bool(super().stop_here(frame))
 
     def _is_users(self, frame: FrameType) -> bool:
@@ -120,12 +120,12 @@ class RankDebugger(pdb.Pdb):
         return False
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
-        """Do as the base class says, but for a cell's next statement, of which the shell makes a call."""
+        """Report a call, except the one by which the shell runs a cell's next statement."""
         if frame.f_code.co_name != "<module>":
             super().user_call(frame, argument_list)
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
-        """Do as the base class says, but for the end of a cell's statement."""
+        """Report a return, except at the end of a cell's statement."""
         if frame.f_code.co_name != "<module>":  # there the base class would leave a `__return__` behind
             super().user_return(frame, return_value)
 

@@ -15,7 +15,7 @@ from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, tasks
 from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.input import InputRequests
-from nbparallel.engine.inspection import complete, look
+from nbparallel.engine.inspection import complete, inspect_namespace
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
@@ -89,7 +89,7 @@ class Engine:
         self._keepalive: object = None
 
     def handle(self, frame: Frame) -> None:
-        """Do what a frame of the kernel says."""
+        """Handle one frame of the kernel."""
         if frame.kind is Kind.STRATEGY:
             self.state.strategy_choice = pickle.loads(frame.payload)
             return
@@ -97,7 +97,8 @@ class Engine:
             self.state.next_context = pickle.loads(frame.payload)
             return
         if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
-            self._channel.send(Kind.SEEN, pickle_message(look(self.state, pickle.loads(frame.payload))))
+            report = inspect_namespace(self.state, pickle.loads(frame.payload))
+            self._channel.send(Kind.SEEN, pickle_message(report))
             return
         if frame.kind is Kind.COMPLETE:
             self._channel.send(Kind.SEEN, pickle_message(complete(self.state, pickle.loads(frame.payload))))
@@ -122,9 +123,9 @@ class Engine:
     def _release_unused(self) -> None:
         if self.state.communicator is not None:
             self.state.communicator.release()
-        self.state.names.let_go()
+        self.state.names.release_unbound()
 
-    def tend(self) -> float | None:
+    def release_idle_memory(self) -> float | None:
         """Unmap memory that has been idle for long; return when to do so again, in milliseconds."""
         seconds = sharing.current_store().tend()
         return None if seconds is None else 1000 * seconds + 1
@@ -159,7 +160,7 @@ class Engine:
         self._report(outcome)
         if not outcome.ok:
             gc.collect()  # what formatted the traceback refers to itself, and to frames with their arrays
-        self._release_unused()  # `tend` comes after every frame, and drains
+        self._release_unused()  # `release_idle_memory` follows every frame, and drains
 
     def _report(self, outcome: Outcome) -> None:
         self.state.output.settle()

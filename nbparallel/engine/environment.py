@@ -16,13 +16,13 @@ from nbparallel.wire.messages import Configure, WorkingContext
 
 
 def enter_context(place: WorkingContext) -> None:
-    """Go where the notebook is; stay where we are, with a line on stderr, if that cannot be entered."""
+    """Enter the notebook's directory and path; if the directory cannot be entered, write a line to stderr."""
     _change_directory(place.cwd)
     sys.path[:] = place.sys_path
 
 
 def follow_context(before: WorkingContext, now: WorkingContext) -> tuple[str, ...]:
-    """Follow the notebook from one place to another; return a line if a cell had gone elsewhere meanwhile."""
+    """Follow the notebook's directory and path; return a line if a cell had changed the directory."""
     notes: tuple[str, ...] = ()
     if now.cwd != before.cwd:
         if _directory() not in (before.cwd, now.cwd):
@@ -83,7 +83,7 @@ class Defaults:
             self._hidden[name] = value  # %who lists the user's names only
 
     def restore(self) -> None:
-        """Give back defaults that the user deleted."""
+        """Define again the defaults that the user deleted."""
         for name, value in self._values.items():
             self._namespace.setdefault(name, value)
 
@@ -91,7 +91,7 @@ class Defaults:
         """Return the names that the user has assigned, sorted."""
         return sorted(
             name
-            for name, value in list(self._namespace.items())  # a thread may assign meanwhile
+            for name, value in list(self._namespace.items())  # a thread may assign at the same time
             if not name.startswith("_")
             and value is not self._values.get(name, _MISSING)
             and value is not self._hidden.get(name, _MISSING)
@@ -140,7 +140,7 @@ def random_streams(seed: int, rank: int) -> np.random.Generator:
 
 
 def find_blas() -> None:
-    """Look for the BLAS libraries of this process, whose ranks need not look again."""
+    """Find the BLAS libraries of this process, so that its forked ranks need not."""
     global _blas
     _blas = ThreadpoolController()
 

@@ -139,7 +139,7 @@ def _formatted(error: BaseException, trace: TracebackType | None, shell: RankShe
 
 
 def _forget_parsed() -> None:
-    """Drop what finding the lines of a traceback leaves: `executing` keeps every parsed cell for ever."""
+    """Clear the caches of `executing`, which would keep every cell of a traceback parsed forever."""
     try:
         from executing import executing
         from stack_data.core import Source

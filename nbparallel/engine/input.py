@@ -23,7 +23,7 @@ class InputRequests:
     Attributes
     ----------
     deferred : deque of Frame
-        What came meanwhile for the rank's loop, which takes it first.
+        Frames that arrived during a wait; the rank's loop handles them first.
     """
 
     def __init__(self, channel: Channel, output: RankOutput) -> None:
@@ -42,7 +42,7 @@ class InputRequests:
         Raises
         ------
         InputRefusedError
-            Nobody can be asked; several ranks asked at the same time.  It is an `EOFError`.
+            There is no user to ask, or several ranks asked at the same time.  It is an `EOFError`.
         """
         return self._ask(str(prompt), secret=False)
 

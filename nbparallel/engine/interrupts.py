@@ -2,7 +2,7 @@
 
 The kernel writes (task number, sequence) into a word of shared memory and then signals.  The handler raises
 only if the word names the task that runs here and this sequence was not used yet.  So an interrupt never
-hits the next cell, never an idle rank, and is never lost: after setting its current task the rank looks at
+hits the next cell, never an idle rank, and is never lost: after setting its current task the rank reads
 the word itself.  Code behind the user's may swallow the exception (IPython's own included): the kernel sends
 again, with a new sequence, as long as the task runs.
 """
@@ -43,7 +43,7 @@ class Interrupts:
         self._words = words
 
     def arm(self, task: int) -> None:
-        """From now on interrupts of `task` raise KeyboardInterrupt; one that came early does at once."""
+        """From now on interrupts of `task` raise KeyboardInterrupt; one that came early does so here."""
         self._used = 0
         if _handler_of(signal.SIGINT) != self._on_signal:
             self.install()  # an earlier cell has put its own there

@@ -74,7 +74,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the engine's own handler is there
         faulthandler.enable(file=2)
-        _be_killed_before_the_kernel()
+        _prefer_for_oom_kill()
         channel, segments = Channel.from_fd(channel_fd), Channel.from_fd(segments_fd)
         _announce(segments)
         configure = _configure(channel)
@@ -90,7 +90,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         _loop(channel, engine)
         code = 0
     except ChannelClosedError:
-        code = 0  # the kernel is gone; the supervisor ends us anyway
+        code = 0  # the kernel is gone; the supervisor ends this rank anyway
     finally:
         # a rank leaves by _exit only: exit handlers belong to the template or to the user's libraries
         try:
@@ -127,7 +127,7 @@ def _loop(channel: Channel, engine: Engine) -> None:
         if not deferred:
             for fd, events in ready(poll, due):
                 if fd == segments and events & select.POLLHUP:
-                    poll.unregister(fd)  # the supervisor is gone, and so are we in a moment
+                    poll.unregister(fd)  # the supervisor is gone, and this rank is about to be killed
                 elif fd == segments:
                     engine.reclaim_memory()  # another process released memory that this rank allocated
         frame = deferred.popleft() if deferred else channel.receive_nowait()
@@ -138,11 +138,11 @@ def _loop(channel: Channel, engine: Engine) -> None:
                 engine.handle(frame)
             finally:
                 frame.close()
-        due = engine.tend()
+        due = engine.release_idle_memory()
 
 
-def _be_killed_before_the_kernel() -> None:
-    """Let the out-of-memory killer take a rank rather than the notebook (proc(5), oom_score_adj)."""
+def _prefer_for_oom_kill() -> None:
+    """Make the out-of-memory killer prefer a rank to the notebook (proc(5), oom_score_adj)."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")

@@ -66,7 +66,7 @@ class DeliveredNames:
         return MISSING if value is None else value
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Note what was delivered."""
+        """Record delivered values."""
         for name, value in values.items():
             self.discard(name)
             try:
@@ -75,12 +75,12 @@ class DeliveredNames:
                 self._strong[name] = value
 
     def discard(self, name: str) -> None:
-        """Forget a name."""
+        """Remove a name."""
         self._weak.pop(name, None)
         self._strong.pop(name, None)
 
-    def let_go(self, namespace: Mapping[str, Any]) -> None:
-        """Forget the names that are not bound to their values any more.
+    def release_unbound(self, namespace: Mapping[str, Any]) -> None:
+        """Remove the names that are not bound to their values any more.
 
         Should the rank bind one to the very same object again, it counts as the rank's own from then on.
         """
@@ -93,7 +93,7 @@ class DeliveredNames:
 
 
 MIN_SWEEP = 64
-"""So many arrays are remembered before those that died are looked for."""
+"""Arrays that are remembered before dead ones are removed from the table."""
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
 """Kinds of delivered values that a rank does not change in place."""
 
@@ -124,7 +124,7 @@ class RankNames:
         self._delivered = DeliveredNames()
         self._handles: dict[str, ArrayHandle] = {}
         self._attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
-        """What was attached, by all that tells one array from another."""
+        """Attached arrays by their handles."""
         self._sweep_at = MIN_SWEEP
         # An instance may come long after the last one died, and the kernel does not send its class again.
         self._classes: dict[int, type] = {}
@@ -145,7 +145,7 @@ class RankNames:
         return Origin.SHARED if name in self._handles else Origin.COPIED
 
     def is_only_here(self, name: str) -> bool:
-        """Whether something is lost if this rank goes, as far as can be told.
+        """Whether something is lost if this rank goes, as far as is known.
 
         Modules can be imported again, and what the notebook delivered it can deliver again: unless it is an
         object that the rank may have changed in place.
@@ -161,7 +161,7 @@ class RankNames:
         Raises
         ------
         UnpicklableError
-            A value could not be rebuilt, or a module not imported; the cause says why.
+            A value could not be rebuilt, or a module not imported; see the cause.
         SegmentLostError, InvalidHandleError
             An array could not be attached.
         """
@@ -216,9 +216,9 @@ class RankNames:
                 found.append((same, stop - start, name))
         return max(found, key=itemgetter(0, 1))[2] if found else None
 
-    def let_go(self) -> None:
-        """Keep nothing alive that was delivered and whose name the rank has deleted or bound anew."""
-        self._delivered.let_go(self._namespace)
+    def release_unbound(self) -> None:
+        """Release delivered values whose names the rank has deleted or bound to something else."""
+        self._delivered.release_unbound(self._namespace)
 
     def _attach(self, handle: ArrayHandle) -> np.ndarray[Any, Any]:
         # Two names of the notebook for one array are two names for one array here too.
@@ -236,7 +236,7 @@ class RankNames:
         return array
 
     def _load(self, update: NameUpdate) -> Any:
-        # The kernel says which class is which: one that was defined anew is another, however alike.
+        # The kernel identifies classes: one that was defined again is another, however alike.
         return loads(
             update.data,
             self._store,
@@ -272,6 +272,6 @@ def _import(update: NameUpdate) -> ModuleType:
     for name in submodules:
         try:
             importlib.import_module(name)
-        except ImportError:  # its package made it in another way: whoever uses it is told what is missing
+        except ImportError:  # its package made it in another way; using it raises
             continue
     return sys.modules[first]

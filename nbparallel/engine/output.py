@@ -3,7 +3,7 @@
 File descriptors 1 and 2 are pipes that the *kernel* reads: C code, child processes and a crash's last words
 come through although no Python thread of the rank can run.  Rich outputs travel as frames on the socket.
 Two roads would lose the order, hence one rule: **a frame is sent, and the other stream is written, only when
-both pipes are empty**; the kernel in turn looks at the socket before it reads a pipe.
+both pipes are empty**; the kernel in turn reads the socket before a pipe.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class RankOutput:
 
     def send_late(self, task: int, name: str, text: str) -> None:
         """Send what a thread of an earlier task printed."""
-        with contextlib.suppress(ChannelClosedError):  # nobody is left to read it
+        with contextlib.suppress(ChannelClosedError):  # no reader is left
             self._channel.send(Kind.STREAM, pickle_message(Stream(task, name, text)), sequence=task)
 
 

@@ -53,18 +53,18 @@ def _advice(magic: str) -> str:
         return "leave it out (for some ranks write `if rank == 0:`), or give the notebook's cell -n or -r"
     if "shar" in magic:
         return "nbp.share(x), nbp.set_sharing_strategy(name) do it here"
-    return "run it in a cell of its own"
+    return "run it in a separate cell"
 
 
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 class RankCompiler(CachingCompiler):
-    """Gives the code of each task a file name of its own, which is known before it is compiled.
+    """Compiler that gives each task's code a unique file name, known before it is compiled.
 
     The text of a cell is kept for tracebacks as long as code of it may run: to its end, or for good if it
     defined a function.  That of the last cells is kept as well, since the user may show an error of theirs
-    that he has caught.  A session may run any number of cells.
+    that was caught.  A session may run any number of cells.
     """
 
     KEPT = 20
@@ -80,7 +80,7 @@ class RankCompiler(CachingCompiler):
         self._done: deque[str] = deque()
 
     def begin(self, filename: str) -> str:
-        """Give the next cell its name, and forget the text of an old one that nobody can need."""
+        """Name the next cell, and drop the text of an old one that cannot be needed any more."""
         if not self._defined:
             self._done.append(self.filename)
         while len(self._done) > self.KEPT:
@@ -91,14 +91,14 @@ class RankCompiler(CachingCompiler):
         return filename
 
     def see(self, code: CodeType) -> None:
-        """Take note of code of the cell that is about to run."""
+        """Record whether code of the cell, about to run, defines anything."""
         self._defined = self._defined or _outlives(code)
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         return self.filename
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
-        """Do as the base class says, for the notebook's other cells too."""
+        """Return the label of a cell, also for the notebook's other cells."""
         label = namespace.label_of(name)
         return ("Cell", label) if label else super().format_code_name(name)
 
@@ -142,7 +142,7 @@ class RankDisplayHook(DisplayHook):
     shell: Any  # a RankShell; traitlets would say "or None"
 
     def quiet(self) -> bool:
-        """Whether nobody asked for the value: then an array is not turned into text, which takes long."""
+        """Whether the value is not needed: then an array is not turned into text, which takes long."""
         if not self.shell.needs_text:
             return True
         return bool(self.semicolon_at_end_of_expression(self.shell.source))
@@ -184,16 +184,16 @@ class RankShell(InteractiveShell):
     show_value: bool = True
     """Whether the last expression's value is shown; ``-o`` only keeps it."""
     needs_text: bool = True
-    """Whether anybody asks for it as text."""
+    """Whether it is needed as text."""
     at_line: Callable[[int], None] = staticmethod(lambda line: None)
-    """Hears the line of every statement of the cell before it runs."""
+    """Called with the line of every statement of the cell before it runs."""
     value_text: str = ""
     """The last expression's value as text."""
 
     def attach(self, output: RankOutput, colors: str) -> None:
         """Connect to a rank's output."""
         self.output = output
-        # IPython's advice for a terminal; a rank says `RankExitError`
+        # IPython's advice for a terminal; a rank raises `RankExitError`
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
         sys.stdout, sys.stderr = output.stdout, output.stderr
         try:
@@ -209,7 +209,7 @@ class RankShell(InteractiveShell):
         manager.enabled = False
         super().init_history()
         history: Any = self.history_manager
-        history.outputs = Unkept()  # newer IPythons keep what every cell printed, for ever
+        history.outputs = Unkept()  # newer IPythons keep what every cell printed, forever
 
     compile: Any  # a RankCompiler
 
@@ -229,7 +229,7 @@ class RankShell(InteractiveShell):
         pass
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
-        """Run one statement of a cell (IPython compiles each by itself), after saying which."""
+        """Run one statement of a cell (IPython compiles each by itself), after reporting its line."""
         self.compile.see(code_obj)
         self.at_line(next((line for *_, line in code_obj.co_lines() if line), 0))
         return await super().run_code(code_obj, result, async_=async_)

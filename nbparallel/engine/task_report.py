@@ -102,7 +102,7 @@ class TaskReport:
 
 
 def _snapshot(value: Any) -> Any:
-    """Copy an array that lies in shared memory: the value is that of the cell's end, not a view of it."""
+    """Copy a shared array: the value is that of the cell's end, not a view of it."""
     if isinstance(value, np.ndarray) and sharing.is_shared(value):
         return value.copy()
     return value

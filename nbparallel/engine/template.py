@@ -29,7 +29,7 @@ def main(fd: int, supervisor: int) -> NoReturn:
     """Serve FORK frames until the supervisor is gone."""
     channel = Channel.from_fd(fd)
     os.set_inheritable(fd, False)
-    gc.disable()  # hardly anything is garbage yet; looking for it takes 10 of 200 ms
+    gc.disable()  # hardly anything is garbage yet; a collection takes 10 of 200 ms
     from nbparallel.engine import main as engine  # numpy, IPython, cloudpickle: what every rank needs
 
     engine.prepare()
@@ -39,7 +39,7 @@ def main(fd: int, supervisor: int) -> NoReturn:
     channel.send(Kind.TEMPLATE_READY)
     try:
         while True:
-            select.select([channel], [], [])  # no time-out: our end comes with the supervisor's
+            select.select([channel], [], [])  # no time-out: the template exits when the supervisor exits
             frame = channel.receive_nowait()
             if frame is not None:
                 _fork_rank(channel, frame, supervisor)
@@ -50,19 +50,19 @@ def main(fd: int, supervisor: int) -> NoReturn:
 
 
 def _fork_rank(channel: Channel, frame: Frame, supervisor: int) -> None:
-    said = json.loads(frame.payload)
+    request = json.loads(frame.payload)
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         intermediate = os.fork()
         if not intermediate:
-            _intermediate(channel, frame, said["client"], supervisor, read_end, write_end)
+            _intermediate(channel, frame, request["client"], supervisor, read_end, write_end)
         os.close(write_end)
         write_end = -1
         pid = int(os.read(read_end, 32) or b"0")  # ends when the intermediate has
         os.waitpid(intermediate, 0)
         if pid:
-            said["pid"] = pid
-            channel.send(Kind.FORKED, json.dumps(said).encode())
+            request["pid"] = pid
+            channel.send(Kind.FORKED, json.dumps(request).encode())
     finally:
         frame.close()
         os.close(read_end)

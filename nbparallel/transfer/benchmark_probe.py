@@ -1,4 +1,4 @@
-"""The rank's half of measuring sharing strategies: take arrays, read them, let go of them."""
+"""The rank's half of measuring sharing strategies: take arrays, read them, release them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Received:
 
 
 def receive(data: bytes, rank: int = 0) -> Received | None:
-    """Take the arrays in a message, read them and let go of them; None on other ranks than `rank`.
+    """Take the arrays in a message, read them and release them; None on other ranks than `rank`.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Blobs: large buffers of a pickled object, written once into a segment, mapped copy-on-write.
 
 A private mapping is no snapshot: pages that this process did not write show later writes of others.  So
-nobody writes a blob's segment again, and the store does not reuse it while anyone maps it.
+no process writes a blob's segment again, and the store does not reuse it while any process maps it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _scan(code: CodeType, found: CodeNames) -> None:
     found.mentioned.update(names)
     for opcode, argument in instructions(code):
         if opcode == _LOAD_GLOBAL:
-            reads.add(names[argument >> 1])  # the low bit says whether a NULL is pushed (3.11 on)
+            reads.add(names[argument >> 1])  # the low bit: whether a NULL is pushed (3.11 on)
         elif opcode in _READS:
             reads.add(names[argument])
         if opcode in _STORES:

@@ -61,7 +61,7 @@ def reduce_function(
     Parameters
     ----------
     module : str or None
-        Whose globals it gets: an importable module's, or (None) those of the receiver's home.
+        The module that provides its globals; None: the receiver's home.
     cells : dict
         The references of this pickle so far, by the id of their cell.
     """
@@ -126,7 +126,7 @@ _BUILT_IN = set(cloudpickle._BUILTIN_TYPE_NAMES) | {type(None), type(Ellipsis), 
 
 
 def tracker(cls: type) -> str:
-    """Id of a class, the same in every process that has it; whoever asks has it complete."""
+    """Id of a class, the same in every process that has it; the caller must have it complete."""
     KNOWN.add(cls)
     return str(cloudpickle._get_or_create_tracker_id(cls))
 
@@ -154,7 +154,7 @@ def reduce_class(cls: type, *, redefine: bool) -> tuple[Any, ...]:
 
 
 _ON_DEMAND = ("__slotnames__", "__annotations__", "__annotations_cache__", "__annotate_func__")
-"""Attributes that Python adds to a class when somebody first asks (`copyreg`, `inspect`)."""
+"""Attributes that Python adds to a class on demand (`copyreg`, `inspect`)."""
 
 
 def fingerprint(cls: type) -> bytes:
@@ -202,7 +202,7 @@ def make_class(
 
 
 def complete_class(cls: type, state: tuple[bool, Any, Any]) -> None:
-    """Give a class its attributes, unless this process has it complete and is not told to redefine it."""
+    """Give a class its attributes, unless this process has it complete and need not redefine it."""
     redefine, setter, attributes = state
     with LOCK:
         if redefine or cls not in KNOWN:

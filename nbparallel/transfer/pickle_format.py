@@ -1,6 +1,6 @@
 """The bytes of a pickled message: a header, the regions of its blob, and the pickle stream.
 
-Buffers of 256 KiB and more (and a stream of that size) lie once in a segment that every receiver maps
+Buffers of 256 KiB and more (and a stream of that size) are stored once in a segment that every receiver maps
 copy-on-write (`blobs`).  If functions inside read globals of the sender, the message contains one message for
 the object and one for each of those globals, which a receiver loads only if it lacks the name.
 """
@@ -34,7 +34,7 @@ PLAIN = _HEADER.pack(_MAGIC, _VERSION, _PLAIN, 0, 0, 0, 0, 0)
 _GLOBALS = _HEADER.pack(_MAGIC, _VERSION, _WITH_GLOBALS, 0, 0, 0, 0, 0)
 
 Globals: TypeAlias = dict[str, bytes | str]
-"""Messages by the names of globals; a string says why the value cannot be sent."""
+"""Messages by the names of globals; a string is the reason why the value cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True)

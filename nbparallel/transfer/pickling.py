@@ -243,14 +243,14 @@ def dumps(
     store : ArrayStore
         Where shared arrays are known, and where large buffers go.
     broker : SegmentBroker, optional
-        Who hands the segments to the receiver; None: the receiver is this process.
+        Passes the segments to the receiver; None: the receiver is this process.
     home : mapping, optional
         The notebook's (or the rank's) namespace: functions that have it as their globals get the
         receiver's instead.  None on a rank: its own namespace (`definitions.set_home`), and the globals that
         those functions read travel with the message, for a receiver that lacks them.  None in another
         process: functions carry copies of the globals that they read, as in cloudpickle.
     name : str, optional
-        What the user calls the object; errors say it.
+        The user's name for the object, for errors.
 
     Returns
     -------
@@ -260,7 +260,7 @@ def dumps(
     Raises
     ------
     UnpicklableError
-        Something inside cannot travel: the message says what and where.  Nothing was made.
+        A part cannot be sent: the message names it and where it is.  Nothing was allocated.
     """
     if is_plain(obj):
         data = PLAIN + pickle.dumps(obj, 5)

@@ -1,7 +1,7 @@
 """How a variable looks from outside: its class, and shape or length, without running the user's code.
 
 A property of the user's may raise, print, compute for an hour or end the process; it must not be run by
-somebody who only asks what there is.  So only C code and installed libraries are asked for a shape.
+a mere inspection.  So only C code and installed libraries are asked for a shape.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _DESCRIPTORS = (property, types.GetSetDescriptorType, types.MemberDescriptorType
 """What computes an attribute."""
 
 
-def seen(name: str, value: Any, store: Store, origin: Origin = Origin.OWN) -> VariableInfo:
+def describe_variable(name: str, value: Any, store: Store, origin: Origin = Origin.OWN) -> VariableInfo:
     """Return how a variable looks; never raises, changes nothing, and copies no value."""
     try:
         if issubclass(type(value), np.ndarray):
             return _seen_array(name, value, store, origin)
         return VariableInfo(name, *_class_and_form(value), origin)
-    except Exception:  # noqa: BLE001  an odd metaclass: there is nothing to be told but that it is there
+    except Exception:  # noqa: BLE001  an odd metaclass: only its existence is reported
         return VariableInfo(name, "object", "", origin)
 
 
@@ -46,7 +46,7 @@ def _class_and_form(value: Any) -> tuple[str, str]:
 
 
 def _seen_array(name: str, value: Any, store: Store, origin: Origin) -> VariableInfo:
-    plain: np.ndarray[Any, Any] = np.ndarray.view(value, np.ndarray)  # a subclass may lie about itself
+    plain: np.ndarray[Any, Any] = np.ndarray.view(value, np.ndarray)  # a subclass may misreport its shape
     kind = str(_CLASS_NAME.__get__(type(value)))
     form = f"{plain.shape} {_dtype_text(plain.dtype)}"
     place = store.location(plain)
@@ -86,7 +86,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute as it lies there, without anybody's ``__getattr__``.
+    """Return an attribute without running any ``__getattr__``.
 
     `inspect.getattr_static` asks a class for its dictionary, which a metaclass may answer with code.
     """

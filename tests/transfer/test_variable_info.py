@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.sharing.store import Store
-from nbparallel.transfer.variable_info import seen
+from nbparallel.transfer.variable_info import describe_variable
 
 
 @pytest.fixture
@@ -130,13 +130,13 @@ class Attribute:
 )
 def test_looks(store: Store, value: Any, looks: str) -> None:
     """Class and shape, or length, in a few words; hostile objects are named and left alone."""
-    assert seen("x", value, store).looks == looks
+    assert describe_variable("x", value, store).looks == looks
 
 
 @pytest.mark.parametrize("cls", [Evil, EvilLibrary], ids=["notebook", "library"])
 def test_hostile_objects_do_no_harm(store: Store, cls: type) -> None:
     """An object that ends whoever asks it anything is named, and nothing else happens."""
-    assert seen("x", object.__new__(cls), store).looks in ("Evil", "EvilLibrary")
+    assert describe_variable("x", object.__new__(cls), store).looks in ("Evil", "EvilLibrary")
 
 
 def test_the_notebooks_own_properties_are_not_run(store: Store) -> None:
@@ -149,8 +149,8 @@ def test_the_notebooks_own_properties_are_not_run(store: Store) -> None:
 
     library = type("Library", (), {"shape": property(shape), "__module__": "library"})
     mine = type("Mine", (library,), {"__module__": "__main__"})
-    assert seen("x", library(), store).looks == "Library (1, 2)"
-    assert seen("x", mine(), store).looks == "Mine"
+    assert describe_variable("x", library(), store).looks == "Library (1, 2)"
+    assert describe_variable("x", mine(), store).looks == "Mine"
     assert ran == ["Library"]
 
 
@@ -159,15 +159,15 @@ def test_an_odd_metaclass_does_no_harm(store: Store) -> None:
     shape = property(lambda self: (1,))
     for module, looks in (("__main__", "Odd"), ("library", "Odd (1,)")):
         odd = EvilMeta("Odd", (), {"shape": shape, "__module__": module})
-        assert seen("x", object.__new__(odd), store).looks == looks
-        assert seen("x", odd, store).looks == "class"
+        assert describe_variable("x", object.__new__(odd), store).looks == looks
+        assert describe_variable("x", odd, store).looks == "class"
 
 
 def test_where_an_array_lies(store: Store) -> None:
     """Segment and extent tell what is part of what; a private array has none."""
     x = store.share(np.arange(100.0).reshape(10, 10), strategy="file_descriptor", for_all=True)
-    whole, part = seen("x", x, store), seen("part", x[2:4], store)
+    whole, part = describe_variable("x", x, store), describe_variable("part", x[2:4], store)
     assert whole.segment == part.segment != 0
     assert (part.start - whole.start, part.stop - part.start) == (160, 160)
-    assert seen("p", x * 2, store).segment == 0
-    assert seen("e", x.view(EvilArray), store).segment == whole.segment
+    assert describe_variable("p", x * 2, store).segment == 0
+    assert describe_variable("e", x.view(EvilArray), store).segment == whole.segment

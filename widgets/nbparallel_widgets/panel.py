@@ -66,7 +66,7 @@ class Panel:
         display({**bundle, **self._frozen()}, raw=True, display_id=identity)
 
     def begin(self) -> None:
-        """Look again and again from now on: the notebook runs a cell."""
+        """Refresh periodically from now on: the notebook runs a cell."""
         self._busy = True
         self._wake.set()
 
@@ -76,7 +76,7 @@ class Panel:
         self._wake.set()
 
     def close(self, *, leave: bool = True) -> None:
-        """End the thread; with `leave`, what was shown last stays in its cells as text. Again is fine."""
+        """End the thread; with `leave`, what was shown last stays in its cells as text (idempotent)."""
         if self._closed:
             return
         self._closed = True

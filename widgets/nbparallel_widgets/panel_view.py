@@ -85,7 +85,7 @@ def state(rank: RankActivity) -> str:
 
 
 def _calm(seconds: float) -> str:
-    """Return a span that grows while people look at it: its digits stay in their places."""
+    """Return a span that grows while it is shown: its digits stay in their places."""
     if seconds < 1:
         return seconds_text(seconds)
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -171,7 +171,7 @@ def _together(spans: Sequence[Span], timeline: Timeline, y: float, scale: float)
 
 
 def _marks(rows: Sequence[RankRow], places: dict[int, int], scale: float, seconds: float) -> Iterator[str]:
-    """Draw a line from whoever was waited for to who could go on then, for the longest waits."""
+    """Draw a line from the rank that was waited for to the rank that continued, for the longest waits."""
     waits = [
         (span.seconds, span, row.rank)
         for row in rows
@@ -201,7 +201,7 @@ class TimelineView:
         return timeline_text.text(self.timeline)
 
     def _repr_html_(self) -> str:
-        # The table says it once more where a page is cleaned of pictures (GitHub, an untrusted notebook).
+        # The table repeats it where a page is cleaned of pictures (GitHub, an untrusted notebook).
         table = replace(timeline_text.table(self.timeline), foot="").html()
         lines = "<br>".join(html.escape(line) for line in timeline_text.foot(self.timeline))
         return f"<div>{svg(self.timeline)}</div>{table}<div>{lines}</div>"

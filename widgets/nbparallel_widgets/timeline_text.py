@@ -21,7 +21,7 @@ WIDTH = 60
 """Letters for the whole cell."""
 LETTERS = {COMPUTING: "█", WAITING: "·", MOVING: "▒", UNKNOWN: "?"}
 SHOWN_WAITS = 6
-"""Lines about who waited for whom."""
+"""Lines about waits between ranks, at most."""
 _TICKS = 5
 
 
@@ -86,13 +86,13 @@ def _most(row: RankRow, waits: Sequence[OperationWait]) -> str:
 
 
 def _for_whom(wait: OperationWait) -> str:
-    who = f"for rank {wait.waits_for}" if wait.waits_for >= 0 else "for others"
+    cause = f"for rank {wait.waits_for}" if wait.waits_for >= 0 else "for others"
     where = f", line {wait.line}" if wait.line else ""
-    return f"{who} in {wait.operation}{where}"
+    return f"{cause} in {wait.operation}{where}"
 
 
 def foot(timeline: Timeline) -> list[str]:
-    """Return who waited for whom, in lines; waits that are short beside the cell are only summed up."""
+    """Return which rank waited for which, in lines; short ones are only summed up."""
     lines = []
     waits = timeline.waits()
     long = [wait for wait in waits[:SHOWN_WAITS] if wait.seconds >= timeline.seconds / 100]

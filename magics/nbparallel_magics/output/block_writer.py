@@ -86,7 +86,7 @@ class BlockWriter:
         self._publisher.display(item.data, item.metadata, item.transient)
 
     def _ended(self, name: str) -> str:
-        """Return the end of the line that is open; another stream begins a line of its own in a notebook."""
+        """Return the end of the line that is open; another stream begins a new line in a notebook."""
         apart = self._publisher.separate_streams and self._unended != name
         needs_end = self._unended is not None and not apart
         self._unended = None

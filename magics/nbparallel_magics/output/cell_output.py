@@ -29,7 +29,7 @@ from nbparallel_magics.output.publisher import Publisher
 INTERVAL = 0.08
 """Seconds: together with what the session waits for more (0.1 s at most) less than the promised 0.2 s."""
 REDRAW = 1.0
-"""Seconds between two looks at progress bars, which draw one line again and again."""
+"""Seconds between two redraws of progress bars, which overwrite one line."""
 LIMIT = 10 << 20
 """Characters of one cell's output that a notebook shows."""
 

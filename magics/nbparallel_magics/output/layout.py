@@ -96,7 +96,7 @@ def in_arrival_order(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
 
 
 def redraws_a_line(item: Item) -> bool:
-    """Whether an item only draws a line anew, as progress bars do."""
+    """Whether an item only redraws a line, as progress bars do."""
     return isinstance(item, Text) and "\r" in item.text and "\n" not in item.text
 
 

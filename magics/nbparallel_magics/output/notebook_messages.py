@@ -30,12 +30,12 @@ class NotebookOutput:
         self._lock = threading.Lock()
         self._sender = threading.local()
         self._cell = ""
-        self._kept: list[tuple[object, Message]] = []
+        self._held: list[tuple[object, Message]] = []
         self._size = 0
         self._complete = False
 
     def install(self) -> None:
-        """Look at what the kernel sends from now on."""
+        """Observe what the kernel sends from now on."""
         self._session.send = self._watch
 
     def remove(self) -> None:
@@ -43,16 +43,16 @@ class NotebookOutput:
         if self._session.__dict__.get("send") == self._watch:
             del self._session.send
         self._complete = False
-        self._kept.clear()
+        self._held.clear()
 
     def begin_cell(self, parent: Any) -> bool:
-        """Start anew; False if this is part of a cell that has begun already (a cell run by a cell)."""
+        """Reset; False if this is part of a cell that has begun already (a cell run by a cell)."""
         cell = _message_id(parent)
         with self._lock:
             if cell == self._cell:
                 return False
             self._cell, self._size, self._complete = cell, 0, True
-            self._kept.clear()
+            self._held.clear()
             return True
 
     def covers(self, parent: Any) -> bool:
@@ -61,7 +61,7 @@ class NotebookOutput:
 
     @contextmanager
     def sending_for(self, sender: object) -> Iterator[None]:
-        """Say that what this thread sends now is `sender`'s."""
+        """Attribute what this thread sends now to `sender`."""
         self._sender.value = sender
         try:
             yield
@@ -71,8 +71,8 @@ class NotebookOutput:
     def forget_of(self, sender: object) -> list[Message]:
         """Forget everything, and return what was not `sender`'s: it will be sent, and kept, again."""
         with self._lock:
-            others = [(who, message) for who, message in self._kept if who is not sender]
-            self._kept = []
+            others = [(source, message) for source, message in self._held if source is not sender]
+            self._held = []
             self._size = 0
         return [message for _, message in others]
 
@@ -94,15 +94,15 @@ class NotebookOutput:
             if not self._complete or _message_id(parent) != self._cell:
                 return
             if kind == "clear_output":
-                self._kept.clear()
+                self._held.clear()
                 self._size = 0
                 return
             self._size += sum(len(p) for p in _texts(content))
             if self._size > _LIMIT:
                 self._complete = False
-                self._kept.clear()
+                self._held.clear()
             else:
-                self._kept.append((getattr(self._sender, "value", None), (kind, content)))
+                self._held.append((getattr(self._sender, "value", None), (kind, content)))
 
 
 def _texts(content: dict[str, Any]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from nbparallel_magics.output.layout import Item, Rich, Text
 
 PREFIX = "nbparallel-output-"
 _OWNER = "owner"
-"""A link inside the folder that leads nowhere: its text says whose the folder is (`wire.owners`)."""
+"""A dangling link inside the folder: its text names the owning process (`wire.owners`)."""
 
 
 class LogFolder:
@@ -41,7 +41,7 @@ class LogFolder:
         with self._lock:
             if self._removed:
                 raise FileNotFoundError("the extension was unloaded")
-            if not os.path.isdir(self._path):  # not made yet, or somebody has cleaned up the temporary place
+            if not os.path.isdir(self._path):  # not made yet, or removed by a clean-up of temporary files
                 self._path = _make()
             self._count += 1
             path = os.path.join(self._path, f"output-{self._count}.log")
@@ -49,7 +49,7 @@ class LogFolder:
         return path
 
     def remove(self) -> None:
-        """Remove the folder and all that is in it; again is fine, and a forked child removes nothing."""
+        """Remove the folder and its files (idempotent); a forked child removes nothing."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -59,7 +59,7 @@ class LogFolder:
 
 
 def new_file(path: str) -> int:
-    """Make a file that is nobody else's, and return its descriptor."""
+    """Create a file that did not exist, for this user alone, and return its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -69,7 +69,7 @@ def _make() -> str:
     try:
         os.symlink(Owner(this_world(), me, (me,)).text(), os.path.join(path, _OWNER))
     except OSError:
-        pass  # a file system without links: only we shall remove it
+        pass  # a file system without links: only this process removes it
     return path
 
 
@@ -85,7 +85,7 @@ def remove_abandoned() -> None:
 
 
 def sweep(folders: list[Path]) -> None:
-    """Remove those folders of this user whose owner is dead for sure."""
+    """Remove those folders of this user whose owning process is surely dead."""
     from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
     from nbparallel.supervisor.sweep import lies_on_local_disk
 
@@ -125,7 +125,7 @@ class OverflowLog:
         self._files = 0
         self._last: int | None = None
         self.notice = f"the cell printed more than {size_text(limit)}; "
-        """The line that tells the user."""
+        """The line for the user."""
         try:
             if folder is not None:
                 self.path = folder.new_log()

@@ -3,7 +3,7 @@
 Some facts about ipykernel, 6.31 to 7.4:
 
 * what a thread prints is filed under the cell that runs *now*; only a message that is sent with the parent
-  header of its own cell lands there, whatever runs meanwhile;
+  header of its own cell lands there, whatever else runs;
 * `Session.send` and the IOPub socket may be used from any thread;
 * ``clear_output`` with ``wait`` takes effect at the next output, so that nothing flickers;
 * the Jupyter server *drops* output beyond 1,000,000 bytes/s, counted over 3 s.

@@ -1,4 +1,4 @@
-"""``%parallel_panel``: the live panel, where there are widgets; else a look at this moment."""
+"""``%parallel_panel``: the live panel, where there are widgets; else a snapshot."""
 
 from __future__ import annotations
 

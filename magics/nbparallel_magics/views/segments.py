@@ -28,7 +28,7 @@ class SegmentsView(TableView):
     statistics: SessionStatistics
     """From `Session.statistics`."""
     names: SessionNames
-    """From `Session.who`: what idle ranks call it."""
+    """From `Session.who`: the names on idle ranks."""
 
     def table(self) -> Table:
         """Return one row for each segment, the largest first, and below them the sums."""

@@ -55,7 +55,7 @@ class StrategyView(TableView):
 
     @classmethod
     def now(cls) -> Self:
-        """Look at what there is."""
+        """Return the strategies as they are now."""
         from nbparallel.sharing import get_all_sharing_strategies, get_sharing_strategy
         from nbparallel.sharing.strategies import registry
 

@@ -24,7 +24,7 @@ class WhoView(TableView):
     """From `Session.who`."""
 
     def table(self) -> Table:
-        """Return a row for each name that some rank has, and below it what else is to be said."""
+        """Return a row for each name that some rank has, and notes below."""
         rows = [
             (record.name, _how(record), record.notebook.looks if record.notebook else "", self._ranks(record))
             for record in self.names.names

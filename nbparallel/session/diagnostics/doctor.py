@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, look
+from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.table import Table, TableView
@@ -44,7 +44,7 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was inspected."""
+    """The result of one check."""
 
     subject: str
     """What."""
@@ -70,7 +70,7 @@ class Examination(TableView, tuple[Finding, ...]):
             if counts[state]
         ]
         rows = [(f.subject, f.state.name.lower(), _paragraphs(f)) for f in self]
-        title = f"this machine: {', '.join(wrong)}" if wrong else "this machine: nothing stands in the way"
+        title = f"this machine: {', '.join(wrong)}" if wrong else "this machine: nothing is wrong"
         return Table(title, ("what", "state", "seen, and what to do"), rows)
 
 
@@ -88,7 +88,7 @@ def examine(start_method: str = "forkserver") -> Examination:
     >>> all(finding.advice for finding in examination if finding.state is not State.OK)
     True
     """
-    return Examination(sorted(findings(look(), start_method), key=lambda finding: -finding.state))
+    return Examination(sorted(findings(inspect_machine(), start_method), key=lambda finding: -finding.state))
 
 
 Measured: TypeAlias = tuple[float, str]
@@ -287,12 +287,12 @@ def _memory(machine: Machine) -> Iterator[Finding]:
 
 
 def usable_cpus(machine: Machine) -> int:
-    """Return how many CPUs ranks can use at once."""
+    """Return how many CPUs ranks can use at the same time."""
     return max(1, machine.affinity if machine.quota is None else min(machine.affinity, int(machine.quota)))
 
 
 def _stale(machine: Machine) -> Iterator[Finding]:
-    """Yield what is to be said about names that no living session of this user needs."""
+    """Yield findings about names that no living session of this user needs."""
     dead = [name for name in machine.names if name.liveness is Liveness.DEAD]
     unknown = [name for name in machine.names if name.liveness is Liveness.UNKNOWN]
     if dead:

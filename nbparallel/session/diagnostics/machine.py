@@ -44,7 +44,7 @@ class Machine:
     """What was found; sizes in bytes, None where the system does not say."""
 
     proc: bool
-    """Whether there is /proc, which says what a process has, and reopens descriptors for reading only."""
+    """Whether there is /proc: usage of a process, and reopening descriptors for reading only."""
     root: bool
     """Whether this user may exceed limits of processes."""
     uid: int
@@ -89,8 +89,8 @@ class Machine:
     """Operating system and kernel."""
 
 
-def look() -> Machine:
-    """Look at this machine; makes one page of shared memory with each strategy, and gives it back."""
+def inspect_machine() -> Machine:
+    """Inspect this machine; allocates one page of shared memory with each strategy, and frees it."""
     return Machine(
         proc=os.path.isdir("/proc/self/fd"),
         root=os.geteuid() == 0,
@@ -175,13 +175,13 @@ def _why_not(strategy: Strategy) -> str:
         return ""
     try:
         strategy.create(1).close()
-    except Exception as error:  # noqa: BLE001  a user's own strategy may raise anything; it is told
+    except Exception as error:  # noqa: BLE001  a user's own strategy may raise anything; it is reported
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _remove_ipc() -> bool | None:
-    """Return systemd-logind's RemoveIPC, which is on unless somebody switched it off (logind.conf(5))."""
+    """Return systemd-logind's RemoveIPC, which is on by default (logind.conf(5))."""
     if not os.path.isdir("/run/systemd/system"):
         return None
     found = True

@@ -1,8 +1,8 @@
 """Measuring sharing strategies: the same array through each of them, on a real rank.
 
-After an array has been attached all strategies are the same pages of memory, so computing with it cannot tell
-them apart; what differs is how it comes to be, is found, and goes.  All memory is fresh: the pool is emptied
-before each run.  Small arrays are made in batches, as they are packed; the times are for one.
+Attached arrays are the same pages of memory with every strategy, so computing with them takes the same time;
+strategies differ in allocating, finding and freeing.  All memory is fresh: the pool is emptied before each
+run.  Small arrays are made in batches, as they are packed; the times are for one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FEWEST_RUNS = 3
 LINEAR_FROM = 1 << 20
 """Times grow with the size from here on; below, what does not depend on it counts more."""
 BATCH_NBYTES = 256 << 10
-"""Arrays up to this are measured several at once, as many as fill it, at most `BATCH`."""
+"""Arrays up to this are measured several together, as many as fill it, at most `BATCH`."""
 BATCH = 32
 COST_ARRAYS = 20
 """The costs besides time are those of so many arrays …"""
@@ -65,13 +65,13 @@ def strategy_bench(
     Parameters
     ----------
     session : Session, optional
-        Whose rank 0 takes the arrays; by default one of a single rank, for this alone.
+        Its rank 0 takes the arrays; by default a session of one rank is started for this.
     strategies : sequence of str, optional
         Names; by default all that work here.
     sizes : sequence of int
         Bytes of an array, multiples of eight.
     seconds : float
-        About how long it may take: sizes that would take longer are left out, and said to be.
+        About how long it may take: sizes that would take longer are left out, and listed.
 
     Raises
     ------
@@ -208,7 +208,7 @@ class _Bench:
             self._free(held)
 
     def _free(self, held: _Held) -> None:
-        """Let go of arrays, and wait until their memory is the system's again."""
+        """Release arrays, and wait until their memory is freed."""
         held.clear()
         deadline = time.monotonic() + FREE_SECONDS
         while True:
@@ -217,7 +217,7 @@ class _Bench:
             if {record.segment for record in self._store.segments()} <= self._before:
                 return
             if time.monotonic() >= deadline:
-                return  # something of the user's was made meanwhile, or a rank is slow: only a time is wrong
+                return  # the user's code allocated at the same time, or a rank is slow: only a time is wrong
             time.sleep(0.0001)
 
     def _cost(self, name: str) -> StrategyCost | None:
@@ -281,13 +281,13 @@ class _Held:
         return self._message.data
 
     def clear(self) -> None:
-        """Let go of them."""
+        """Release them."""
         self._message = None
         self._arrays.clear()
 
 
 def _settle(supervisor: int) -> None:
-    """Wait until the supervisor has done what it was told: its descriptors are counted."""
+    """Wait until the supervisor has handled all requests: its descriptors are counted."""
     deadline = time.monotonic() + FREE_SECONDS
     seen, same = benchmark_probe.descriptors(supervisor), 0
     while same < 5 and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ import numpy as np
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
-from nbparallel.transfer.variable_info import seen
+from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import LedgerRow
 from nbparallel.wire.messages import RankSegment
 from nbparallel.wire.segments import creator_of
@@ -117,7 +117,7 @@ def names_by_segment(namespace: Mapping[str, Any], store: Store) -> dict[int, tu
     found: dict[int, list[str]] = {}
     for name, value in list(namespace.items()):
         if issubclass(type(value), np.ndarray) and not is_ipythons(name):
-            place = seen(name, value, store)
+            place = describe_variable(name, value, store)
             if place.segment:
                 found.setdefault(place.segment, []).append(name)
     return {segment: tuple(sorted(names)) for segment, names in found.items()}

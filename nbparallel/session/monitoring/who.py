@@ -10,7 +10,7 @@ from typing import Any
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import Store
-from nbparallel.transfer.variable_info import seen
+from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
 
 
@@ -69,7 +69,7 @@ def compare(
         Rank -> its answer.
     """
     here = {
-        name: seen(name, value, store)
+        name: describe_variable(name, value, store)
         for name, value in list(namespace.items())
         if _is_users(name, value, hidden)
     }

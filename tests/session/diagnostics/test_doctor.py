@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity, examine, findings
-from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, look
+from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
@@ -60,7 +60,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     """Nothing is wrong, and the title says so."""
     assert {finding.state for finding in found().values()} == {Severity.OK}
     assert not any(finding.advice for finding in found().values())
-    assert Examination(found().values()).table().title == "this machine: nothing stands in the way"
+    assert Examination(found().values()).table().title == "this machine: nothing is wrong"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_worst_comes_first() -> None:
 
 def test_this_machine_can_be_looked_at() -> None:
     """A real look finds numbers that make sense, and leaves no file, name or descriptor."""
-    machine = look()
+    machine = inspect_machine()
     assert machine.used_files > 0
     assert machine.used_maps > 10
     assert 1 <= machine.affinity <= machine.cpus

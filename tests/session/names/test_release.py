@@ -45,7 +45,7 @@ def test_what_lies_in_a_list_is_let_go_when_the_cell_ends(pair):
     pair.type("parts.append(x)")
     assert pair.run("del x\nfloat(parts[0][-1])") == 99_999
     pair.run("parts = None")
-    pair.rank_names.let_go()
+    pair.rank_names.release_unbound()
     assert looked_at(pair.rank_store) == 0
 
 
