@@ -61,7 +61,7 @@ class PrestartedSupervisor:
 
     def _usable(self) -> bool:
         waiting, wanted = self._waiting, self._configuration
-        return waiting is not None and wanted.warm and waiting.fits(wanted.start_method)
+        return waiting is not None and wanted.warm and waiting.is_current(wanted.start_method)
 
     def terminate(self) -> None:
         """End the waiting supervisor, if there is one; an interrupt raises when that is done."""

@@ -1,12 +1,16 @@
-"""What a task left: per rank and in all."""
+"""Results of a task, by rank and as a whole, and the records from which views of it are made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from nbparallel.wire.control import TimingRecord
+    from nbparallel.wire.timeline import RankTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +183,36 @@ class CellResult:
     def __repr__(self) -> str:
         parts = ", ".join(f"{rank}: {result.text or '-'}" for rank, result in self.ranks.items())
         return f"<CellResult of {len(self.ranks)} ranks in {self.seconds:.3f} s: {parts}>"
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """The ranks' notes on the last cell or call, from which its timeline is built on request."""
+
+    number: int
+    """The notebook's ``In[n]``; 0 if it was no cell."""
+    source: tuple[str, ...]
+    """Its lines."""
+    ranks: Mapping[int, RankTimeline]
+    """Notes by rank."""
+    died: Mapping[int, str]
+    """How each rank that died in it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellClock:
+    """When the last cell or call began and ended, and the timing counters of its ranks before."""
+
+    number: int = 0
+    """The notebook's ``In[n]``; 0 if it was no cell."""
+    began_ns: int = 0
+    """By `time.monotonic_ns`."""
+    ended_ns: int = 0
+    """Likewise; 0 while it runs."""
+    former: Mapping[int, TimingRecord] = field(default_factory=dict)
+    """Timing counters of its ranks when it began."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.began_ns > self.ended_ns

@@ -1,4 +1,4 @@
-"""Script: a file or a module that ranks are to run, read and checked once, before anything is started."""
+"""Script: a file or a module for ranks, read and compiled once before any rank is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The text of a script and what Python would know about it."""
+    """The source of a script, with what Python sets up for it."""
 
     source: str
     path: str
@@ -27,7 +27,7 @@ class Script:
     package: str | None
     """``__package__``; None for a file."""
     directory: str
-    """What becomes ``sys.path[0]``."""
+    """Its ``sys.path[0]``."""
 
     @classmethod
     def from_file(cls, path: str) -> Self:
@@ -51,7 +51,7 @@ class Script:
         Raises
         ------
         ModuleNotFoundError
-            There is none, or it has no source.
+            There is no such module, or it has no source.
         SyntaxError
             It does not compile.
         """
@@ -64,13 +64,13 @@ class Script:
             return cls._checked(file.read(), spec.origin, spec.parent, os.getcwd())
 
     def run(self, session: Session, arguments: Sequence[str] = ()) -> None:
-        """Run it as ``__main__`` on every rank; what they print is printed here, line by line.
+        """Run it as ``__main__`` on every rank; their output is printed here, line by line.
 
         Raises as `Session.run` does.
         """
         parts = self.source, self.path, self.package, tuple(arguments)
         session.perform(
-            lambda _, number, who: (ScriptTask(number, who, (), False, None, *parts), None), LineSink()
+            lambda _, number, ranks: (ScriptTask(number, ranks, (), False, None, *parts), None), LineSink()
         )
 
     @classmethod

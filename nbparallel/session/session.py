@@ -1,17 +1,6 @@
-"""Session: ranks in the hands of a notebook, a script or a test.
+"""Session: the ranks of a notebook, a script or a test, from their start to their end.
 
-::
-
-    In this process                                   |  Other processes
-    --------------------------------------------------+-----------------------------------------
-    Session ── TaskRun (waits)                        |
-       │                                              |
-      Crew ─── SupervisorProcess ──────control────────+── supervisor ── template
-       │  └─── Pump (one thread) ◄──pipes, sockets────+── rank 0 … rank n-1
-       └────── RankHandle 0 … n-1 ──cells─────────────+──►   (children of the supervisor)
-
-A task (a cell, a call, a pull) goes to every rank that takes part; the pump takes what they print, show and
-report; the waiting thread sleeps until all have reported, died, or were ended.
+`session.tasks` shows how a cell travels.
 """
 
 from __future__ import annotations
@@ -20,10 +9,10 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nbparallel import sharing
 from nbparallel.errors import rank_list
@@ -33,39 +22,41 @@ from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.names.encoding import dump
 from nbparallel.session.output import LineSink, OutputSink
-from nbparallel.session.processes import resize as roster
+from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.processes.resize import start_pool
 from nbparallel.session.results import CellResult, RankValues
 from nbparallel.session.session_lock import SessionLock
-from nbparallel.session.tasks import cell as cells
-from nbparallel.session.tasks.cell import CellOptions
-from nbparallel.session.tasks.dispatch import RunningTask, TaskDispatcher
+from nbparallel.session.tasks.cell import CellOptions, check_cell, select_ranks
+from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.pending_cell import PendingCell
+from nbparallel.session.tasks.task_run import TaskFactory, TaskRun
 from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
+
+if TYPE_CHECKING:
+    from nbparallel.channel.segment_client import SegmentClient
+    from nbparallel.session.monitoring.activity import SessionActivity
+    from nbparallel.session.monitoring.statistics import SessionStatistics
+    from nbparallel.session.monitoring.timeline import Timeline
+    from nbparallel.session.monitoring.who import SessionNames
+    from nbparallel.wire.inspection import Completion
 
 START_METHODS = ("forkserver", "spawn")
 STOP_SECONDS = 1.0
-"""How long `stop` waits for a thread that is just running something to notice."""
+"""How long `stop` waits for another thread that is running something."""
 
 _running: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-def running_sessions() -> list[Session]:
-    """Return the sessions of this process whose ranks have been started."""
-    return list(_running)
-
-
 @atexit.register
 def _stop_all() -> None:
-    """End what a script forgot to; in a forked child `stop` does nothing."""
-    for session in running_sessions():
+    """Stop sessions that the program left running; in a forked child `stop` does nothing."""
+    for session in list(_running):
         session.stop()
 
 
-class Session(SessionViews):
+class Session:
     """Ranks that run cells and functions and share this process's arrays.
 
     Parameters
@@ -75,8 +66,8 @@ class Session(SessionViews):
     start_method : {"forkserver", "spawn"}
         Fork ranks from a process that has everything imported (fast), or start fresh interpreters.
     launch : SupervisorLaunch, optional
-        A supervisor that was started early; the session owns it from now on.  If it does not fit any more,
-        or ranks cannot be started with one that has waited, a new one is started.
+        A supervisor that was started early; the session owns it from now on.  If it is not current any
+        more, or ranks cannot be started with it, a new one is started.
 
     Raises
     ------
@@ -110,13 +101,10 @@ class Session(SessionViews):
         check_world_size(size)
         if start_method not in START_METHODS:
             raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
-        self._size = int(size)
-        self._start_method = start_method
-        self._id = ""
-        self._supervisor_launch = launch
-        self._pool: RankPool | None = None
         self._names = NameDelivery(sharing.current_store())
         self._tasks = TaskDispatcher(self._names)
+        self._ranks = ElasticPool(int(size), start_method, launch, self._names, self._tasks.output_of)
+        self._views = SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
 
     # life ---------------------------------------------------------------------------------------------
@@ -129,29 +117,29 @@ class Session(SessionViews):
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return self._size
+        return self._ranks.world_size
 
     @property
     def started(self) -> bool:
         """Whether ranks have been started."""
-        return self._pool is not None
+        return self._ranks.pool is not None
 
     def start(self) -> None:
-        """Start the ranks now rather than with the first use; idempotent.
+        """Start the ranks now rather than with the first use (idempotent).
 
         Raises
         ------
         StartError
             A rank ended before it was ready; nothing is left running.
         """
-        with self._session_lock.take() as presses:
-            self._ensure(presses)
+        with self._session_lock.hold() as interrupts:
+            self._ensure(interrupts)
         session_views.load()
 
     def stop(self) -> None:
         """End every process of the session (idempotent).  Arrays in this process stay as they are.
 
-        An interrupt during this raises when nothing is left, two seconds later at most.
+        An interrupt raises when no process is left, at most two seconds later.
         """
         if os.getpid() != self._session_lock.pid:
             return  # a forked child owns nothing
@@ -160,14 +148,11 @@ class Session(SessionViews):
 
     def _stop(self) -> None:
         self._session_lock.closed = True
-        pool, self._pool = self._pool, None
         _running.discard(self)
-        launch, self._supervisor_launch = self._supervisor_launch, None
-        if launch is not None:
-            launch.terminate()
+        pool = self._ranks.detach()
         if pool is None:
             return
-        pool.abandon()  # another thread that waits for ranks raises
+        pool.abandon()  # a thread that waits for ranks raises
         self._session_lock.close(STOP_SECONDS)
         pool.stop()
 
@@ -182,29 +167,12 @@ class Session(SessionViews):
 
     def __repr__(self) -> str:
         state = "stopped" if self.closed else "running" if self.started else "not started yet"
-        return f"<Session of {rank_list(range(self._size))}, {state}>"
+        return f"<Session of {rank_list(range(self.world_size))}, {state}>"
 
-    def _ensure(self, presses: InterruptCounter) -> tuple[RankPool, list[str]]:
-        """Return a crew whose ranks all live, and what had to be done for it."""
-        notes: list[str] = []
-        if self._pool is not None and self._pool.lost:
-            pool, self._pool = self._pool, None
-            pool.stop()
-            self._names.forget_all()
-            notes.append(
-                "the supervisor process had died and the ranks with it; new ones are running, "
-                "their variables are gone"
-            )
-        if self._pool is None:
-            early, self._supervisor_launch = self._supervisor_launch, None
-            output_of = self._tasks.output_of
-            self._pool = pool = start_pool(early, self._start_method, self._size, output_of, presses)
-            self._id = pool.session
-            self._names.connect(pool.supervisor.broker)
-            _running.add(self)
-            return pool, notes
-        notes += roster.revive(self._pool, self._names, presses)
-        return self._pool, notes
+    def _ensure(self, interrupts: InterruptCounter) -> tuple[RankPool, list[str]]:
+        pool, notes = self._ranks.ensure(interrupts)
+        _running.add(self)
+        return pool, notes
 
     # running ------------------------------------------------------------------------------------------
 
@@ -231,7 +199,7 @@ class Session(SessionViews):
         cell : str
             Source as in a notebook's cell: magics, ``!cmd`` and top-level ``await`` work.
         ranks : collection of int, optional
-            The ranks that run it; by default all.  The others are not disturbed.
+            Ranks that run it; by default all.  The others are not disturbed.
         namespace : mutable mapping, optional
             Where the cell's free names are looked up, as DESIGN's "How names reach the ranks" says; arrays
             found there are moved into shared memory and re-bound.  By default nothing is looked up.
@@ -240,7 +208,7 @@ class Session(SessionViews):
         timeout : float, optional
             Seconds after which the ranks are interrupted.
         sink : OutputSink, optional
-            Takes output while the cell runs; the result holds it in any case.
+            Receives output while the cell runs; the result holds it in any case.
         execution_count, line_offset : int
             The notebook's ``In[n]`` and the lines above `cell` in it, for tracebacks.
         want_values, show_values : bool
@@ -259,26 +227,26 @@ class Session(SessionViews):
         SyntaxError
             The cell does not compile; nothing was sent.
         ParallelError
-            Ranks failed; ``.errors`` maps rank to exception, the root cause first, ``.result`` is what
-            there was.
+            Ranks failed; ``.errors`` maps rank to exception, the root cause first; ``.result`` holds
+            values and output.
         KeyboardInterrupt
             It was interrupted; ``.result`` too.
         CellTimeoutError
-            The time-out ran out.
+            The time-out passed.
         """
         options = CellOptions(
             namespace, share, timeout, sink, execution_count, line_offset, want_values, show_values, seed,
             on_error,
         )  # fmt: skip
-        with self._session_lock.take() as presses:
-            return self._tasks.finish(self._launch(cell, ranks, options, presses), presses)
+        with self._session_lock.hold() as interrupts:
+            return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)
 
     def submit(self, cell: str, *, ranks: Iterable[int] | None = None, **options: Any) -> PendingCell:
-        """Run a cell's source on the ranks and return immediately.
+        """Run a cell's source on the ranks in the background.
 
-        The notebook's names travel before this returns: what the caller changes afterwards does not
-        matter, but for shared arrays, which are the same memory.  Until the cell has ended, whatever else
-        needs the ranks raises `BusyError`.
+        The notebook's names travel before this returns: later changes do not reach the cell, but for shared
+        arrays, which are the same memory.  Until the cell has ended, every other use of the ranks raises
+        `BusyError`.
 
         Parameters
         ----------
@@ -291,19 +259,26 @@ class Session(SessionViews):
             Its ``result()`` waits, and returns or raises what `run` would have.
         """
         chosen = CellOptions(**options)
-        with self._session_lock.take() as presses:
-            launched = self._launch(cell, ranks, chosen, presses)
-            finish, release = partial(self._tasks.finish, launched, presses), self._session_lock.give_back
-            return PendingCell(finish, presses, release, launched.output)
+        with self._session_lock.hold() as interrupts:
+            run = self._launch(cell, ranks, chosen, interrupts)
+            finish = partial(self._finish, run, interrupts)
+            return PendingCell(finish, interrupts, self._session_lock.release, run.output)
 
     def _launch(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, presses: InterruptCounter
-    ) -> RunningTask:
-        cells.check_cell(cell, options)
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter
+    ) -> TaskRun:
+        check_cell(cell, options)
         started = time.monotonic()
-        pool, notes = self._ensure(presses)
-        who = roster.chosen(ranks, self._size)
-        return cells.launch(cell, options, pool, self._names, self._tasks, who, presses, notes, started)
+        pool, notes = self._ensure(interrupts)
+        selected = select_ranks(ranks, self.world_size)
+        request = self._tasks.prepare_cell(pool, cell, options, selected, notes, started)
+        return self._tasks.launch(pool, request, interrupts)
+
+    def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
+        try:
+            return self._tasks.finish(run, interrupts)
+        finally:
+            session_views.load()
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; return the results in rank order.
@@ -314,10 +289,10 @@ class Session(SessionViews):
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
 
-        def make(pool: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
+        def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
             parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
             pickled = dump((function, args), parts, pool.supervisor.broker)
-            return CallTask(number, who, (), True, None, pickled.data), pickled
+            return CallTask(number, ranks, (), True, None, pickled.data), pickled
 
         return [rank.value for rank in self.perform(make, LineSink()).ranks.values()]
 
@@ -325,48 +300,34 @@ class Session(SessionViews):
         """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
-        return self.perform(lambda _, number, who: (PullTask(number, who, (), True, None, name), None)).values
+        return self.perform(
+            lambda _, number, ranks: (PullTask(number, ranks, (), True, None, name), None)
+        ).values
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
 
-        def make(pool: RankPool, number: int, who: tuple[int, ...]) -> tuple[Task, object]:
+        def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
             pickled = dump(values, values, pool.supervisor.broker)
-            return PushTask(number, who, (), False, None, pickled.data), pickled
+            return PushTask(number, ranks, (), False, None, pickled.data), pickled
 
         self.perform(make)
 
-    def perform(
-        self,
-        make: Callable[[RankPool, int, tuple[int, ...]], tuple[Task, object]],
-        sink: OutputSink | None = None,
-    ) -> CellResult:
-        """Perform a task on all ranks; `make` also returns what must live until they have taken it."""
-        with self._session_lock.take() as presses:
-            pool, notes = self._ensure(presses)
-            who, number = roster.chosen(None, self._size), self._tasks.next_number()
-            task, kept = make(pool, number, who)
-            launched = self._tasks.launch(
-                pool, number, who, lambda _: task, presses, kept=kept, notes=notes, sink=sink
-            )
-            return self._tasks.finish(launched, presses)
+    def perform(self, make: TaskFactory, sink: OutputSink | None = None) -> CellResult:
+        """Perform a task on all ranks."""
+        with self._session_lock.hold() as interrupts:
+            pool, notes = self._ensure(interrupts)
+            request = self._tasks.prepare(pool, make, CellOptions(sink=sink), notes)
+            return self._finish(self._tasks.launch(pool, request, interrupts), interrupts)
 
     # ranks --------------------------------------------------------------------------------------------
 
     def restart(self, rank: int | None = None) -> None:
-        """Give one rank, or all, a fresh process under the same number; the others keep their variables."""
-        with self._session_lock.take() as presses:
-            if self._pool is None:
-                return
-            if rank is None:
-                pool, self._pool = self._pool, None
-                pool.stop()
-                self._names.forget_all()
-            else:
-                (rank,) = roster.chosen([rank], self._size)
-                if not self._pool.lost:
-                    self._pool.end(self._pool.handles[rank])
-            self._ensure(presses)
+        """Restart one rank, or all, in a fresh process; the other ranks keep their variables."""
+        with self._session_lock.hold() as interrupts:
+            if self.started:
+                self._ranks.end(None if rank is None else select_ranks([rank], self.world_size)[0])
+                self._ensure(interrupts)
 
     def resize(self, world_size: int) -> None:
         """Grow to `world_size` ranks, or shrink from the top.
@@ -374,25 +335,64 @@ class Session(SessionViews):
         Raises
         ------
         ValueError
-            Ranks that would have to go hold variables that would be lost, or the machine cannot hold so many.
+            Variables of ranks that would end would be lost, or the machine cannot hold so many ranks.
         """
-        check_world_size(world_size, self._size)
-        with self._session_lock.take() as presses:
-            if self._pool is None:
-                self._size = int(world_size)
-                return
-            pool, _ = self._ensure(presses)
-            if world_size > self._size:
-                roster.grow(pool, world_size, presses)
-            elif world_size < self._size:
-                roster.shrink(pool, self._tasks, self._names, world_size, presses)
-            self._size = int(world_size)
+        check_world_size(world_size, self.world_size)
+        with self._session_lock.hold() as interrupts:
+            if self.started:
+                pool, _ = self._ensure(interrupts)
+                if world_size > self.world_size:
+                    self._ranks.grow(world_size, interrupts)
+                elif world_size < self.world_size:
+                    self._tasks.shrink(pool, world_size, interrupts)
+            self._ranks.world_size = int(world_size)
 
     def interrupt(self) -> None:
-        """Interrupt what runs, from any thread, as the notebook's stop button does; else do nothing."""
+        """Interrupt the running cell as the notebook's stop button does, from any thread; else do nothing."""
         self._session_lock.interrupt()
 
     def share_names(self, names: Sequence[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays of `namespace` into shared memory, writable by ranks; return notes."""
-        with self._session_lock.take():
+        with self._session_lock.hold():
             return tuple(self._names.share(names, namespace))
+
+    # views --------------------------------------------------------------------------------------------
+
+    def statistics(self, namespace: Mapping[str, Any] | None = None) -> SessionStatistics:
+        """Return a frozen picture of ranks and segments; waits for no rank, works while a cell runs.
+
+        `namespace` holds the names that segments are listed with, by default that of the last cell.  Raises
+        `RuntimeError` if no ranks are running, as do `who` and `activity`.
+        """
+        return self._views.statistics(namespace)
+
+    def who(
+        self, namespace: Mapping[str, Any] | None = None, hidden: Mapping[str, Any] | None = None
+    ) -> SessionNames:
+        """Return the names of the notebook and of idle ranks, with types and shapes but no values.
+
+        It takes a millisecond, or a second if a rank does not reply.  `namespace` holds the notebook's names,
+        by default those of the last cell; `hidden` those among them that are not the user's.
+        """
+        return self._views.who(namespace, hidden)
+
+    def complete(self, text: str, cursor: int, patience: float = 0.1) -> tuple[Completion, ...]:
+        """Return completions of the code before `cursor` by the names of rank 0; none if it is busy."""
+        return self._views.complete(text, cursor, patience)
+
+    def activity(self) -> SessionActivity:
+        """Return what ranks do at this moment; takes a tenth of a millisecond and disturbs no rank."""
+        return self._views.activity()
+
+    def timeline(self) -> Timeline | None:
+        """Return what each rank did when in the last cell or call that has ended; None before the first.
+
+        Of more than 2000 operations, or of many short ones in a statement, some are only counted
+        (`RankRow.omitted`).
+        """
+        return self._views.timeline()
+
+    @property
+    def broker(self) -> SegmentClient:
+        """The client of this session's segment server."""
+        return self._ranks.running.supervisor.broker

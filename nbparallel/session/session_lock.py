@@ -1,4 +1,4 @@
-"""Turns: one thing at a time in a session, by the process that made it."""
+"""Session lock: one caller at a time runs something in a session, and only in the process that made it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbparallel.session.interrupts import InterruptCounter
 
 
 class SessionLock:
-    """Who may use the ranks now.
+    """A lock that never blocks, counts interrupts while it is held, and can be closed.
 
     Notes
     -----
@@ -21,23 +21,23 @@ class SessionLock:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        """The process that made this; a forked child gets no turn."""
+        """The process that made it; a forked child cannot hold it."""
         self.closed = False
         self._lock = threading.Lock()
         self._interrupts: InterruptCounter | None = None
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[InterruptCounter]:
-        """Hold the turn; SIGINT only counts meanwhile, and raises when it is left at the latest.
+    def hold(self) -> Iterator[InterruptCounter]:
+        """Hold the lock; SIGINT is only counted, and raises at the exit of the block at the latest.
 
-        If the presses were handed over meanwhile, the turn stays taken until `give_back`.
+        If the counter is handed over inside of the block, the lock stays held until `release`.
 
         Raises
         ------
         ForkedRankError, ClosedError
-            The caller was forked from the owner; `close` was called.
+            This is a forked child of the owner; `close` was called.
         BusyError
-            Another thread has the turn, or a cell that nobody waits for.
+            Another thread holds it, or a cell that runs in the background.
         """
         if os.getpid() != self.pid:
             raise ForkedRankError(
@@ -49,28 +49,28 @@ class SessionLock:
             raise BusyError(
                 "the ranks are busy with another cell: wait for it (%parallel_result), or stop it"
             )
-        presses = InterruptCounter()
+        interrupts = InterruptCounter()
         try:
-            with presses:  # no KeyboardInterrupt at an arbitrary place of ours
-                self._interrupts = presses
-                yield presses
+            with interrupts:  # no KeyboardInterrupt at an arbitrary place of ours
+                self._interrupts = interrupts
+                yield interrupts
         finally:
-            if not presses.handed_over:
-                self.give_back()
+            if not interrupts.handed_over:
+                self.release()
 
-    def give_back(self) -> None:
-        """End a turn whose presses were handed over; from any thread."""
+    def release(self) -> None:
+        """Release a lock whose interrupt counter was handed over; from any thread."""
         self._interrupts = None
         self._lock.release()
 
     def interrupt(self) -> None:
-        """Press, on behalf of the user, whatever has the turn; else do nothing."""
-        presses = self._interrupts
-        if presses is not None:
-            presses.press()
+        """Interrupt, on behalf of the user, what holds the lock; else do nothing."""
+        interrupts = self._interrupts
+        if interrupts is not None:
+            interrupts.add()
 
     def close(self, seconds: float) -> None:
-        """Give no turn any more; wait up to `seconds` for who has it."""
+        """Refuse every later `hold`; wait up to `seconds` until the lock is released."""
         self.closed = True
         if self._lock.acquire(timeout=seconds):
             self._lock.release()

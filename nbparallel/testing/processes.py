@@ -17,6 +17,11 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbparallel.session import Session
+    from nbparallel.session.processes.rank_pool import RankPool
 
 MARK = "NBP_TEST_RUN"
 """Environment variable that names the test run which a process belongs to."""
@@ -172,3 +177,8 @@ def reap(records: Iterable[ProcessRecord]) -> None:
             os.waitpid(record.pid, os.WNOHANG)
         except ChildProcessError:
             continue  # somebody else's child, or reaped by its owner
+
+
+def rank_pool(session: Session) -> RankPool:
+    """Return the rank pool of a started session: its handles, its supervisor, its events."""
+    return session._ranks.running

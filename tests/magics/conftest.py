@@ -105,7 +105,7 @@ class NoIgnition:
     def __init__(self, start_method: str) -> None:
         self.waited = False
 
-    def fits(self, start_method: str) -> bool:
+    def is_current(self, start_method: str) -> bool:
         """Be of no use later."""
         return False
 

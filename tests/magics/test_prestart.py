@@ -155,7 +155,7 @@ def test_it_can_be_switched_off(kernel: Kernel) -> None:
 
 
 class FakeIgnition:
-    """Stands in for a supervisor; never fits."""
+    """Stands in for a supervisor; never current."""
 
     made = 0
     there = 0
@@ -164,7 +164,7 @@ class FakeIgnition:
         FakeIgnition.made += 1
         FakeIgnition.there += 1
 
-    def fits(self, start_method: str) -> bool:
+    def is_current(self, start_method: str) -> bool:
         """Tell that something has changed."""
         return False
 

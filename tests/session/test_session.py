@@ -14,6 +14,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, RankExitError
 from nbparallel.session import Session
+from nbparallel.testing.processes import rank_pool
 
 
 @pytest.fixture(scope="module")
@@ -311,9 +312,8 @@ def test_a_press_after_the_end_is_no_error() -> None:
     """Ctrl-C while a start that failed is cleaned up, or `interrupt` beside `stop`, finds nobody to wake."""
     session = Session(1)
     session.start()
-    pool = session._pool
+    pool = rank_pool(session)
     session.stop()
-    assert pool is not None
     pool.wake()
 
 

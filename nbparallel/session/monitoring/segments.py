@@ -69,7 +69,7 @@ def gather(
     announced = {row.segment: row for row in ledger if row.holders}
     alive = [handle for handle in handles if handle.alive]
     rank_of = {handle.client: handle.rank for handle in alive}
-    gone = {made.segment for made in given_back(announced.values(), alive)}
+    gone = {made.segment for made in released_since(announced.values(), alive)}
     told = {made.segment: made for handle in alive for made in handle.memory.segments}
     told = {n: made for n, made in told.items() if n not in gone}
     found = [
@@ -79,8 +79,8 @@ def gather(
     return tuple(sorted(found, key=lambda record: (-record.nbytes, record.segment)))
 
 
-def given_back(ledger: Iterable[LedgerRow], handles: Iterable[RankHandle]) -> list[RankSegment]:
-    """Return what ranks had released when they told, and what the supervisor knows of no more."""
+def released_since(ledger: Iterable[LedgerRow], handles: Iterable[RankHandle]) -> list[RankSegment]:
+    """Return segments that ranks had released when they reported, and that the ledger does not hold."""
     known = {row.segment for row in ledger if row.holders}
     told = (made for handle in handles if handle.alive for made in handle.memory.segments)
     return [made for made in told if made.phase != "live" and made.segment not in known]

@@ -1,4 +1,4 @@
-"""SessionStatistics: a frozen picture of a session, for people, widgets and tests."""
+"""Session statistics: a frozen picture of ranks, segments and limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.session.monitoring.segments import SharedSegment, gather, given_back, names_by_segment
+from nbparallel.session.monitoring.segments import SharedSegment, gather, names_by_segment, released_since
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.sharing.memory.memory_limits import limits
@@ -25,9 +25,9 @@ class RankStatistics:
     state: str
     """``idle``, ``computing``, ``waiting``, ``dead`` …"""
     rss_nbytes: int
-    """Memory that it has in RAM, shared pages included."""
+    """Resident memory, shared pages included."""
     private_nbytes: int
-    """Of it, memory that is its alone."""
+    """Of it, memory that no other process maps."""
     threads: int
     """Threads of the process."""
     operation: str
@@ -47,7 +47,7 @@ class SessionStatistics:
     start_method: str
     """``forkserver`` or ``spawn``."""
     world_size: int
-    """How many ranks it has."""
+    """Number of ranks."""
     epoch: int
     """Counts communicators: a failure starts a new one."""
     strategy: str
@@ -59,7 +59,7 @@ class SessionStatistics:
     ranks: tuple[RankStatistics, ...]
     """All ranks, in order."""
     segments: tuple[SharedSegment, ...]
-    """Shared memory that is in use, the largest first; a rank that made many tells its largest only."""
+    """Segments in use, the largest first; a rank that made many reports its largest only."""
     shared_segments: int
     """Segments in use that this process and the ranks made; a rank's as of the end of its last task."""
     shared_nbytes: int
@@ -67,19 +67,17 @@ class SessionStatistics:
     pooled_nbytes: int
     """Memory that this process and the ranks keep for the next arrays, in bytes."""
     free_nbytes: int | None
-    """How much more the machine, or the container, lets be taken, in bytes; None if it does not say."""
+    """Bytes that the machine, or the container, still allows; None if unknown."""
     ledger_answered: bool
-    """Whether the supervisor said who holds what; False: `SharedSegment.ranks` is not complete."""
+    """Whether the supervisor reported its ledger; False: `SharedSegment.ranks` is not complete."""
     descriptors: int
     """Open files of this process."""
     descriptor_limit: int
-    """How many it may have (``ulimit -n``)."""
+    """Their limit (``ulimit -n``)."""
 
 
-def take(
-    session: str, start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None
-) -> SessionStatistics:
-    """Return a picture of the session now; waits for no rank, and a second at most for the supervisor."""
+def take(start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None) -> SessionStatistics:
+    """Return a picture of the session; waits for no rank, and at most a second for the supervisor."""
     import resource
 
     store = sharing.current_store()
@@ -88,10 +86,10 @@ def take(
     made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
     pooled = sum(segment.nbytes for segment in here if segment.phase == "pooled")
     of_ranks = [handle.memory for handle in pool.handles if handle.alive]
-    gone = [] if ledger is None else given_back(ledger, pool.handles)
+    gone = [] if ledger is None else released_since(ledger, pool.handles)
     names = {} if namespace is None else names_by_segment(namespace, store)
     return SessionStatistics(
-        session=session,
+        session=pool.session,
         start_method=start_method,
         world_size=len(pool.handles),
         epoch=pool.epoch,

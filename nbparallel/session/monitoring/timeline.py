@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nbparallel.session.results import CellRecord
 from nbparallel.wire.timeline import OperationSpan, RankTimeline
 
 COMPUTING, WAITING, MOVING, UNKNOWN = "computing", "waiting", "moving", "not noted"
@@ -123,20 +124,6 @@ class Timeline:
                     found[key] = (seconds + span.seconds, count + 1)
         waits = [OperationWait(*key, seconds, count) for key, (seconds, count) in found.items()]
         return tuple(sorted(waits, key=lambda wait: -wait.seconds))
-
-
-@dataclass(frozen=True, slots=True)
-class CellRecord:
-    """What a session keeps of the last cell until somebody asks for its timeline."""
-
-    number: int
-    """The notebook's ``In[n]``; 0 if it was no cell."""
-    source: tuple[str, ...]
-    """Its lines."""
-    ranks: Mapping[int, RankTimeline]
-    """What ranks noted."""
-    died: Mapping[int, str]
-    """How ranks ended that died in it."""
 
 
 def build(record: CellRecord) -> Timeline:

@@ -1,4 +1,4 @@
-"""Pump: the session's one thread, which reads everything that ranks and supervisor send."""
+"""Event loop: the one thread of a session, which reads everything that ranks and supervisor send."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EventLoop:
 
     Notes
     -----
-    `watch`, `unwatch` and `call` may be called from any thread; callbacks run in the pump's.  It sleeps
-    without a time-out while nothing is due: an idle session costs no CPU.
+    `watch` and `call_soon` may be called from any thread, the others only from callbacks, which run in the
+    loop's thread.  While nothing is due it sleeps without a time-out: an idle session costs no CPU.
     """
 
     def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
@@ -37,31 +37,26 @@ class EventLoop:
         self._thread.start()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever `fd` is readable or at its end; again replaces it."""
-        self.call(lambda: self._register(fd, callback))
+        """Call `callback` whenever `fd` is readable or at its end, instead of an earlier one."""
+        self.call_soon(lambda: self._register(fd, callback))
 
     def _register(self, fd: int, callback: Callable[[], None]) -> None:
         self._callbacks[fd] = callback
         self._poll.register(fd, select.POLLIN)
 
-    def forget(self, fd: int) -> None:
-        """Stop watching `fd`; only from a callback."""
+    def unwatch(self, fd: int) -> None:
+        """Stop watching `fd`; only from a callback (idempotent)."""
         if self._callbacks.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Run `function` in the pump's thread, soon."""
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run `function` in the loop's thread, after the callbacks that are due."""
         self._calls.append(function)
         os.eventfd_write(self._wake, 1)
 
-    def later(self, due: float, function: Callable[[], None]) -> None:
-        """Run `function` at `due` (`time.monotonic`), or when it was to run earlier; only from a callback."""
+    def call_at(self, due: float, function: Callable[[], None]) -> None:
+        """Run `function` at `due` (`time.monotonic`), or earlier if it was due earlier."""
         self._timers[function] = min(due, self._timers.get(function, due))
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller runs in the pump's thread."""
-        return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         while not self._stopping:
@@ -95,7 +90,7 @@ class EventLoop:
             pass
 
     def stop(self) -> None:
-        """End the thread and wait for it; again is fine."""
+        """End the thread and wait for it (idempotent)."""
         if self._stopping:
             return
 
@@ -103,8 +98,8 @@ class EventLoop:
             self._stopping = True
 
         if self._thread.is_alive():
-            self.call(end)
-            if not self.is_current:
+            self.call_soon(end)
+            if threading.current_thread() is not self._thread:
                 self._thread.join()
         self._stopping = True
         os.close(self._wake)

@@ -1,7 +1,7 @@
-"""Ignition: a supervisor that is started before anything else is imported here.
+"""Launch of the supervisor, which can begin before anything else is imported here.
 
-The template's imports take as long as ours.  Started first, both run side by side on two cores; so this
-module and what it imports stay small (a test looks).
+The template's imports take as long as the notebook's.  Started first, both run in parallel on two cores; so
+this module and its imports stay small (a test checks).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from nbparallel.session.processes.process_context import process_attributes
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
 
-GO_SECONDS = 2.0
-"""How long a supervisor that nobody took may take to end."""
+EXIT_SECONDS = 2.0
+"""Bound for the exit of a supervisor that no session uses; then it is killed."""
 
 
 class SupervisorLaunch:
-    """A supervisor's process on its way, with the kernel's ends of its sockets.
+    """A supervisor's process with the notebook's ends of its sockets.
 
-    Owns all of it until a `SupervisorClient` takes it over; otherwise call `put_out`.
+    Owns all of it until a `SupervisorClient` takes it over; otherwise call `terminate`.
 
     Attributes
     ----------
@@ -37,11 +37,11 @@ class SupervisorLaunch:
     seed : int
         Entropy of the session: random streams and hash seed derive from it.
     waited : bool
-        Whether it was started long before it is wanted, so that something may have happened to it.
+        Whether it was started long before its use, so that it may have ended.
 
     Notes
     -----
-    It has no thread, and a forked child of this process has no part in it.
+    It has no thread, and does nothing in a forked child of this process.
     """
 
     def __init__(self, start_method: str = "forkserver") -> None:
@@ -50,7 +50,7 @@ class SupervisorLaunch:
         self.seed = secrets.randbits(64)
         self.waited = False
         self._pid = os.getpid()
-        # what supervisor and template say before they can say it properly; read when a start fails
+        # output of supervisor and template, for the error message of a failed start
         self.log = _needed("memfd_create", lambda: os.memfd_create("nbp-log", os.MFD_CLOEXEC))
         try:
             kernel = _needed("pidfd_open", lambda: os.pidfd_open(os.getpid()))
@@ -69,7 +69,7 @@ class SupervisorLaunch:
                 stdout=self.log,
                 stderr=self.log,
                 pass_fds=given,
-                start_new_session=True,  # Jupyter signals the kernel's process group; this is none of it
+                start_new_session=True,  # out of the kernel's process group, which Jupyter signals
                 cwd="/",
                 env=process_context.environment(self.session, self.seed & 0xFFFF_FFFF),
             )
@@ -88,8 +88,8 @@ class SupervisorLaunch:
         }
         self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)
 
-    def fits(self, start_method: str) -> bool:
-        """Tell whether the supervisor runs, and what starts now would start like what it has started."""
+    def is_current(self, start_method: str) -> bool:
+        """Return whether the supervisor runs, and this process still has the attributes that it inherited."""
         return (
             start_method == self.start_method
             and self.popen.poll() is None
@@ -97,17 +97,17 @@ class SupervisorLaunch:
         )
 
     def terminate(self) -> None:
-        """End the supervisor that nobody took, and all it has started."""
+        """End a supervisor that no session uses, and its children."""
         if os.getpid() != self._pid:
             return
-        self.control.shut_down()  # its sign to go, also if a forked child of ours has the socket open
+        self.control.shut_down()  # makes it exit, also if a forked child of ours has the socket open
         self._close()
-        if not self._ended(GO_SECONDS):
+        if not self._ended(EXIT_SECONDS):
             self.popen.kill()
         self.popen.wait()
 
     def _ended(self, seconds: float) -> bool:
-        """Wait for the supervisor's end; `Popen.wait` with a time-out would sleep longer and longer."""
+        """Wait for the supervisor's end; `Popen.wait` with a time-out sleeps longer and longer."""
         if self.popen.poll() is not None:
             return True
         try:
@@ -128,7 +128,7 @@ class SupervisorLaunch:
 
 
 def _needed(call: str, make: Callable[[], int]) -> int:
-    """Return what a system call gives without which there are no ranks, or say so."""
+    """Return the descriptor that a required system call makes; StartError if the system lacks the call."""
     try:
         return make()
     except (OSError, AttributeError) as error:

@@ -1,11 +1,11 @@
-"""Was it for want of memory?  The system counts the processes that it has killed for that.
+"""Out-of-memory kills, as the system counts them: whether a killed rank was one of them.
 
 Some facts (mm/oom_kill.c; Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst; proc_vmstat(5)):
 
-* the count goes up before the process is signalled: who reads it after a death has it;
+* the count rises before the process is signalled: a read after a death includes that death;
 * a container's count is ``oom_kill`` in ``memory.events`` (cgroup v2) or ``memory.oom_control`` (v1), the
-  machine's is in ``/proc/vmstat``; who is killed counts in both, whichever of them was out of memory;
-* programs that kill before memory is really gone (systemd-oomd, earlyoom) count nowhere.
+  machine's is in ``/proc/vmstat``; a kill counts in both, whichever of them was out of memory;
+* kills by programs that act earlier (systemd-oomd, earlyoom) count nowhere.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from collections.abc import Iterator
 
 from nbparallel.wire.system import ReadText, memory_cgroups, read_text
 
-GLANCE_SECONDS = 0.1
-"""Between two looks before tasks; reading the count takes as long as a tenth of a short task."""
+POLL_SECONDS = 0.1
+"""Shortest time between two reads before tasks: one takes a tenth of the time of a short task."""
 
 
-class MemoryKills:
-    """Watches the count of out-of-memory kills where the ranks run.
+class OomKillCounter:
+    """The count of out-of-memory kills where the ranks run.
 
     Notes
     -----
-    Threads may call `look` and `explain` at the same time: at worst a death is explained one time too few.
+    Thread-safe in effect: with `read_count` and `explain` at the same time one explanation can be missing.
     """
 
     def __init__(self, read: ReadText = read_text) -> None:
         self._read = read
         self._file = next((path for path in _files(read) if self._count(path) is not None), "")
         self._seen = 0
-        self.look()
+        self.read_count()
 
-    def look(self) -> None:
-        """Take note of the count: what comes later explains deaths that come later."""
-        self._looked = time.monotonic()
+    def read_count(self) -> None:
+        """Read the count: a later rise explains a later death."""
+        self._read_at = time.monotonic()
         self._seen = self._count(self._file) or 0
 
-    def glance(self) -> None:
-        """Do what `look` does, unless that was a moment ago: a script may run a thousand tasks a second."""
-        if time.monotonic() - self._looked >= GLANCE_SECONDS:
-            self.look()
+    def poll(self) -> None:
+        """Read the count unless that was done a moment ago: a script can run a thousand tasks a second."""
+        if time.monotonic() - self._read_at >= POLL_SECONDS:
+            self.read_count()
 
     def explain(self) -> str:
-        """Return why a process was killed just now, the end of ``was …``; empty if it was not for memory.
+        """Return the cause of a kill as the end of ``was …``; empty if the system did not run out of memory.
 
         Each kill explains one death.
         """
@@ -68,7 +68,7 @@ class MemoryKills:
 
 
 def _files(read: ReadText) -> Iterator[str]:
-    """Yield where the count may be, the closest to us first."""
+    """Yield the files that can hold the count, the innermost cgroup first."""
     for directory, version in memory_cgroups(read):
         yield f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}"
     yield "/proc/vmstat"

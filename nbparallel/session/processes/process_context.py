@@ -1,8 +1,8 @@
-"""Circumstances: what a process takes over from the one that starts it, and cannot be told later.
+"""Process context: command lines, environment, and the attributes that a started process inherits.
 
-A rank gets the notebook's environment, directory and search path when it starts, and all three again when
-they change.  But what has acted on them before, while the interpreter started or a module was imported, and
-what only the system hands down from process to process, is as it was when the first of them was started.
+A rank receives the notebook's environment, directory and search path at its start, and again when they
+change.  But what an interpreter or a module read from them earlier, and what only the system passes from
+parent to child, stays as it was when the supervisor was started.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _ENGINE = (
 def supervisor_argv() -> list[str]:
     """Return the supervisor's command line without its descriptors.
 
-    ``-I -S -E``: no user site, no site-packages, no ``PYTHON*``: nothing of the user's can reach it.
+    ``-I -S -E``: no user site, no site-packages, no ``PYTHON*``: nothing of the user's is loaded.
     """
     return [sys.executable, "-I", "-S", "-E", "-c", _SUPERVISOR, PACKAGE_PARENT]
 
 
 def template_argv() -> list[str]:
-    """Return the template's command line; it gets the notebook's path, but not its directory."""
+    """Return the template's command line, with the notebook's search path but not its directory."""
     return [sys.executable, "-P", "-c", _ENGINE.format("template", "main"), _path()]
 
 
 def engine_argv() -> list[str]:
-    """Return the command line of a rank that is started afresh."""
+    """Return the command line of a rank that is not forked."""
     return [sys.executable, "-P", "-c", _ENGINE.format("main", "spawned"), _path()]
 
 
@@ -80,7 +80,7 @@ _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.starts
 
 @dataclass(frozen=True)
 class ProcessAttributes:
-    """As they are in this process at one moment; equal ones start equal processes."""
+    """Attributes of this process at one moment; processes started with equal ones are equal."""
 
     commands: tuple[tuple[str, ...], ...]
     """Interpreter and search path."""
@@ -89,11 +89,11 @@ class ProcessAttributes:
     handed_down: tuple[object, ...]
     """Processors, priority, limits, creation mask, user and group."""
     package: tuple[int, ...]
-    """Which files are installed as this package, if any are: another version may have come."""
+    """Inode, time and size of this package's file: another version may have been installed."""
 
 
 def process_attributes() -> ProcessAttributes:
-    """Return those of this process now (0.05 ms)."""
+    """Return the attributes of this process now (0.05 ms)."""
     return ProcessAttributes(
         (tuple(template_argv()), tuple(engine_argv())),
         dict(os.environ),
@@ -113,12 +113,12 @@ def _package() -> tuple[int, ...]:
     try:
         found = os.stat(nbparallel.__file__)
     except OSError:
-        return ()  # it was taken away: whoever starts something of it is told
+        return ()  # it was removed: the next start reports it
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _creation_mask() -> str:
-    """Return the umask as ``/proc`` says it: `os.umask` would have to set it to see it."""
+    """Return the umask from ``/proc``: `os.umask` can only read it by setting it."""
     try:
         with open("/proc/self/status") as file:
             return next((line for line in file if line.startswith("Umask")), "")

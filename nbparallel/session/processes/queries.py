@@ -1,4 +1,4 @@
-"""Asking idle ranks which names they have, or how code may go on; a busy one is never waited for."""
+"""Queries: what idle ranks and the supervisor are asked beside the tasks, one query at a time."""
 
 from __future__ import annotations
 
@@ -12,103 +12,123 @@ from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import CompletionRequest, Completions, LedgerRow, NamespaceReport, read_page
 
 PATIENCE_SECONDS = 1.0
-"""An idle rank answers within a millisecond; one that does not is stopped, or has just become busy."""
+"""Time for a reply: an idle rank takes a millisecond, a stopped or just busy one is not waited for."""
 SLICE_SECONDS = 0.05
-"""Between two looks whether those who have not answered still live."""
+"""Longest wait before it is checked whether the processes that have not replied still live."""
 
 
-class RankQueries:
-    """One question at a time, from any thread but the one that takes the answers."""
+class QueryChannel:
+    """One query at a time and its replies, matched by number.
+
+    Notes
+    -----
+    `ask` may be called from any thread but the one that calls `take`.
+    """
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
         self._changed = threading.Condition()
         self._number = 0
-        self._answers: dict[int, Any] = {}
+        self._replies: list[Any] = []
 
     def ask(
-        self, handles: Sequence[RankHandle], patience: float = PATIENCE_SECONDS
-    ) -> dict[int, NamespaceReport]:
-        """Return what the idle ones among the ranks say within `patience` seconds, by rank."""
-        return self._ask(handles, patience, Kind.LOOK, lambda number: number)
+        self, send: Callable[[int], None], incomplete: Callable[[list[Any]], bool], patience: float
+    ) -> list[Any]:
+        """Send a query under a new number; return the replies that came within `patience` seconds.
 
-    def complete(self, handle: RankHandle, text: str, cursor: int, patience: float) -> Completions:
-        """Return how an idle rank's shell would complete `text`; nothing if it does not answer in time."""
-        answers: dict[int, Completions] = self._ask(
-            [handle], patience, Kind.COMPLETE, lambda number: CompletionRequest(number, text, cursor)
-        )
-        return answers.get(handle.rank, Completions(0, ()))
-
-    def _ask(
-        self, handles: Sequence[RankHandle], patience: float, kind: Kind, question: Callable[[int], Any]
-    ) -> dict[int, Any]:
+        Parameters
+        ----------
+        incomplete : callable
+            Whether a reply is missing in the list of replies, and can still come.
+        """
         deadline = time.monotonic() + patience
         if not self._one_at_a_time.acquire(timeout=patience):
-            return {}
+            return []
         try:
             with self._changed:
                 self._number += 1
-                self._answers = {}
-            asked = [h for h in handles if h.usable and not h.busy and h.alive]
-            asked = [h for h in asked if h.offer(kind, question(self._number))]
+                self._replies = []
+            send(self._number)
             with self._changed:
-                while any(h.alive and h.rank not in self._answers for h in asked):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        break
+                while incomplete(self._replies) and (left := deadline - time.monotonic()) > 0:
                     self._changed.wait(min(left, SLICE_SECONDS))
-                return dict(self._answers)
+                return list(self._replies)
         finally:
             self._one_at_a_time.release()
 
-    def take(self, rank: int, answer: NamespaceReport | Completions) -> None:
-        """Take an answer; one to a question that nobody waits for any more is dropped."""
+    def take(self, number: int, reply: Any) -> None:
+        """Take a reply; drop it if its query was given up."""
         with self._changed:
-            if answer.number == self._number:
-                self._answers[rank] = answer
+            if number == self._number:
+                self._replies.append(reply)
                 self._changed.notify_all()
 
 
+class RankQueries:
+    """Queries to idle ranks: their names, or completions; a busy rank is never waited for."""
+
+    def __init__(self) -> None:
+        self._channel = QueryChannel()
+
+    def names(
+        self, handles: Sequence[RankHandle], patience: float = PATIENCE_SECONDS
+    ) -> dict[int, NamespaceReport]:
+        """Return the names of those ranks that are idle and reply in time, by rank."""
+        return self._ask(handles, patience, Kind.LOOK, lambda number: number)
+
+    def complete(self, handle: RankHandle, text: str, cursor: int, patience: float) -> Completions:
+        """Return the completions of `text` in an idle rank's shell; none if it does not reply in time."""
+        replies: dict[int, Completions] = self._ask(
+            [handle], patience, Kind.COMPLETE, lambda number: CompletionRequest(number, text, cursor)
+        )
+        return replies.get(handle.rank, Completions(0, ()))
+
+    def _ask(
+        self, handles: Sequence[RankHandle], patience: float, kind: Kind, query: Callable[[int], Any]
+    ) -> dict[int, Any]:
+        asked: list[RankHandle] = []
+
+        def send(number: int) -> None:
+            idle = [handle for handle in handles if handle.usable and not handle.busy and handle.alive]
+            asked.extend(handle for handle in idle if handle.offer(kind, query(number)))
+
+        def incomplete(replies: list[Any]) -> bool:
+            replied = {rank for rank, _ in replies}
+            return any(handle.alive and handle.rank not in replied for handle in asked)
+
+        return dict(self._channel.ask(send, incomplete, patience))
+
+    def take(self, rank: int, reply: NamespaceReport | Completions) -> None:
+        """Take a rank's reply."""
+        self._channel.take(reply.number, (rank, reply))
+
+
 class LedgerQuery:
-    """One question at a time, from any thread but the one that takes the answers.
+    """The query for the supervisor's ledger, whose reply comes in pages.
 
     Parameters
     ----------
     send : callable
-        Sends the question with this number.
-    gone : callable
-        Whether nobody will answer any more.
+        Sends the query with this number.
+    ended : callable
+        Whether the supervisor has ended.
     """
 
-    def __init__(self, send: Callable[[int], None], gone: Callable[[], bool]) -> None:
-        self._send, self._gone = send, gone
-        self._one_at_a_time = threading.Lock()
-        self._number = 0
-        self._rows: list[LedgerRow] = []
-        self._answered = threading.Event()
+    def __init__(self, send: Callable[[int], None], ended: Callable[[], bool]) -> None:
+        self._send, self._ended = send, ended
+        self._channel = QueryChannel()
 
     def ask(self, patience: float = PATIENCE_SECONDS) -> tuple[LedgerRow, ...] | None:
-        """Return the ledger, or None if there is no answer within `patience` seconds."""
-        deadline = time.monotonic() + patience
-        if not self._one_at_a_time.acquire(timeout=patience):
-            return None
-        try:
-            self._answered.clear()
-            self._rows = []
-            self._number += 1
-            self._send(self._number)
-            while not self._answered.wait(SLICE_SECONDS):
-                if self._gone() or time.monotonic() >= deadline:
-                    return None
-            return tuple(self._rows)
-        finally:
-            self._one_at_a_time.release()
+        """Return the rows of the ledger; None if they are not complete within `patience` seconds."""
+        pages = self._channel.ask(
+            self._send, lambda pages: not self._ended() and not _complete(pages), patience
+        )
+        return tuple(row for rows, _ in pages for row in rows) if _complete(pages) else None
 
     def take(self, frame: Frame) -> None:
-        """Take a page of the answer; one to a question that nobody waits for any more is dropped."""
-        if frame.sequence != self._number:
-            return
-        rows, last = read_page(frame.payload)
-        self._rows += rows
-        if last:
-            self._answered.set()
+        """Take a page of the reply."""
+        self._channel.take(frame.sequence, read_page(frame.payload))
+
+
+def _complete(pages: list[Any]) -> bool:
+    return bool(pages) and bool(pages[-1][1])

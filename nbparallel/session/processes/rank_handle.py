@@ -1,4 +1,4 @@
-"""RankHandle: the kernel's end of one rank."""
+"""RankHandle: the notebook's end of one rank: its socket, its pipes and its pidfd."""
 
 from __future__ import annotations
 
@@ -9,56 +9,28 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.output import Decoder, TaskOutput
 from nbparallel.session.processes.event_loop import EventLoop
+from nbparallel.session.processes.rank_exit import RankExit
 from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import Completions, NamespaceReport
 from nbparallel.wire.messages import Display, InputRequest, Outcome, RankMemory, Stream, WorkingContext
 
 COALESCE_SECONDS = 0.05
-"""Text is passed on at most this often, so that a print loop does not flood the front end."""
+"""Shortest time between two pieces of text: a print loop must not flood the front end."""
 READ_BYTES = 1 << 16
-"""A pipe holds as much."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankExit:
-    """How a rank's process ended."""
-
-    pid: int
-    """Its process id, 0 if it never had one."""
-    exit_code: int | None
-    """What it passed to exit; None if a signal ended it."""
-    signal_number: int | None
-    """The signal; None if it exited."""
-    announced: bool
-    """Whether it had come so far as to announce itself."""
-    seen: float
-    """`time.monotonic` when the kernel heard of it."""
-    reason: str = ""
-    """What else is known of why: the end of a sentence that begins ``was``."""
-
-    @property
-    def signal_name(self) -> str | None:
-        """``"SIGKILL"`` and so on."""
-        if self.signal_number is None:
-            return None
-        try:
-            return signal.Signals(self.signal_number).name
-        except ValueError:
-            return f"signal {self.signal_number}"
+"""Capacity of a pipe."""
 
 
 class RankHandle:
     """Owns the socket, both pipes and the pidfd of one process of a rank.
 
-    Its callbacks run in the pump's thread; `send`, `signal` and the plain attributes are for any thread.
+    Its callbacks run in the event loop's thread; `send`, `signal` and the attributes are for any thread.
     """
 
     def __init__(
@@ -69,7 +41,7 @@ class RankHandle:
         *,
         post: Callable[[RankHandle, Any], None],
         output_of: Callable[[int], TaskOutput | None],
-        on_sighting: Callable[[int, NamespaceReport | Completions], None],
+        on_report: Callable[[int, NamespaceReport | Completions], None],
         end: Callable[[RankHandle], None],
     ) -> None:
         self.rank = rank
@@ -79,24 +51,24 @@ class RankHandle:
         self.ready = False
         self.death: RankExit | None = None
         self.ended_because = ""
-        """Why the session ended it; the end of a sentence that begins ``was``."""
+        """Why the session killed it: the end of a sentence that begins with ``was``."""
         self.refusal = ""
-        """Which versions it has that are not the notebook's."""
+        """Versions that it runs and the notebook does not; empty if all agree."""
         self.nonsense = ""
-        """What it sent that is no message of ours; then it is ended."""
+        """What it sent that is no message of nbparallel; such a rank is killed."""
         self.task = 0
-        """Number of the task that it runs, or ran last."""
+        """Number of the task that it runs or ran last."""
         self.busy = False
         self.memory = RankMemory()
         """Shared memory that the rank had made when it ended its last task."""
-        self.told_strategy = 0
-        """Which decision about sharing strategies it has heard of; see `registry.generation`."""
-        self.told_place: WorkingContext | None = None
-        """Where it was told that this process is."""
+        self.sent_strategy = 0
+        """Generation of the choice of sharing strategies that was sent to it; see `registry.generation`."""
+        self.sent_context: WorkingContext | None = None
+        """Working directory and search path that were sent to it."""
         self._event_loop = event_loop
         self._post = post
         self._output_of = output_of
-        self._on_sighting = on_sighting
+        self._on_report = on_report
         self._end = end
         mine, theirs = Channel.pair()
         self.channel = Channel(mine)
@@ -113,8 +85,8 @@ class RankHandle:
             event_loop.watch(fd, lambda name=name: self._on_pipe(name))  # type: ignore[misc]
         event_loop.watch(self.channel.fileno(), self._on_socket)
 
-    def give_away(self) -> list[int]:
-        """Return the rank's ends (socket, stdout, stderr); call `close_theirs` once they are sent."""
+    def rank_ends(self) -> list[int]:
+        """Return the rank's ends (socket, stdout, stderr); call `close_theirs` when they are sent."""
         return self._theirs
 
     def close_theirs(self) -> None:
@@ -122,7 +94,7 @@ class RankHandle:
         while self._theirs:
             os.close(self._theirs.pop())
 
-    # the pump's thread --------------------------------------------------------------------------------
+    # the event loop's thread --------------------------------------------------------------------------------
 
     def _on_pipe(self, name: str) -> None:
         self._on_socket()  # a frame that is there was sent before these bytes were written (engine/output.py)
@@ -150,10 +122,10 @@ class RankHandle:
         if now - self._flushed >= COALESCE_SECONDS:
             self.flush()
         else:
-            self._event_loop.later(self._flushed + COALESCE_SECONDS, self.flush)
+            self._event_loop.call_at(self._flushed + COALESCE_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Pass on the text that waits; only in the pump's thread."""
+        """Pass on the text that was held back; only in the event loop's thread."""
         output = self._output_of(self.task)
         for name, pending in self._pending.items():
             if pending:
@@ -174,16 +146,16 @@ class RankHandle:
                 finally:
                     frame.close()
             except ChannelClosedError:
-                self._event_loop.forget(self.channel.fileno())
+                self._event_loop.unwatch(self.channel.fileno())
                 return
             except ProtocolError as error:
                 self._give_up(error)
                 return
 
     def _give_up(self, error: ProtocolError) -> None:
-        """End a rank that talks nonsense: user code has hit its socket or its memory; the others go on."""
+        """Kill a rank that sends nonsense: user code has damaged its socket or memory; other ranks run on."""
         self.nonsense = self.nonsense or str(error)
-        self._event_loop.forget(self.channel.fileno())
+        self._event_loop.unwatch(self.channel.fileno())
         self.channel.shut_down()
         self._end(self)
 
@@ -203,7 +175,7 @@ class RankHandle:
             self._drain_pipes()
             self._post(self, message)
         elif isinstance(message, NamespaceReport | Completions):
-            self._on_sighting(self.rank, message)
+            self._on_report(self.rank, message)
         elif isinstance(message, Display):
             output = self._output_of(message.number)
             if output is not None:
@@ -216,7 +188,7 @@ class RankHandle:
             raise ProtocolError(f"a {frame.kind.name} frame with a {type(message).__name__}")
 
     def _drain_pipes(self) -> None:
-        """Read what both pipes hold: after an outcome or a death nothing of that task is left behind."""
+        """Read what both pipes hold, so that an outcome or a death comes after all output of its task."""
         for name, fd in list(self._pipes.items()):
             while True:
                 try:
@@ -234,51 +206,51 @@ class RankHandle:
     def _close_pipe(self, name: str) -> None:
         fd = self._pipes.pop(name, None)
         if fd is not None:
-            self._event_loop.forget(fd)
+            self._event_loop.unwatch(fd)
             os.close(fd)
 
     def changed(self) -> None:
-        """Wake who waits for this rank."""
+        """Wake the thread that waits for events."""
         self._post(self, "changed")
 
-    def died(self, death: RankExit) -> None:
-        """Take note of the end of the process; only in the pump's thread."""
+    def died(self, end: RankExit) -> None:
+        """Record the end of the process; only in the event loop's thread."""
         self._on_socket()  # what it sent before it died counts
         self._drain_pipes()
         if self.ended_because:
-            death = dataclasses.replace(death, reason=self.ended_because)
-        self.death = death
+            end = dataclasses.replace(end, reason=self.ended_because)
+        self.death = end
         self.busy = False
-        self._post(self, death)
+        self._post(self, end)
 
     # any thread ---------------------------------------------------------------------------------------
 
     @property
     def usable(self) -> bool:
-        """Whether it said that it is ready, and the supervisor handed over how to signal it.
+        """Whether it is ready, and its pidfd has arrived from the supervisor.
 
-        The two come by different sockets, in any order.
+        The two messages use different sockets, and can arrive in any order.
         """
         return self.ready and self.pidfd >= 0
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs, as far as the kernel has heard."""
+        """Whether the process runs, as far as the supervisor has reported."""
         return self.death is None
 
     def send(self, kind: Kind, message: Any, fds: tuple[int, ...] = (), *, epoch: int = 0) -> None:
-        """Send a message; one to a rank that died meanwhile is dropped: its death is under way."""
+        """Send a message; it is dropped if the rank has died, which is reported soon."""
         self.send_pickled(kind, pickle.dumps(message, 5), fds, epoch=epoch)
 
     def send_pickled(self, kind: Kind, message: bytes, fds: tuple[int, ...] = (), *, epoch: int = 0) -> None:
-        """Send a message that somebody has pickled already; else as `send`."""
+        """Send a message that is pickled already; else as `send`."""
         try:
             self.channel.send(kind, message, fds=fds, epoch=epoch, abandon=lambda: not self.alive)
         except ChannelClosedError:
             pass
 
     def offer(self, kind: Kind, message: Any) -> bool:
-        """Send a message if that needs no waiting; return whether it went out."""
+        """Send a message if the socket has room; return whether it was sent."""
         try:
             self.channel.send(kind, pickle.dumps(message, 5), abandon=lambda: True)
         except ChannelClosedError:
@@ -286,30 +258,30 @@ class RankHandle:
         return True
 
     def leave(self) -> None:
-        """Ask an idle rank to go."""
+        """Ask an idle rank to exit."""
         try:
             self.channel.send(Kind.LEAVE, abandon=lambda: True)
         except ChannelClosedError:
             pass
 
     def signal(self, number: int) -> None:
-        """Signal exactly this process, never another one that got its pid (pidfd_send_signal(2))."""
+        """Signal exactly this process, never another one with a reused pid (pidfd_send_signal(2))."""
         if self.pidfd >= 0:
             try:
                 signal.pidfd_send_signal(self.pidfd, number)
             except ProcessLookupError:
-                pass  # dead already
+                pass  # it has ended
 
     def close_later(self) -> None:
-        """Close everything, from the pump's thread."""
-        self._event_loop.call(self.close)
+        """Close everything soon, in the event loop's thread."""
+        self._event_loop.call_soon(self.close)
 
     def close(self) -> None:
-        """Close everything; the pump no longer runs, or this is its thread."""
+        """Close everything; the event loop has stopped, or this is its thread."""
         self.close_theirs()
         for name in list(self._pipes):
             self._close_pipe(name)
-        self._event_loop.forget(self.channel.fileno())
+        self._event_loop.unwatch(self.channel.fileno())
         self.channel.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -324,20 +296,20 @@ def _unpickled(frame: Frame) -> object:
     return message
 
 
-def place_here() -> WorkingContext:
-    """Return this process's working directory, or the root if that was removed, and search path."""
+def working_context() -> WorkingContext:
+    """Return this process's search path and working directory, the root if that was removed."""
     return WorkingContext(_directory() or "/", _path())
 
 
-def tell_place(handles: Iterable[RankHandle]) -> None:
-    """Tell ranks where this process is now, if it has moved since they heard of it."""
+def send_working_context(handles: Iterable[RankHandle]) -> None:
+    """Send ranks this process's working directory and search path, if either has changed."""
     directory, path = _directory(), _path()
     for handle in handles:
-        told = handle.told_place
-        # A directory that was removed is nowhere to go: who was there as well stays there as well.
-        here = WorkingContext(directory or (told.cwd if told is not None else "/"), path)
-        if told != here:
-            handle.told_place = here
+        sent = handle.sent_context
+        # No process can change to a directory that was removed: a rank that is in it stays in it.
+        here = WorkingContext(directory or (sent.cwd if sent is not None else "/"), path)
+        if sent != here:
+            handle.sent_context = here
             handle.send(Kind.PLACE, here)
 
 

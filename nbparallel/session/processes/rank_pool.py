@@ -1,12 +1,12 @@
-"""Crew: the ranks of a session, from their start to their end.
+"""Rank pool: the rank processes of a session, started, watched and stopped.
 
 ::
 
-    session's thread                    pump's thread                      processes
-    ----------------                    -------------                      ---------
-    start, revive, resize   --SPAWN-->                                     supervisor -> ranks
-    next_event              <--inbox--  READY, RANK_READY, outcomes, DIED  <--
-    new_epoch               --control segment-->                           supervisor and every rank
+    session's thread                     event loop's thread                processes
+    ----------------                     -------------------                ---------
+    start, shrink           --SPAWN-->                                      supervisor -> ranks
+    next_event              <--events--  READY, RANK_READY, outcomes, DIED  <--
+    ensure_epoch            --control segment-->                            supervisor and every rank
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import os
 import select
-import signal
 import sys
 import time
 from collections import deque
@@ -37,7 +36,8 @@ from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import usable_cpus
 from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
 from nbparallel.session.processes.queries import RankQueries
-from nbparallel.session.processes.rank_handle import RankExit, RankHandle, place_here
+from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_handle import RankHandle, working_context
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.wire import control
@@ -48,15 +48,15 @@ from nbparallel.wire.messages import Configure, JoinWorld, Outcome
 from nbparallel.wire.system import ready
 
 START_SECONDS = 60.0
-"""A generous bound for ranks to come up; a death or a failure is seen at once."""
+"""Generous bound for the start of ranks; a death or a failure is seen immediately."""
 SPAWN_TRIES = 3
-"""How often a rank is started whose template died before it was forked; then something is really wrong."""
+"""How often a rank is started if its template dies before the fork."""
 SLICE_SECONDS = 1.0
-"""No wait is longer without a look whether the supervisor lives."""
+"""Longest wait before it is checked whether the supervisor lives."""
 
 
 class RankPool:
-    """Owns the pump, the supervisor, the handles of all ranks and the control segment of the epoch."""
+    """Owns the event loop, the supervisor, the handles of all ranks and the control segment of the epoch."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RankPool:
         self._next_client = 1
         self._error: NbParallelError | None = None
         self.handles: list[RankHandle] = []
-        self.looking = RankQueries()
+        self.queries = RankQueries()
         self.epoch = 0
         self.control: ControlView | None = None
         self._void = True
@@ -105,14 +105,14 @@ class RankPool:
 
     def _post(self, handle: RankHandle | None, message: Any) -> None:
         self._events.append((handle, message))
-        # Who waits for all ranks is woken by the last one: the pump needs the interpreter meanwhile.
+        # Only the last outcome wakes the waiting thread: before, the event loop needs the interpreter.
         done = isinstance(message, Outcome) and message.ok
         if not (done and any(other.busy for other in self.handles)):
             self.wake()
         self._listener(message)
 
     def listen(self, listener: Callable[[Any], None]) -> None:
-        """Have every event told to `listener` at once, in the pump's thread; one at a time."""
+        """Call `listener` with every event, in the event loop's thread; there is one listener at a time."""
         self._listener = listener
 
     def _fail(self, error: NbParallelError) -> None:
@@ -121,7 +121,7 @@ class RankPool:
 
     @property
     def lost(self) -> bool:
-        """Whether the supervisor is gone or the session's thread failed: only a new crew helps."""
+        """Whether the supervisor has died or the event loop has failed: only a new pool helps."""
         return self._error is not None or self.supervisor.ended()
 
     def next_event(self, timeout: float | None) -> tuple[RankHandle, Any] | None:
@@ -130,7 +130,7 @@ class RankPool:
         Raises
         ------
         SupervisorDiedError, InternalError, StartError
-            Once all events before it were taken.
+            The pool has failed, and all events before that were returned.
         """
         if not self._events:
             poll = select.poll()
@@ -148,50 +148,50 @@ class RankPool:
         return None
 
     def check(self) -> None:
-        """Raise what ended the crew, if something has."""
+        """Raise the error that ended the pool, if one has."""
         if self._error is not None:
-            # A fresh one: what is kept here must not keep the frames, and arrays, of whom it was raised to.
+            # A copy: the original must not keep the frames, and their arrays, to which it was raised.
             raise copy.copy(self._error) from self._error.__cause__
 
     # ranks --------------------------------------------------------------------------------------------
 
-    def start(self, ranks: list[int], world_size: int, presses: InterruptCounter) -> None:
+    def start(self, ranks: list[int], world_size: int, interrupts: InterruptCounter) -> None:
         """Start processes for `ranks` and wait until they are ready.
 
         Raises
         ------
         StartError
-            One of them ended before it was; the message holds the end of what it printed.
+            One of them ended before it was ready; the message holds the end of its output.
         KeyboardInterrupt
-            The user interrupted; nothing of the new ones is left.
+            The user interrupted; the caller has to end the new ranks.
         """
         for rank in ranks:
             self._spawn(rank, world_size)
         tries = dict.fromkeys(ranks, 1)
         self._void = True
         deadline = time.monotonic() + START_SECONDS
-        presses.wake = self.wake
+        interrupts.wake = self.wake
         while not all(self.handles[rank].usable for rank in ranks):
             try:
                 self.next_event(deadline - time.monotonic())
             except StartError as error:
                 raise StartError(f"{error}\n{self.supervisor.log()}") from None
             except SupervisorDiedError as error:
-                if said := self.supervisor.log():
-                    raise StartError(f"{error} while ranks were starting:\n{said}") from None
+                if log := self.supervisor.log():
+                    raise StartError(f"{error} while ranks were starting:\n{log}") from None
                 raise
             for handle in [self.handles[rank] for rank in ranks]:
                 if handle.death is None:
                     continue
                 if handle.death.pid or tries[handle.rank] == SPAWN_TRIES:
-                    raise StartError(self._why(handle, handle.death))
-                tries[handle.rank] += 1  # its template died before it had forked; the next one will
+                    raise StartError(self._explain_exit(handle, handle.death))
+                tries[handle.rank] += 1  # its template died before the fork; the next one forks it
                 self._spawn(handle.rank, world_size)
-            presses.check()
+            interrupts.check()
             if time.monotonic() >= deadline:
                 late = rank_list(rank for rank in ranks if not self.handles[rank].usable)
                 raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
-        self._refuse_strangers([self.handles[rank] for rank in ranks])
+        self._refuse_other_versions([self.handles[rank] for rank in ranks])
 
     def _spawn(self, rank: int, world_size: int) -> None:
         client, self._next_client = self._next_client, self._next_client + 1
@@ -201,11 +201,11 @@ class RankPool:
             self._event_loop,
             post=self._post,
             output_of=self._output_of,
-            on_sighting=self.looking.take,
+            on_report=self.queries.take,
             end=self.supervisor.kill,
         )
         configure = self._configure(rank, client, world_size)
-        handle.told_place = configure.place
+        handle.sent_context = configure.place
         handle.send(Kind.CONFIGURE, configure)
         self.supervisor.spawn(handle)
         if rank < len(self.handles):
@@ -221,7 +221,7 @@ class RankPool:
             rank=rank,
             world_size=world_size,
             client=client,
-            place=place_here(),
+            place=working_context(),
             environment=tuple(os.environ.items()),
             blas_threads=max(1, cpus // world_size),
             usable_cpus=cpus,
@@ -230,7 +230,7 @@ class RankPool:
             notebook=this_process(),
         )
 
-    def _refuse_strangers(self, handles: list[RankHandle]) -> None:
+    def _refuse_other_versions(self, handles: list[RankHandle]) -> None:
         """End ranks that were started after something was installed over what this process runs."""
         refused = [handle for handle in handles if handle.refusal]
         for handle in refused:
@@ -242,13 +242,13 @@ class RankPool:
                 "restart the kernel (or the script), so that all run the same"
             )
 
-    def _why(self, handle: RankHandle, death: RankExit) -> str:
-        how = f"exit code {death.exit_code}" if death.signal_name is None else death.signal_name
-        said = handle.stderr_tail.strip() or self.supervisor.log()
-        return f"rank {handle.rank} ended while it started ({how})" + (f":\n{said}" if said else "")
+    def _explain_exit(self, handle: RankHandle, end: RankExit) -> str:
+        how = f"exit code {end.exit_code}" if end.signal_name is None else end.signal_name
+        output = handle.stderr_tail.strip() or self.supervisor.log()
+        return f"rank {handle.rank} ended while it started ({how})" + (f":\n{output}" if output else "")
 
     def dead(self) -> list[RankHandle]:
-        """Return the ranks whose process has ended, also of those that ended this very moment."""
+        """Return the ranks whose process has ended, also if the supervisor has not reported it yet."""
         poll = select.poll()
         pidfds = {handle.pidfd: handle for handle in self.handles if handle.alive and handle.pidfd >= 0}
         for fd in pidfds:
@@ -256,7 +256,7 @@ class RankPool:
         ended = [pidfds[fd] for fd, _ in ready(poll, 0)]
         deadline = time.monotonic() + SLICE_SECONDS
         while any(handle.alive for handle in ended) and time.monotonic() < deadline:
-            self.next_event(0.05)  # the supervisor is about to say how
+            self.next_event(0.05)  # the supervisor is about to report how
         return [handle for handle in self.handles if handle.death is not None]
 
     def shrink(self, world_size: int) -> None:
@@ -277,7 +277,7 @@ class RankPool:
         self._void = True
 
     def end(self, handle: RankHandle) -> None:
-        """Kill one rank and wait until it is gone."""
+        """Kill one rank and wait until its process has ended."""
         self.supervisor.kill(handle)
         while handle.alive:
             self.next_event(0.25)
@@ -285,7 +285,7 @@ class RankPool:
     # epochs -------------------------------------------------------------------------------------------
 
     def void(self) -> None:
-        """Give up the current epoch: something failed in it, rings and slots may hold anything."""
+        """Give up the current epoch: after a failure rings and slots can hold anything."""
         self._void = True
 
     def ensure_epoch(self) -> ControlView:
@@ -307,18 +307,13 @@ class RankPool:
 
     # the end ------------------------------------------------------------------------------------------
 
-    def interrupt_all(self) -> None:
-        """Signal every rank; it takes effect only where a task was named to be interrupted."""
-        for handle in self.handles:
-            handle.signal(signal.SIGINT)
-
     def abandon(self) -> None:
-        """Make whoever waits for an event raise: the session is being stopped."""
+        """Make a thread that waits for an event raise `ClosedError`: the session is being stopped."""
         if self._wake >= 0:
             self._fail(ClosedError("the session was stopped while its ranks were running"))
 
     def stop(self) -> None:
-        """End every process and close everything; again is fine."""
+        """End every process and close everything (idempotent)."""
         if self._wake < 0:
             return
         for handle in self.handles:
@@ -329,7 +324,7 @@ class RankPool:
             sharing.current_store().disconnect(self.supervisor.broker)
         finally:
             self.supervisor.stop()
-            self._see_the_end()
+            self._wait_for_ranks()
             self._event_loop.stop()
             for handle in self.handles:
                 handle.close()
@@ -339,8 +334,8 @@ class RankPool:
             wake, self._wake = self._wake, -1
             os.close(wake)
 
-    def _see_the_end(self) -> None:
-        """Wait a moment for ranks that follow a killed supervisor: a sweep leaves the names of the living."""
+    def _wait_for_ranks(self) -> None:
+        """Wait a moment for ranks that die with a killed supervisor: a sweep keeps names of the living."""
         deadline = time.monotonic() + SLICE_SECONDS
         for pidfd in [handle.pidfd for handle in self.handles if handle.pidfd >= 0]:
             poll = select.poll()

@@ -1,4 +1,4 @@
-"""SupervisorProcess: the kernel's end of the supervisor."""
+"""SupervisorClient: the notebook's end of the supervisor: requests to it, reports from it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import ChannelClosedError
 from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.oom_kills import MemoryKills
+from nbparallel.session.processes.oom_kills import OomKillCounter
 from nbparallel.session.processes.orphans import end_marked
 from nbparallel.session.processes.queries import LedgerQuery
-from nbparallel.session.processes.rank_handle import RankExit, RankHandle
+from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.system import ready
 
 STOP_SECONDS = 2.0
-"""How long an orderly stop may take before the supervisor itself is killed (its ranks die with it)."""
+"""Bound for an orderly stop; then the supervisor is killed, and its ranks die with it."""
 
 
 class SupervisorClient:
-    """Owns the process, the control channel and the kernel's segment channel.
+    """Owns the supervisor's process, the control channel and the notebook's segment channel.
 
     Parameters
     ----------
-    ignition : Ignition
+    launch : SupervisorLaunch
         The process, which belongs to this object from now on.
     on_start_failed : callable
-        Called in the pump's thread with a sentence when the template could not start.
+        Called in the event loop's thread with a sentence when the template could not start.
     on_death : callable
-        Called in the pump's thread when the supervisor ended without being asked to.
+        Called in the event loop's thread when the supervisor ended without being asked to.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class SupervisorClient:
         self._on_start_failed, self._on_death = on_start_failed, on_death
         self._ranks: dict[int, RankHandle] = {}
         self.template_pid = 0
-        self.memory_kills = MemoryKills()
+        self.oom_kills = OomKillCounter()
         self.notes: deque[str] = deque()
-        """Lines for the next cell that ends."""
+        """Lines for the user, shown when the next cell ends."""
         self.stopping = False
         self.dead = False
         self._popen, self._log = launch.popen, launch.log
@@ -70,7 +71,7 @@ class SupervisorClient:
         event_loop.watch(self.control.fileno(), self._on_control)
 
     def ended(self, milliseconds: float = 0) -> bool:
-        """Return whether the process has ended, heard of or not, after waiting for that as long as said."""
+        """Wait up to `milliseconds` for the end of the process; return whether it has ended."""
         if self.dead:
             return True
         poll = select.poll()
@@ -80,18 +81,18 @@ class SupervisorClient:
     # requests -----------------------------------------------------------------------------------------
 
     def spawn(self, handle: RankHandle) -> None:
-        """Start a rank's process; READY or DIED will tell how it went."""
+        """Start a rank's process; READY or DIED reports whether that worked."""
         self._ranks[handle.client] = handle
-        fds = handle.give_away()
+        fds = handle.rank_ends()
         self._send(Kind.SPAWN, {"rank": handle.rank, "client": handle.client}, fds)
         handle.close_theirs()
 
     def epoch(self, control_segment: int, epoch: int) -> None:
-        """Hand over the control segment in which the supervisor records deaths."""
+        """Send the control segment, in which the supervisor records deaths."""
         self.control.send(Kind.EPOCH, fds=[control_segment], epoch=epoch, abandon=lambda: self.dead)
 
     def kill(self, handle: RankHandle) -> None:
-        """End a rank at once."""
+        """Kill a rank."""
         self._send(Kind.KILL, {"client": handle.client})
 
     def _send(
@@ -101,21 +102,21 @@ class SupervisorClient:
             payload = json.dumps(message).encode()
             self.control.send(kind, payload, fds=fds or (), sequence=sequence, abandon=lambda: self.dead)
         except ChannelClosedError:
-            pass  # its death is under way, and told by its pidfd
+            pass  # it has ended, which its pidfd reports
 
     def log(self) -> str:
-        """Return the end of what supervisor and template wrote."""
+        """Return the end of the output of supervisor and template."""
         size = os.fstat(self._log).st_size
         return os.pread(self._log, 4000, max(0, size - 4000)).decode("utf-8", "backslashreplace").strip()
 
-    # the pump's thread --------------------------------------------------------------------------------
+    # the event loop's thread --------------------------------------------------------------------------------
 
     def _on_control(self) -> None:
         while True:
             try:
                 frame = self.control.receive_nowait()
             except ChannelClosedError:
-                self._event_loop.forget(self.control.fileno())
+                self._event_loop.unwatch(self.control.fileno())
                 return
             if frame is None:
                 return
@@ -128,25 +129,29 @@ class SupervisorClient:
         if frame.kind is Kind.LEDGER:
             self.ledger.take(frame)
             return
-        said = json.loads(frame.payload) if frame.payload else {}
+        report = json.loads(frame.payload) if frame.payload else {}
         if frame.kind is Kind.READY:
-            handle = self._ranks.get(said["client"])
+            handle = self._ranks.get(report["client"])
             if handle is not None:
-                handle.pid = said["pid"]
+                handle.pid = report["pid"]
                 handle.pidfd = frame.fds.pop(0)
-                self.template_pid = said["template"]
+                self.template_pid = report["template"]
                 handle.changed()
         elif frame.kind is Kind.DIED:
-            handle = self._ranks.pop(said["client"], None)
+            handle = self._ranks.pop(report["client"], None)
             if handle is not None:
-                pid, code, number = said["pid"], said["exit_code"], said["signal"]
-                handle.nonsense = handle.nonsense or said["nonsense"]
+                pid, code, number = report["pid"], report["exit_code"], report["signal"]
+                handle.nonsense = handle.nonsense or report["nonsense"]
                 reason = self._reason(handle, number)
-                handle.died(RankExit(pid, code, number, said["announced"], time.monotonic(), reason))
+                handle.died(RankExit(pid, code, number, report["announced"], time.monotonic(), reason))
         elif frame.kind is Kind.SWEPT:
-            self.notes.extend(said["sentences"])
+            self.notes.extend(report["sentences"])
         elif frame.kind is Kind.START_FAILED:
-            how = f"exit code {said['exit_code']}" if said["signal"] is None else f"signal {said['signal']}"
+            how = (
+                f"exit code {report['exit_code']}"
+                if report["signal"] is None
+                else f"signal {report['signal']}"
+            )
             self._on_start_failed(f"the template process ended with {how}")
 
     def _reason(self, handle: RankHandle, number: int | None) -> str:
@@ -155,23 +160,23 @@ class SupervisorClient:
                 f"ended: it sent {handle.nonsense}, which is no message of nbparallel; has code on it "
                 "written to descriptors or memory that are not its own?"
             )
-        return self.memory_kills.explain() if number == signal.SIGKILL else ""
+        return self.oom_kills.explain() if number == signal.SIGKILL else ""
 
     def _on_pidfd(self) -> None:
-        self._on_control()  # deaths that it told before its own
-        self._event_loop.forget(self._pidfd)
+        self._on_control()  # deaths that it reported before its own
+        self._event_loop.unwatch(self._pidfd)
         self.dead = True
         if not self.stopping:
             self._on_death()
         for handle in list(self._ranks.values()):
-            # they have died with it (parent-death signal), but nobody saw how
+            # they died with it (parent-death signal); their exit status is unknown
             handle.died(RankExit(handle.pid, None, 9, handle.ready, time.monotonic()))
         self._ranks.clear()
 
     # the end ------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End ranks, template and supervisor; returns when none of them is left (≤ 2 s, as a rule less)."""
+        """End ranks, template and supervisor; return when all have ended (2 s at most)."""
         self.stopping = True
         if not self.dead:
             try:
@@ -184,12 +189,12 @@ class SupervisorClient:
             self._popen.kill()
             self._popen.wait()
         except ChildProcessError:
-            pass  # the notebook's own code has reaped it
+            pass  # code of the notebook has reaped it
         self.dead = True
         end_marked(self._session)
 
     def close(self) -> None:
-        """Close every descriptor; the pump no longer runs."""
+        """Close every descriptor; the event loop has stopped."""
         self.control.close()
         self.broker.close()
         os.close(self._pidfd)

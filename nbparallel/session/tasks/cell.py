@@ -1,28 +1,21 @@
-"""One cell, from its source to a task on every rank that takes part."""
+"""A cell before it runs: its source, its options, its ranks, and the checks of all three."""
 
 from __future__ import annotations
 
 import ast
 import numbers
 import warnings
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from nbparallel.errors import ChannelClosedError, SupervisorDiedError, UnknownNameError
-from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.delivery import NameDelivery, Preparation
+from nbparallel.errors import UnknownNameError, rank_list
 from nbparallel.session.output import OutputSink
-from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.tasks.dispatch import RunningTask, TaskDispatcher
-from nbparallel.wire.messages import CellTask, Task
-from nbparallel.wire.names import NameUpdate
-from nbparallel.wire.units import size_text
 
-MOST_GOOD = 64
-"""Cells that are remembered to compile: a script's loop runs the same one again and again."""
-_good: set[str] = set()
+MOST_COMPILED = 64
+"""Cells that are remembered to compile: the loop of a script runs the same one again and again."""
+ON_ERROR = ("stop", "continue")
 
 
 @lru_cache(maxsize=1)
@@ -33,13 +26,23 @@ def _transformer() -> Any:
     return manager()
 
 
+@lru_cache(maxsize=MOST_COMPILED)
+def _compile(text: str) -> None:
+    """Compile a cell once: a magic checks it before it starts ranks, and the session checks it again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the ranks warn
+        # as a whole: `return` outside of a function is no mistake of the grammar
+        code = _transformer().transform_cell(text)
+        compile(code, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
 def check_source(source: str, *, line_offset: int = 0, execution_count: int | None = None) -> None:
-    """Raise `SyntaxError` if `source` is no cell that IPython could run.
+    """Raise `SyntaxError` if IPython could not run `source` as a cell.
 
     Parameters
     ----------
     line_offset : int
-        Lines of the cell above `source`: the error's line counts as the notebook's gutter does.
+        Lines of the cell above `source`: the error counts lines as the notebook's gutter does.
     execution_count : int, optional
         The notebook's ``In[n]``, for the error's file name.
     """
@@ -47,37 +50,19 @@ def check_source(source: str, *, line_offset: int = 0, execution_count: int | No
         return  # the cell magic decides what its body means
     filename = "<cell>" if execution_count is None else f"In[{execution_count}]"
     text = "# %%parallel\n" * line_offset + source
-    if not text.endswith("\n"):
-        text += "\n"
-    if text in _good:
-        return
     try:
-        transformed = _transformer().transform_cell(text)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks warn
-            # as a whole: `return` outside of a function is no mistake of the grammar
-            compile(transformed, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        if len(_good) >= MOST_GOOD:
-            _good.clear()
-        _good.add(text)
+        _compile(text if text.endswith("\n") else text + "\n")
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # a null byte, too deep …
         raise SyntaxError(f"the cell cannot be compiled: {error}", (filename, None, None, None)) from None
     except SyntaxError as error:
-        if error.filename in (None, "<string>"):
+        if error.filename in (None, "<string>", "<cell>"):
             error.filename = filename
         raise error.with_traceback(None) from None
 
 
-ON_ERROR = ("stop", "continue")
-NOTED_NBYTES = 1 << 20
-"""Copying more than this is worth a line under the cell."""
-DEATH_MILLISECONDS = 1000
-"""A process that is killed closes its sockets a moment before its end can be seen."""
-
-
 @dataclass(frozen=True, slots=True)
 class CellOptions:
-    """How a cell is to be run: the keyword arguments of `Session.run`, which says what they mean."""
+    """The keyword arguments of `Session.run`, which describes them; `ranks` excepted."""
 
     namespace: MutableMapping[str, Any] | None = None
     share: str | Iterable[str] = ()
@@ -91,18 +76,18 @@ class CellOptions:
     on_error: str = "stop"
 
     def __post_init__(self) -> None:
-        """Take the names of `share` apart: they may stand in one string, as behind the magic's flag."""
+        """Split the names of `share`, which can be one string, as after the magic's flag."""
         names = self.share.replace(",", " ").split() if isinstance(self.share, str) else self.share
         object.__setattr__(self, "share", tuple(names))
 
     @property
     def go_on(self) -> bool:
-        """Whether the others run to their end when a rank fails."""
+        """Whether the other ranks run to their end when one fails."""
         return self.on_error == "continue"
 
 
 def check_cell(cell: str, options: CellOptions) -> None:
-    """Raise what is wrong with a cell before anything is started; errors as `Session.run`."""
+    """Check a cell and its options before anything is started; raises as `Session.run`."""
     if not isinstance(cell, str):
         raise TypeError(f"a cell is its source, a string, not {type(cell).__name__}; `call` takes functions")
     if options.on_error not in ON_ERROR:
@@ -131,64 +116,21 @@ def _check_numbers(timeout: Any, seed: Any) -> None:
             raise ValueError(f"seed must not be negative, not {seed!r}")
 
 
-def launch(
-    cell: str,
-    options: CellOptions,
-    pool: RankPool,
-    names: NameDelivery,
-    tasks: TaskDispatcher,
-    who: tuple[int, ...],
-    presses: InterruptCounter,
-    notes: list[str],
-    started: float,
-) -> RunningTask:
-    """Bring the names that the cell uses on their way, then the cell."""
-    prepared = None
-    updates: Mapping[int, tuple[NameUpdate, ...]] = {}
-    if options.namespace is not None:
-        try:
-            prepared = names.prepare(cell, options.namespace, who, tuple(options.share))
-        except ChannelClosedError as error:
-            if not pool.supervisor.ended(DEATH_MILLISECONDS):
-                raise
-            raise SupervisorDiedError(
-                "the supervisor process died while the cell's arrays were on their way: the next cell starts "
-                "new ranks"
-            ) from error
-        updates = prepared.updates
-        notes += [*prepared.notes, *_accounted(prepared)]
-    number = tasks.next_number()
-    count = number if options.execution_count is None else options.execution_count
+def select_ranks(ranks: Iterable[int] | None, world_size: int) -> tuple[int, ...]:
+    """Return the ranks that take part, ascending; None selects all.
 
-    def make(rank: int) -> Task:
-        return CellTask(
-            number, who, tuple(updates.get(rank, ())), options.want_values, options.seed, cell,
-            options.line_offset, count, options.show_values, options.go_on,
-        )  # fmt: skip
-
-    return tasks.launch(
-        pool, number, who, make, presses, kept=prepared, notes=notes, sink=options.sink,
-        timeout=options.timeout, started=started, go_on=options.go_on,
-        copied=prepared.copied_nbytes if prepared is not None else None,
-        shared=prepared.shared_nbytes if prepared is not None else None,
-    )  # fmt: skip
-
-
-def _accounted(prepared: Preparation) -> list[str]:
-    """Return the line that says what was copied for this cell, if it was much."""
-    moved = prepared.moved_nbytes
-    copied = {name: nbytes - moved.get(name, 0) for name, nbytes in prepared.copied_nbytes.items()}
-    if sum(prepared.copied_nbytes.values()) <= NOTED_NBYTES:
-        return []
-    parts = []
-    if moved:
-        parts.append(f"moved into shared memory, once: {_sizes(moved)}; ranks see it without a copy")
-    if any(copied.values()):
-        parts.append(f"copied for the ranks: {_sizes(copied)}")
-    return ["; ".join(parts)]
-
-
-def _sizes(nbytes: Mapping[str, int]) -> str:
-    """Return the largest names with their sizes."""
-    most = sorted((name for name in nbytes if nbytes[name]), key=lambda name: -nbytes[name])
-    return ", ".join(f"{name} {size_text(nbytes[name])}" for name in most[:5]) + " …" * (len(most) > 5)
+    Raises
+    ------
+    TypeError, ValueError
+        `ranks` holds something else than integers, or ranks that do not exist.
+    """
+    if ranks is None:
+        return tuple(range(world_size))
+    passed: Any = ranks
+    given = list(passed) if isinstance(passed, Iterable) else [passed, None]
+    if not all(isinstance(rank, numbers.Integral) and not isinstance(rank, bool) for rank in given):
+        raise TypeError(f"ranks must be a sequence of integers, as [0, 2], not {passed!r}")
+    selected = sorted({int(rank) for rank in given})
+    if not selected or selected[0] < 0 or selected[-1] >= world_size:
+        raise ValueError(f"there are {rank_list(range(world_size))}, not {selected}")
+    return tuple(selected)

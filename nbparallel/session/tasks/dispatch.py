@@ -1,84 +1,49 @@
-"""Tasks: numbering them, sending them to ranks, and making a result or an error of what comes back."""
+"""Dispatch of tasks: number them, send them to ranks, make a result or an error of what the ranks report."""
 
 from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from nbparallel import sharing
-from nbparallel.errors import NbParallelError
+from nbparallel.errors import ChannelClosedError, NbParallelError, SupervisorDiedError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.monitoring import session_views
-from nbparallel.session.monitoring.timeline import CellRecord
-from nbparallel.session.names.delivery import NameDelivery
+from nbparallel.session.names.delivery import NameDelivery, Preparation
 from nbparallel.session.output import OutputSink, TaskOutput
-from nbparallel.session.processes.rank_handle import RankHandle, tell_place
+from nbparallel.session.processes.rank_handle import RankHandle, send_working_context
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.results import CellResult
+from nbparallel.session.results import CellClock, CellRecord, CellResult
 from nbparallel.session.tasks import outcomes
-from nbparallel.session.tasks.task_run import TaskRun
+from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
-from nbparallel.wire.control import ControlView, TimingRecord
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.messages import Task, runs_user_code
+from nbparallel.wire.messages import CellTask, NamesTask, Task, runs_user_code
+from nbparallel.wire.units import size_text
 
-KEPT_OUTPUTS = 200
-"""Tasks whose late output still finds its cell."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningTask:
-    """A task that is on its ranks."""
-
-    pool: RankPool
-    run: TaskRun
-    output: TaskOutput
-    control: ControlView
-    handles: Mapping[int, RankHandle]
-    notes: list[str]
-    began: float
-    copied: Mapping[str, int]
-    shared: Mapping[str, int]
-    kept: object
-    """What ranks have not taken yet must not go."""
-    task: Task | None
-    """What was sent to one of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class CellClock:
-    """When the last cell or call began and ended."""
-
-    number: int = 0
-    """The notebook's ``In[n]``; 0 if it was no cell."""
-    began_ns: int = 0
-    """By `time.monotonic_ns`."""
-    ended_ns: int = 0
-    """Likewise; 0 while it runs."""
-    former: Mapping[int, TimingRecord] = field(default_factory=dict)
-    """What the timing counters of its ranks said when it began."""
-
-    @property
-    def running(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self.began_ns > self.ended_ns
+MOST_OUTPUTS = 200
+"""Tasks whose late output still reaches their cell."""
+NOTED_NBYTES = 1 << 20
+"""Copying more than this for a cell is noted below it."""
+DEATH_MILLISECONDS = 1000
+"""A process that is killed closes its sockets a moment before its end can be seen."""
 
 
 class TaskDispatcher:
-    """The tasks of one session, one at a time."""
+    """The tasks of one session, one at a time; not thread-safe but for `output_of`."""
 
     def __init__(self, names: NameDelivery) -> None:
         self._names = names
         self._outputs: dict[int, TaskOutput] = {}
         self._number = 0
         self.record: CellRecord | None = None
-        """What ranks noted of the last cell or call that has ended."""
+        """The ranks' notes on the last cell or call that has ended."""
         self.clock = CellClock()
-        self._kept_choice: object = None
-        """Keeps what ranks have not unpacked yet."""
+        self._strategy_message: object = None
+        """Owns memory that ranks have perhaps not unpickled yet."""
 
     def next_number(self) -> int:
         """Return a number that no task of the session has had."""
@@ -86,125 +51,188 @@ class TaskDispatcher:
         return self._number
 
     def output_of(self, number: int) -> TaskOutput | None:
-        """Return where the output of a task goes; None if that is too long ago."""
+        """Return where the output of a task goes; None if that task is too old."""
         return self._outputs.get(number)
 
-    def launch(
+    def prepare(
+        self, pool: RankPool, make: TaskFactory, options: CellOptions, notes: list[str]
+    ) -> TaskRequest:
+        """Return a request for a task that is the same for all ranks, and runs on all."""
+        number, ranks = self.next_number(), tuple(range(len(pool.handles)))
+        task, keepalive = make(pool, number, ranks)
+        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes)
+
+    def prepare_cell(
         self,
         pool: RankPool,
-        number: int,
-        who: tuple[int, ...],
-        make: Callable[[int], Task],
-        presses: InterruptCounter,
-        *,
-        kept: object = None,
+        cell: str,
+        options: CellOptions,
+        ranks: tuple[int, ...],
         notes: list[str],
-        sink: OutputSink | None = None,
-        timeout: float | None = None,
-        go_on: bool = False,
-        started: float | None = None,
-        copied: Mapping[str, int] | None = None,
-        shared: Mapping[str, int] | None = None,
-    ) -> RunningTask:
-        """Send ``make(rank)`` to every rank in `who`; `kept` lives until they have ended the task."""
-        begin = time.monotonic() if started is None else started
-        output = self._new_output(number, sink, notes)
+        started: float,
+    ) -> TaskRequest:
+        """Put arrays that a cell uses into shared memory, and return the cell with what each rank needs."""
+        preparation = None
+        if options.namespace is not None:
+            try:
+                preparation = self._names.prepare(cell, options.namespace, ranks, tuple(options.share))
+            except ChannelClosedError as error:
+                if not pool.supervisor.ended(DEATH_MILLISECONDS):
+                    raise
+                raise SupervisorDiedError(
+                    "the supervisor process died while the cell's arrays were on their way: the next cell "
+                    "starts new ranks"
+                ) from error
+            notes += [*preparation.notes, *_copied_note(preparation)]
+        updates = {} if preparation is None else preparation.updates
+        number = self.next_number()
+        count = number if options.execution_count is None else options.execution_count
+
+        def make(rank: int) -> Task:
+            return CellTask(
+                number, ranks, tuple(updates.get(rank, ())), options.want_values, options.seed, cell,
+                options.line_offset, count, options.show_values, options.go_on,
+            )  # fmt: skip
+
+        return TaskRequest(number, ranks, make, options, preparation, None, notes, started)
+
+    def launch(self, pool: RankPool, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
+        """Send a task to its ranks.
+
+        The order of the steps matters:
+
+        1. open the task's output, so that notes and everything that ranks print reach it;
+        2. give all ranks a fresh epoch if something failed in the last one;
+        3. send what may have changed here: sharing strategy, working directory, search path;
+        4. let an interrupt raise: until now no rank has any of the task, after this every rank gets it;
+        5. read the timing counters, which ranks change from the next step on;
+        6. send each rank its task; equal tasks are pickled once;
+        7. record when it began, if it runs the user's code.
+        """
+        output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
-        handles: dict[int, RankHandle] = {rank: pool.handles[rank] for rank in who}
-        run = TaskRun(
-            number,
-            handles,
-            output,
-            control,
-            next_event=pool.next_event,
-            kill=pool.supervisor.kill,
-            timeout=timeout,
-            go_on=go_on,
-            listen=pool.listen,
-        )
-        self._tell_strategy(pool, handles.values())
-        tell_place(handles.values())
-        pool.supervisor.memory_kills.glance()
-        presses.wake = pool.wake
-        presses.check()  # nothing was sent yet
-        task, pickled = None, b""
+        handles = {rank: pool.handles[rank] for rank in request.ranks}
+        run = TaskRun(pool, request, handles, control, output)
+        self._send_strategy(pool, handles.values())
+        send_working_context(handles.values())
+        pool.supervisor.oom_kills.poll()
+        interrupts.wake = pool.wake
+        interrupts.check()
         former = {rank: control.read_timing(rank) for rank in handles}
         began = time.monotonic_ns()
+        pickled = b""
         for rank, handle in handles.items():
-            handle.task, handle.busy, handle.stderr_tail = number, True, ""
-            if (other := make(rank)) != task:  # as a rule it is the same for all
-                task, pickled = other, pickle.dumps(other, 5)
+            handle.task, handle.busy, handle.stderr_tail = request.number, True, ""
+            if (task := request.make(rank)) != run.task:
+                run.task, pickled = task, pickle.dumps(task, 5)
             handle.send_pickled(Kind.CELL, pickled, epoch=pool.epoch)
-        if runs_user_code(task):
-            self.clock = CellClock(getattr(task, "execution_count", 0), began, 0, former)
-        return RunningTask(
-            pool, run, output, control, handles, notes, begin, copied or {}, shared or {}, kept, task
-        )
+        if runs_user_code(run.task):
+            self.clock = CellClock(getattr(run.task, "execution_count", 0), began, 0, former)
+        return run
 
-    def finish(self, launched: RunningTask, presses: InterruptCounter) -> CellResult:
-        """Wait for all ranks, and raise what there is to raise."""
-        pool, run, output, notes = launched.pool, launched.run, launched.output, launched.notes
+    def finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
+        """Wait for all ranks of a task and return its result, or raise as `outcomes.raise_if_failed`."""
+        pool = run.pool
         try:
-            run.wait(presses)
+            run.wait(interrupts)
             pool.check()
         except NbParallelError:
             pool.void()
             raise
         finally:
-            if runs_user_code(launched.task):
+            if runs_user_code(run.task):
                 self.clock = replace(self.clock, ended_ns=time.monotonic_ns())
         while pool.supervisor.notes:
-            notes.append(pool.supervisor.notes.popleft())
-            output.note(notes[-1])
-        self._note_delivery(run, output, notes)
-        self.record = outcomes.record_of(run, launched.task) or self.record
-        store = sharing.current_store()
-        broker = pool.supervisor.broker
-        result = outcomes.result_of(
-            run,
-            output,
-            seconds=time.monotonic() - launched.began,
-            notes=tuple(notes),
-            loads=lambda value: pickling.loads(value, store, broker=broker),
-            copied=launched.copied,
-            shared=launched.shared,
-        )
-        output.forget()
+            self._note(run, pool.supervisor.notes.popleft())
+        self._record_delivery(run)
+        self.record = outcomes.record_of(run) or self.record
+        store, broker = sharing.current_store(), pool.supervisor.broker
+        result = outcomes.result_of(run, lambda value: pickling.loads(value, store, broker=broker))
+        run.output.forget()
         if run.deaths or any(not outcome.ok or outcome.void for outcome in run.outcomes.values()):
             pool.void()
         store.drain()
-        session_views.load()
-        outcomes.raise_if_failed(run, result, launched.handles, launched.control)
+        outcomes.raise_if_failed(run, result)
         return result
 
-    def _tell_strategy(self, pool: RankPool, handles: Iterable[RankHandle]) -> None:
-        """Let ranks decide as the user has before their next task; a dead one hears of it when back."""
+    def shrink(self, pool: RankPool, world_size: int, interrupts: InterruptCounter) -> None:
+        """End the ranks from `world_size` on.
+
+        Raises
+        ------
+        ValueError
+            One of them holds variables that would be lost.
+        """
+        ranks, number = tuple(range(world_size, len(pool.handles))), self.next_number()
+        task = NamesTask(number, ranks, (), True, None)
+        result = self.finish(
+            self.launch(pool, TaskRequest(number, ranks, lambda _: task), interrupts), interrupts
+        )
+        holding = {rank: held for rank, held in result.values.items() if held}
+        if holding:
+            rank, held = next(iter(holding.items()))
+            raise ValueError(
+                f"{rank_list(holding)} would have to go but "
+                f"{'holds' if len(holding) == 1 else 'hold'} variables (rank {rank}: "
+                f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}); use -r to run on fewer ranks, "
+                "or %parallel_stop first"
+            )
+        for rank in ranks:
+            self._names.forget(rank)
+        pool.shrink(world_size)
+
+    def _send_strategy(self, pool: RankPool, handles: Iterable[RankHandle]) -> None:
+        """Send the user's choice of sharing strategies to the ranks that do not have it yet."""
         generation = registry.generation()
-        late = [handle for handle in handles if handle.told_strategy != generation]
+        late = [handle for handle in handles if handle.sent_strategy != generation]
         if not late:
             return
         pickled = pickling.dumps(
             registry.choice(), sharing.current_store(), broker=pool.supervisor.broker, name="sharing strategy"
         )
-        self._kept_choice = pickled
+        self._strategy_message = pickled
         for handle in late:
             handle.send(Kind.STRATEGY, pickled.data)
-            handle.told_strategy = generation
+            handle.sent_strategy = generation
 
-    def _new_output(self, number: int, sink: OutputSink | None, notes: list[str]) -> TaskOutput:
+    def _open_output(self, number: int, sink: OutputSink | None, notes: list[str]) -> TaskOutput:
         output = self._outputs[number] = TaskOutput(number, sink)
-        while len(self._outputs) > KEPT_OUTPUTS:
+        while len(self._outputs) > MOST_OUTPUTS:
             del self._outputs[next(iter(self._outputs))]
         for note in notes:
             output.note(note)
         return output
 
-    def _note_delivery(self, run: TaskRun, output: TaskOutput, notes: list[str]) -> None:
+    def _record_delivery(self, run: TaskRun) -> None:
+        """Record which ranks have the names of a cell, and show the notes of all, each once."""
         for outcome in run.outcomes.values():
             if outcome.applied:
                 self._names.delivered(outcome.rank)
             for note in outcome.notes:
-                if note not in notes:
-                    notes.append(note)
-                    output.note(note)
-        output.finish()
+                if note not in run.request.notes:
+                    self._note(run, note)
+        run.output.finish()
+
+    def _note(self, run: TaskRun, text: str) -> None:
+        run.request.notes.append(text)
+        run.output.note(text)
+
+
+def _copied_note(preparation: Preparation) -> list[str]:
+    """Return a line that says what was copied for this cell, if it was much."""
+    moved = preparation.moved_nbytes
+    copied = {name: nbytes - moved.get(name, 0) for name, nbytes in preparation.copied_nbytes.items()}
+    if sum(preparation.copied_nbytes.values()) <= NOTED_NBYTES:
+        return []
+    parts = []
+    if moved:
+        parts.append(f"moved into shared memory, once: {_sizes(moved)}; ranks see it without a copy")
+    if any(copied.values()):
+        parts.append(f"copied for the ranks: {_sizes(copied)}")
+    return ["; ".join(parts)]
+
+
+def _sizes(nbytes: Mapping[str, int]) -> str:
+    """Return the largest values by name with their sizes."""
+    most = sorted((name for name in nbytes if nbytes[name]), key=lambda name: -nbytes[name])
+    return ", ".join(f"{name} {size_text(nbytes[name])}" for name in most[:5]) + " …" * (len(most) > 5)

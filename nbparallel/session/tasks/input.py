@@ -1,4 +1,4 @@
-"""Asking the user on behalf of ranks whose code called ``input()``."""
+"""``input()`` on ranks: ask the user, and send the answer or a refusal."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from typing import Any
 
 from nbparallel.errors import rank_list
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.processes.rank_handle import RankExit, RankHandle
+from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import InputReply, InputRequest, Outcome
 
 GATHER_SECONDS = 0.15
-"""How long a first question waits for those of other ranks: several at once are refused; arbitrary."""
+"""Time that a first question waits for those of other ranks, all of which are refused; arbitrary."""
 
 Question = tuple[RankHandle, InputRequest]
 
 
 def refuse(questions: Sequence[Question]) -> None:
-    """Refuse questions that came together."""
-    who = rank_list(handle.rank for handle, _ in questions)
+    """Refuse questions that several ranks asked together."""
+    ranks = rank_list(handle.rank for handle, _ in questions)
     _answer(
         questions,
-        refusal=f"{who} called input() at the same time, and there is one keyboard: let one rank ask "
+        refusal=f"{ranks} called input() at the same time, and there is one keyboard: let one rank ask "
         "(`if rank == 0:`) and send the answer to the others (`broadcast`)",
     )
 
 
-def ask(question: Question, presses: InterruptCounter) -> None:
-    """Ask the user one question; an interrupt, or `failed`, ends it without an answer."""
+def ask(question: Question, interrupts: InterruptCounter) -> None:
+    """Ask the user one question; an interrupt, or the failure of a rank, ends it without an answer."""
     handle, request = question
     if threading.current_thread() is not threading.main_thread():
         _answer([question], refusal="no user can be asked for input(): this cell runs in the background")
         return
     prompt = f"[rank {handle.rank}] {request.prompt}"
     try:
-        with presses.raising():
+        with interrupts.raising():
             text = getpass.getpass(prompt) if request.secret else input(prompt)
     except KeyboardInterrupt:
-        return  # the press was counted, or somebody failed: who waits for the ranks acts on it
-    except Exception as error:  # noqa: BLE001  a front end without input, a closed stdin: the rank hears it
+        return  # the interrupt was counted, or a rank failed: `TaskRun.wait` acts on both
+    except Exception as error:  # noqa: BLE001  a front end without input, a closed stdin: the rank raises it
         why = " ".join(str(error).split()) or type(error).__name__
         _answer([question], refusal=f"no user can be asked for input(): {why}")
         return
@@ -49,7 +50,7 @@ def ask(question: Question, presses: InterruptCounter) -> None:
 
 
 def failed(message: Any) -> bool:
-    """Whether an event means that the task has failed: then nobody is asked any more."""
+    """Whether an event is the failure of a task: then no question is asked any more."""
     return isinstance(message, RankExit) or (isinstance(message, Outcome) and not message.ok)
 
 

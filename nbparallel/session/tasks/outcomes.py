@@ -1,36 +1,28 @@
-"""From what ranks reported to a `CellResult`, or to the error that the cell raises."""
+"""Outcomes of a task: the `CellResult` that they make, or the error that the cell raises."""
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from typing import Any
 
 from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError
-from nbparallel.session.monitoring.timeline import CellRecord
-from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.rank_handle import RankExit, RankHandle
-from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue
+from nbparallel.session.processes.rank_exit import RankExit, describe_exit
+from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.results import CellRecord, CellResult, RankResult, RankValues, RemoteValue
 from nbparallel.session.tasks import parallel_error
 from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.control import ControlView, State
-from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure, Task
+from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure
 
 
-def result_of(
-    run: TaskRun,
-    output: TaskOutput,
-    *,
-    seconds: float,
-    notes: tuple[str, ...],
-    loads: Callable[[Any], Any],
-    copied: Mapping[str, int],
-    shared: Mapping[str, int],
-) -> CellResult:
-    """Return what there is, failed or not; values are rebuilt here, once."""
+def result_of(run: TaskRun, loads: Callable[[Any], Any]) -> CellResult:
+    """Return the result of a task, failed or not; `loads` rebuilds values, once each."""
     ranks: dict[int, RankResult] = {}
     values: dict[int, Any] = {}
+    seconds = time.monotonic() - run.request.started
     for rank in sorted({*run.outcomes, *run.deaths}):
         outcome = run.outcomes.get(rank)
         value = None
@@ -40,14 +32,16 @@ def result_of(
             rank=rank,
             value=value,
             text=outcome.text if outcome is not None else "",
-            stdout=output.text(rank, "stdout"),
-            stderr=output.text(rank, "stderr"),
-            displays=output.displays(rank),
+            stdout=run.output.text(rank, "stdout"),
+            stderr=run.output.text(rank, "stderr"),
+            displays=run.output.displays(rank),
             seconds=outcome.wall_ns / 1e9 if outcome is not None else seconds,
             wait_seconds=outcome.wait_ns / 1e9 if outcome is not None else 0.0,
             error=None,
         )
-    return CellResult(RankValues(values), ranks, seconds, notes, copied, shared)
+    names = run.request.preparation
+    copied, shared = ({}, {}) if names is None else (names.copied_nbytes, names.shared_nbytes)
+    return CellResult(RankValues(values), ranks, seconds, tuple(run.request.notes), copied, shared)
 
 
 def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
@@ -59,66 +53,67 @@ def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
         return RemoteValue(outcome.text, f"it cannot be rebuilt here: {type(error).__name__}: {error}")
 
 
-def record_of(run: TaskRun, task: Task | None) -> CellRecord | None:
-    """Return what ranks noted for the timeline; None if it was no code of the user's."""
+def record_of(run: TaskRun) -> CellRecord | None:
+    """Return the ranks' notes for the timeline; None if the task ran no code of the user's."""
     ranks = {rank: outcome.timeline for rank, outcome in run.outcomes.items() if outcome.timeline is not None}
     if not ranks:
         return None
     number: int = 0
     source: tuple[str, ...] = ()
+    task = run.task
     if isinstance(task, CellTask):
         number, source = task.execution_count, ("",) * task.line_offset + tuple(task.source.split("\n"))
-    died = {rank: describe_death(death) for rank, death in run.deaths.items()}
+    died = {rank: describe_exit(end) for rank, end in run.deaths.items()}
     return CellRecord(number, source, ranks, died)
 
 
-def raise_if_failed(
-    run: TaskRun, result: CellResult, handles: Mapping[int, RankHandle], control: ControlView
-) -> None:
-    """Raise what the cell has to raise, with `result` attached.
+def raise_if_failed(run: TaskRun, result: CellResult) -> None:
+    """Raise the error of a task, with `result` attached; return if it succeeded.
 
     Raises
     ------
     KeyboardInterrupt
         The user interrupted; it carries ``.result``, and ``.failures``: where each rank was.
     CellTimeoutError
-        The time-out ran out.
+        The time-out passed.
     ParallelError
         Ranks failed; one key for every rank that raised, the root cause first.
     """
+    escalation = run.escalation
     failed: dict[int, RankFailure] = {}
-    freed: dict[int, str] = {}
+    released: dict[int, str] = {}
     unfinished: dict[int, RankFailure] = {}
     for rank, outcome in run.outcomes.items():
         if outcome.ok:
             continue
         unfinished[rank] = outcome.failure
-        if outcome.interrupted and (rank in run.freed or run.interrupted or run.timed_out):
-            freed[rank] = parallel_error.lines_of([outcome.failure])
+        stopped = rank in escalation.released or escalation.interrupted or escalation.timed_out
+        if outcome.interrupted and stopped:
+            released[rank] = parallel_error.lines_of([outcome.failure])
         elif isinstance(outcome.failure, RankFailure):
             failed[rank] = outcome.failure
-    for rank, death in run.deaths.items():
-        failed[rank] = unfinished[rank] = death_failure(handles[rank], death, control)
+    for rank, end in run.deaths.items():
+        failed[rank] = unfinished[rank] = death_failure(run.handles[rank], end, run.control)
     unfinished = dict(sorted(unfinished.items()))
-    if run.interrupted:
+    if escalation.interrupted:
         interrupt = KeyboardInterrupt(f"the cell was interrupted{parallel_error.whereabouts(unfinished)}")
         interrupt.result = result  # type: ignore[attr-defined]
         interrupt.failures = unfinished  # type: ignore[attr-defined]
         raise interrupt
-    if run.timed_out:
+    if escalation.timed_out:
         raise CellTimeoutError(
-            f"the cell ran longer than its time-out of {run.timeout:g} s and was interrupted"
+            f"the cell ran longer than its time-out of {escalation.timeout:g} s and was interrupted"
             f"{parallel_error.whereabouts(unfinished)}",
             result=result,
             failures=unfinished,
         )
-    if not failed and freed:  # cannot be: somebody must have failed for others to be freed
-        failed = {rank: run.outcomes[rank].failure for rank in freed}
+    if not failed and released:  # cannot be: ranks are released only after another one has failed
+        failed = {rank: run.outcomes[rank].failure for rank in released}
     if failed:
-        raise parallel_error.build(failed, freed, result)
+        raise parallel_error.build(failed, released, result)
 
 
-def death_failure(handle: RankHandle, death: RankExit, control: ControlView) -> RankFailure:
+def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> RankFailure:
     """Return the failure of a rank whose process ended."""
     line = None
     phase = ""
@@ -134,15 +129,15 @@ def death_failure(handle: RankHandle, death: RankExit, control: ControlView) -> 
     if crash_line is not None:
         line, phase = crash_line, f" in user code on line {crash_line}"
     place = f",{phase}," if phase else ""
-    message = f"rank {handle.rank} (process {death.pid}){place} {describe_death(death)}"
+    message = f"rank {handle.rank} (process {end.pid}){place} {describe_exit(end)}"
     if tail:
         message += f"; its last words on stderr:\n{tail}"
     error: Exception = RankDiedError(
         message,
         rank=handle.rank,
-        pid=death.pid,
-        exit_code=death.exit_code,
-        signal_name=death.signal_name,
+        pid=end.pid,
+        exit_code=end.exit_code,
+        signal_name=end.signal_name,
         line=line,
         stderr=tail,
     )
@@ -150,7 +145,7 @@ def death_failure(handle: RankHandle, death: RankExit, control: ControlView) -> 
         error = ProtocolError(message)
     return RankFailure(
         rank=handle.rank,
-        time_ns=int(death.seen * 1e9),
+        time_ns=int(end.seen * 1e9),
         ename=type(error).__name__,
         evalue=message,
         exception=pickle.dumps(error),
@@ -182,26 +177,3 @@ def last_words(stderr: str) -> tuple[str, int | None]:
         if found:
             break
     return "\n".join(shown[:20]), cell_line
-
-
-_LIKELY = {
-    "SIGKILL": "killed by SIGKILL: by hand, or by the system because memory ran out",
-    "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own, or wrote to an array that "
-    "ranks may only read (torch does after from_numpy: `--share` the array, or copy it)",
-    "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone (was a mapped file made shorter?)",
-    "SIGABRT": "aborted (SIGABRT): C code gave up",
-    "SIGFPE": "crashed (SIGFPE): C code divided by zero",
-    "SIGTERM": "was ended by SIGTERM",
-}
-
-
-def describe_death(death: RankExit) -> str:
-    """Return a sentence's end: ``was killed by SIGKILL …``."""
-    name = death.signal_name
-    if death.reason:
-        return f"was {death.reason}"
-    if name is not None:
-        return "was " + _LIKELY[name] if name == "SIGKILL" else _LIKELY.get(name, f"was ended by {name}")
-    if death.exit_code is None:
-        return "ended; how is not known"
-    return f"ended itself with exit code {death.exit_code} (os._exit, or C code that calls exit)"

@@ -1,4 +1,4 @@
-"""PendingCell: a cell that runs while its caller goes on."""
+"""PendingCell: a cell that runs in the background."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nbparallel.session.results import CellResult
 
 
 class PendingCell:
-    """What `Session.submit` returns; its methods are named as those of `concurrent.futures.Future`.
+    """A cell that runs in the background, with the methods of `concurrent.futures.Future`.
 
     A thread waits for the ranks; it ends with the cell.
     """
@@ -19,32 +19,32 @@ class PendingCell:
     def __init__(
         self,
         finish: Callable[[], CellResult],
-        presses: InterruptCounter,
-        give_back: Callable[[], None],
+        interrupts: InterruptCounter,
+        release: Callable[[], None],
         output: TaskOutput,
     ) -> None:
-        self._finish, self._interrupts, self._give_back, self._output = finish, presses, give_back, output
+        self._finish, self._interrupts, self._release, self._output = finish, interrupts, release, output
         self._callbacks: list[Callable[[PendingCell], None]] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._result: CellResult | None = None
         self._error: BaseException | None = None
-        # Daemonic: the end of the program stops the session, which ends the cell.
+        # Daemonic: at the end of the program the session is stopped, which ends the cell.
         self._thread = threading.Thread(target=self._run, name="nbparallel-pending", daemon=True)
-        presses.handed_over = True
+        interrupts.handed_over = True
         try:
             self._thread.start()
         except BaseException:
-            presses.handed_over = False
+            interrupts.handed_over = False
             raise
 
     def _run(self) -> None:
         try:
             self._result = self._finish()
-        except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
+        except BaseException as error:  # noqa: BLE001  `result` raises it
             self._error = error.with_traceback(None)
         finally:
-            self._give_back()
+            self._release()
             with self._lock:
                 self._ended.set()
             for callback in self._callbacks:
@@ -73,7 +73,7 @@ class PendingCell:
         Raises
         ------
         TimeoutError
-            It still runs after `timeout` seconds; it goes on.
+            The cell still runs after `timeout` seconds; it is not interrupted.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -90,11 +90,11 @@ class PendingCell:
     def cancel(self) -> bool:
         """Interrupt the cell as the notebook's stop button does; return False if it has ended.
 
-        Does not wait.  A second call names the ranks that do not answer, a third one ends those.
+        Does not wait.  A second call names the ranks that do not answer, a third one kills them.
         """
         if self._ended.is_set():
             return False
-        self._interrupts.press()
+        self._interrupts.add()
         return True
 
     def stdout(self, rank: int) -> str:

@@ -35,7 +35,7 @@ STOP = {
     "the beginning": (RankPool, "stop"),
     "the supervisor": (SupervisorClient, "stop"),
     "what ranks had started": (supervisor_processes, "end_marked"),
-    "watching ranks go": (RankPool, "_see_the_end"),
+    "watching ranks go": (RankPool, "_wait_for_ranks"),
     "the thread": (EventLoop, "stop"),
     "the sockets": (RankHandle, "close"),
 }
@@ -121,21 +121,21 @@ def test_f23_presses_that_wait_are_not_lost() -> None:
         signal.signal(signal.SIGINT, found)
 
 
-@pytest.mark.parametrize("where", [(Channel, "send"), (SupervisorLaunch, "put_out")])
-def test_f23_an_interrupt_while_something_is_warmed_or_put_out(
+@pytest.mark.parametrize("where", [(Channel, "send"), (SupervisorLaunch, "terminate")])
+def test_f23_an_interrupt_while_a_supervisor_is_prestarted_or_terminated(
     monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]
 ) -> None:
     """What `%load_ext` starts in the background is whole, and is known, or is gone: it can be ended."""
-    warm = PrestartedSupervisor(NbParallel(config=Config()))
+    prestarted = PrestartedSupervisor(NbParallel(config=Config()))
 
-    def start_and_put_out() -> None:
-        warm.start()
-        warm.terminate()
+    def start_and_terminate() -> None:
+        prestarted.start()
+        prestarted.terminate()
 
     with monkeypatch.context() as patched:
         pressed = press_at(patched, where)
         with pytest.raises(KeyboardInterrupt):
-            start_and_put_out()
+            start_and_terminate()
         assert pressed
-    warm.terminate()
+    prestarted.terminate()
     assert processes() == []

@@ -31,7 +31,7 @@ if WHO == "all":
     lower(LIMIT, LIMIT)
 with nbp.Session(2) as session:
     session.run("import resource\\nkept = []")
-    supervisor = session._pool.supervisor.pid
+    supervisor = session.statistics().supervisor_pid
     if WHO == "notebook":
         lower(LIMIT)
     elif WHO == "ranks":

@@ -18,6 +18,7 @@ from nbparallel.session import Session
 from nbparallel.sharing import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.supervisor.event_loop import Outbox, take
+from nbparallel.testing.processes import rank_pool
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
 
@@ -159,9 +160,9 @@ def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
             assert session.run("all_reduce(rank)").values == [1, 1]
             assert session.statistics().ranks[1].pid == pids[1]
         else:
-            session._pool.supervisor.broker._channel._socket.shutdown(socket.SHUT_RDWR)
+            rank_pool(session).supervisor.broker._channel._socket.shutdown(socket.SHUT_RDWR)
             deadline = time.monotonic() + 10
-            while not session._pool.lost:
+            while not rank_pool(session).lost:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert session.run("all_reduce(rank)").values == [1, 1]

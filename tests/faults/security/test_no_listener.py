@@ -15,6 +15,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.monitoring.statistics import SessionStatistics
+from nbparallel.testing.processes import rank_pool
 
 NOBODY = 65534
 LISTENS = 0x10000
@@ -176,8 +177,7 @@ def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
         pids = all_processes(session.statistics())
         for pid in pids:
             assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert session._pool is not None
-        assert SECRET not in session._pool.supervisor.log()
+        assert SECRET not in rank_pool(session).supervisor.log()
         for pid in ["self", *pids[2:]]:
             assert "memfd:nbp" in Path(f"/proc/{pid}/maps").read_text(), "there is shared memory"
             assert uncovered(pid) == []

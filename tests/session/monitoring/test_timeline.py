@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from nbparallel.session.monitoring.chrome_trace import trace
-from nbparallel.session.monitoring.timeline import CellRecord, Timeline, build
+from nbparallel.session.monitoring.timeline import Timeline, build
+from nbparallel.session.results import CellRecord
 from nbparallel.wire.timeline import Noted, RankTimeline, pack
 
 MS = 1_000_000

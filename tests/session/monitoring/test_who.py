@@ -40,17 +40,17 @@ def handle(rank: int, **state: Any) -> Any:
 
 def test_idle_ranks_are_asked_and_others_named() -> None:
     """Busy and dead ranks, and those that do not answer or cannot, are told apart."""
-    looking = RankQueries()
+    queries = RankQueries()
     handles = [handle(0), handle(1, busy=True), handle(2, alive=False), handle(3), handle(4, takes=False)]
     answer = NamespaceReport(1, (VariableInfo("a", "int", "", Origin.OWN),))
-    threading.Timer(0.05, lambda: looking.take(0, answer)).start()
-    said = looking.ask(handles, patience=0.4)
+    threading.Timer(0.05, lambda: queries.take(0, answer)).start()
+    said = queries.names(handles, patience=0.4)
     assert said == {0: answer}
     assert [h.asked for h in handles] == [1, 0, 0, 1, 1]
     names = compare({}, {}, Store(), handles, said)
     assert (names.answered, names.busy, names.dead, dict(names.silent)) == ((0,), (1,), (2,), {3: "", 4: ""})
-    looking.take(3, NamespaceReport(1, ()))  # too late, and harmless
-    assert looking.ask([handle(3)], patience=0.1) == {}
+    queries.take(3, NamespaceReport(1, ()))  # too late, and harmless
+    assert queries.names([handle(3)], patience=0.1) == {}
 
 
 def test_kinds_of_names() -> None:

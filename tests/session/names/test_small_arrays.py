@@ -35,7 +35,7 @@ with nbp.Session(4) as session:
     values = list(session.run(cell.replace("COUNT", str(COUNT)), namespace=names).values)
     seconds = time.perf_counter() - started
     ranks = list(session.run("cost()").values)
-    costs = {"notebook": cost(), "supervisor": cost(session._pool.supervisor.pid)}
+    costs = {"notebook": cost(), "supervisor": cost(session.statistics().supervisor_pid)}
     costs.update({f"rank {rank}": pair for rank, pair in enumerate(ranks)})
     written = [float(x[1]) for x in writable[:4]]
     del writable

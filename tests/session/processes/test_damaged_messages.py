@@ -28,10 +28,10 @@ class Still:
     def watch(self, fd: int, callback: Any) -> None:
         """Nothing is watched."""
 
-    def forget(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
         """Nothing was."""
 
-    def later(self, due: float, function: Any) -> None:
+    def call_at(self, due: float, function: Any) -> None:
         """Nothing is due."""
 
 
@@ -47,10 +47,10 @@ class Wire:
             Still(),  # type: ignore[arg-type]
             post=lambda _, message: self.posted.append(message),
             output_of=lambda number: None,
-            on_sighting=lambda rank, seen: None,
+            on_report=lambda rank, seen: None,
             end=self.ended.append,
         )
-        mine, *pipes = self.handle.give_away()
+        mine, *pipes = self.handle.rank_ends()
         self.socket = socket.socket(fileno=os.dup(mine))
         self._pipes = [os.dup(pipe) for pipe in pipes]
         self.handle.close_theirs()

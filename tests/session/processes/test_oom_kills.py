@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from nbparallel.session.processes import rank_handle
-from nbparallel.session.processes.oom_kills import GLANCE_SECONDS, MemoryKills
-from nbparallel.session.tasks.outcomes import describe_death
+from nbparallel.session.processes.oom_kills import POLL_SECONDS, OomKillCounter
+from nbparallel.session.processes.rank_exit import RankExit, describe_exit
 
 V2 = {
     "/proc/self/cgroup": "0::/box\n",
@@ -47,7 +46,7 @@ class Counted:
 def test_f6_a_kill_that_the_system_counted_is_explained_once(where: str) -> None:
     """A count that rose explains as many deaths as it rose by, and names the file that says so."""
     machine = Counted(*PLACES[where])
-    kills = MemoryKills(machine.read)
+    kills = OomKillCounter(machine.read)
     assert kills.explain() == ""
     machine.kills = 5
     for _ in range(2):
@@ -56,7 +55,7 @@ def test_f6_a_kill_that_the_system_counted_is_explained_once(where: str) -> None
         assert PLACES[where][1] in text
     assert kills.explain() == ""
     machine.kills = 6
-    kills.look()  # somebody else's, before this cell
+    kills.read_count()  # somebody else's, before this cell
     assert kills.explain() == ""
 
 
@@ -66,22 +65,22 @@ def test_f6_without_a_count_nothing_is_claimed() -> None:
     def nothing(path: str) -> str:
         raise PermissionError(path)
 
-    kills = MemoryKills(nothing)
-    kills.look()
+    kills = OomKillCounter(nothing)
+    kills.read_count()
     assert kills.explain() == ""
-    death = rank_handle.RankExit(7, None, 9, True, 0.0, kills.explain())
-    assert describe_death(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
+    death = RankExit(7, None, 9, True, 0.0, kills.explain())
+    assert describe_exit(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
 
 
-def test_a_glance_reads_the_count_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks that follow at once do not read it each; after a moment the next one does."""
+def test_a_poll_reads_the_count_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tasks in quick succession only the first reads it; after a moment the next one does."""
     machine = Counted(*PLACES["the machine"])
-    kills = MemoryKills(machine.read)
+    kills = OomKillCounter(machine.read)
     machine.kills = 4
-    kills.glance()
+    kills.poll()
     assert kills.explain() != ""
     machine.kills = 5
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 10 * GLANCE_SECONDS)
-    kills.glance()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 10 * POLL_SECONDS)
+    kills.poll()
     assert kills.explain() == ""

@@ -31,7 +31,7 @@ def test_a_session_takes_over_what_was_started_early() -> None:
         assert session.statistics().session == launch.session
 
 
-def test_what_nobody_takes_is_put_out() -> None:
+def test_an_unused_supervisor_is_terminated() -> None:
     """`terminate`, or stopping a session that never ran, ends the process that was started early."""
     for end in (SupervisorLaunch.terminate, lambda launch: Session(2, launch=launch).stop()):
         launch = SupervisorLaunch()

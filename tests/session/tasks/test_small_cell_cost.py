@@ -7,6 +7,7 @@ import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.tasks import cell
+from nbparallel.testing.processes import rank_pool
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def four():
 
 def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
     """Only the last rank's outcome wakes the notebook's thread; all of them are taken."""
-    pool, woken = four._pool, []
+    pool, woken = rank_pool(four), []
     monkeypatch.setattr(pool, "wake", lambda wake=pool.wake: (woken.append(0), wake()))
     result = four.run("barrier(); rank")  # all have begun before one has ended
     assert result.values == [0, 1, 2, 3]
@@ -28,7 +29,7 @@ def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
 
 def test_a_failure_wakes_at_once(four, monkeypatch):
     """Nobody waits for the others before a failure is acted on: these two never end by themselves."""
-    pool, woken = four._pool, []
+    pool, woken = rank_pool(four), []
     monkeypatch.setattr(pool, "wake", lambda wake=pool.wake: (woken.append(0), wake()))
     with pytest.raises(nbp.errors.ParallelError, match="ZeroDivisionError on rank 3"):
         four.run("if rank == 3:\n    1 / 0\nif rank < 2:\n    recv(src=3)")
@@ -69,7 +70,7 @@ def test_a_cell_that_compiled_is_not_compiled_again(monkeypatch):
         assert caught.value.filename == f"In[{count}]"
     for number in range(200):
         cell.check_source(f"a{number} = 1")
-    assert len(cell._good) <= cell.MOST_GOOD
+    assert cell._compile.cache_info().currsize <= cell.MOST_COMPILED
 
 
 def test_a_handle_says_what_receivers_may_do(four):

@@ -1,0 +1,61 @@
+"""How a rank's process ended, and how a message describes it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """The end of a rank's process: exit code or signal, and what is known of the cause."""
+
+    pid: int
+    """Its process id, 0 if it never had one."""
+    exit_code: int | None
+    """Its exit code; None if a signal ended it."""
+    signal_number: int | None
+    """The signal; None if it exited."""
+    announced: bool
+    """Whether it had announced itself to the supervisor before."""
+    seen: float
+    """`time.monotonic` when this process received the notice."""
+    reason: str = ""
+    """A known cause, as the end of a sentence that begins with ``was``; or empty."""
+
+    @property
+    def signal_name(self) -> str | None:
+        """``"SIGKILL"`` and so on."""
+        if self.signal_number is None:
+            return None
+        try:
+            return signal.Signals(self.signal_number).name
+        except ValueError:
+            return f"signal {self.signal_number}"
+
+
+_LIKELY_CAUSE = {
+    "SIGKILL": "killed by SIGKILL: by hand, or by the system because memory ran out",
+    "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own, or wrote to an array that "
+    "ranks may only read (torch does after from_numpy: `--share` the array, or copy it)",
+    "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone (was a mapped file made shorter?)",
+    "SIGABRT": "aborted (SIGABRT): C code gave up",
+    "SIGFPE": "crashed (SIGFPE): C code divided by zero",
+    "SIGTERM": "was ended by SIGTERM",
+}
+
+
+def describe_exit(end: RankExit) -> str:
+    """Return the end of a sentence: ``was killed by SIGKILL …``."""
+    name = end.signal_name
+    if end.reason:
+        return f"was {end.reason}"
+    if name is not None:
+        return (
+            "was " + _LIKELY_CAUSE[name]
+            if name == "SIGKILL"
+            else _LIKELY_CAUSE.get(name, f"was ended by {name}")
+        )
+    if end.exit_code is None:
+        return "ended; its exit status is unknown"
+    return f"ended itself with exit code {end.exit_code} (os._exit, or C code that calls exit)"

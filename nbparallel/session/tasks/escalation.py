@@ -1,0 +1,149 @@
+"""Escalation: how the ranks of one task are made to stop, from a first interrupt to a kill."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from nbparallel.errors import rank_list
+from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.wire.control import ControlView
+
+GRACE_SECONDS = 1.0
+"""Time between the first failure and the interrupt of ranks that still compute."""
+REPEAT_SECONDS = 0.5
+"""Time between two interrupts of a rank: the code that one hit may have swallowed the exception."""
+KILL_SECONDS = 5.0
+"""Time between the first interrupt and the kill of ranks that have not stopped."""
+POLL_SECONDS = 0.25
+"""Longest sleep of the waiting thread while a step may be due."""
+
+
+class InterruptEscalation:
+    """Interrupts the ranks of one task in steps until every one has stopped.
+
+    The steps, for ranks that still run the task:
+
+    1. the user interrupts, the time-out passes, or a rank has failed `GRACE_SECONDS` ago: SIGINT;
+    2. `REPEAT_SECONDS` later, and so on: SIGINT;
+    3. the user interrupts a second time: SIGINT, and a note that names the ranks;
+    4. the user interrupts a third time, or `KILL_SECONDS` have passed since the first SIGINT: the rank is
+       killed.  After the failure of another rank alone no rank is killed: it may be in a long C function.
+
+    Parameters
+    ----------
+    task : int
+        Number of the task; a rank ignores interrupts that name another one.
+    options : CellOptions
+        Their `timeout` counts from now; with `go_on` a failure interrupts no other rank.
+    kill : callable
+        Kills the process of a rank.
+    note : callable
+        Shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        task: int,
+        control: ControlView,
+        options: CellOptions,
+        *,
+        kill: Callable[[RankHandle], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._task, self._control, self._kill, self._note = task, control, kill, note
+        self.timeout = options.timeout
+        """Seconds, or None."""
+        self.go_on = options.go_on
+        """Whether the other ranks run to their end when one fails."""
+        self.interrupted = False
+        """Whether the user interrupted."""
+        self.timed_out = False
+        """Whether the time-out passed."""
+        self.released: set[int] = set()
+        """Ranks that were interrupted because another one had failed."""
+        self._deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        self._failed_at: float | None = None
+        self._since: float | None = None
+        self._sent: dict[int, tuple[int, float]] = {}
+        self._killed: set[int] = set()
+
+    @property
+    def poll_seconds(self) -> float | None:
+        """Return after how many seconds `poll` has to be called again; None: not before the next event."""
+        due = self._failed_at is not None or self._since is not None or self._deadline is not None
+        return POLL_SECONDS if due else None
+
+    @property
+    def ending(self) -> bool:
+        """Whether the task is to end early: a rank failed, the user interrupted, or the time-out passed."""
+        return self._failed_at is not None or self.interrupted or self.timed_out
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the time-out; None without one."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def record_failure(self) -> None:
+        """Record that a rank has failed or died (idempotent)."""
+        if self._failed_at is None and not self.go_on:
+            self._failed_at = time.monotonic()
+
+    def interrupt(self, count: int, running: Sequence[RankHandle]) -> None:
+        """Act on the user's interrupt number `count`."""
+        self.interrupted = True
+        if count >= 3:
+            self._kill_all(running)
+            return
+        if count == 2:
+            stuck = rank_list(handle.rank for handle in running)
+            self._note(f"{stuck} not stopped yet (in C code?); interrupt once more to end them")
+        for handle in running:
+            self._send(handle)
+
+    def poll(self, running: Sequence[RankHandle]) -> None:
+        """Take the steps that are due by the clock."""
+        if self.poll_seconds is None:
+            return
+        now = time.monotonic()
+        if self._deadline is not None and now >= self._deadline and not self.timed_out and running:
+            self.timed_out = True
+            for handle in running:
+                self._send(handle)
+        if self._failed_at is not None and now - self._failed_at >= GRACE_SECONDS:
+            self._release(running)
+        for handle in running:
+            if handle.rank in self._sent and now - self._sent[handle.rank][1] >= REPEAT_SECONDS:
+                self._send(handle)
+        wanted = self.interrupted or self.timed_out
+        if wanted and self._since is not None and now - self._since >= KILL_SECONDS:
+            self._kill_all(running)
+
+    def _release(self, running: Sequence[RankHandle]) -> None:
+        """Interrupt ranks once because another one has failed."""
+        if self.interrupted or self.timed_out:
+            return
+        for handle in running:
+            if handle.rank not in self.released:
+                self.released.add(handle.rank)
+                self._send(handle)
+
+    def _send(self, handle: RankHandle) -> None:
+        """Interrupt one rank: the word in the control segment first, then the signal."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        sequence = self._sent.get(handle.rank, (0, 0.0))[0] + 1
+        self._sent[handle.rank] = sequence, now
+        self._control.write_interrupt(handle.rank, self._task, sequence)
+        handle.signal(signal.SIGINT)
+
+    def _kill_all(self, running: Sequence[RankHandle]) -> None:
+        """Kill ranks that do not answer; their ends arrive as events."""
+        for handle in running:
+            if handle.rank not in self._killed:
+                self._killed.add(handle.rank)
+                handle.ended_because = "ended, because it did not answer the interrupt"
+                self._note(f"rank {handle.rank} did not answer the interrupt and was ended")
+                self._kill(handle)
