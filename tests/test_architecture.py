@@ -29,7 +29,6 @@ KNOWN: dict[str, set[str]] = {
     "circles": {
         "nbparallel.distributed: api, communicator, tracing",
         "nbparallel.distributed: collectives, deferring, scattering",
-        "nbparallel.session: interrupts, monitoring, processes, tasks",
     },
 }
 FORBIDDEN = {
