@@ -62,15 +62,15 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self._view = control if isinstance(control, ControlView) else ControlView(control)
         self._owns_view = not isinstance(control, ControlView)
         self._context = RankContext(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
-        self._context.liveness_check = liveness_check
+        self._context.peers.liveness_check = liveness_check
         self._deadlocks = DeadlockDetector(self._context)
-        self._context.diagnose = self._deadlocks.inspect
+        self._context.hooks.diagnose = self._deadlocks.inspect
         self._world = GroupCollectives(self._context, world_area(self._view, rank))
         rings = RingPairs(self._view, self._context.waiter, rank)
         self._receiver = Receiver(self._context, rings)
         self._sender = Sender(self._context, rings, self._receiver.unexpected.take_in)
         self._group_table = GroupTable(self._context, self._sender, self._receiver, self._world)
-        self._context.progress = self._progress
+        self._context.hooks.progress = self._progress
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
         self._tracer: OperationTracer | None = None
@@ -84,7 +84,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
     def record(self) -> None:
         """Note from the next cell on when its statements and operations begin and end (`timeline`)."""
         self._tracer = OperationTracer(self, self._context, self._world)
-        self._context.waited = self._tracer.waited
+        self._context.hooks.waited = self._tracer.waited
 
     def timeline(self) -> RankTimeline | None:
         """Return the notes on the cell that has ended; None if nothing is noted."""
@@ -187,7 +187,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
             self._view.close()
 
     def _forked(self) -> None:
-        make_inert(self._context)
+        self._context = make_inert(self._context)
 
 
 _living: weakref.WeakSet[Communicator] = weakref.WeakSet()

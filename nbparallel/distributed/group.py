@@ -135,15 +135,15 @@ class GroupTable:
             raise ValueError(
                 f"rank {context.rank} is not in {state.group}, and cannot take part in its operations"
             )
-        if state.cell != context.cell:
-            missing = [r for r in state.ranks if r not in context.participants]
-            if missing and context.cell:
+        if state.cell != context.cell.number:
+            missing = [r for r in state.ranks if r not in context.cell.ranks]
+            if missing and context.cell.number:
                 verb = "is" if len(missing) == 1 else "are"
                 raise ValueError(
                     f"{rank_list(missing)} {verb} not in this cell, and an operation of {state.group} needs "
                     "all its ranks"
                 )
-            state.cell = context.cell
+            state.cell = context.cell.number
         return state
 
     def know(self, group: object) -> GroupState:

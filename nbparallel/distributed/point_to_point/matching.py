@@ -175,7 +175,7 @@ class MatchRequest:
 
     def explain(self, finished: list[int]) -> NbParallelError:
         """Return the error about sources that left the cell without sending."""
-        participants = self._context.participants
+        participants = self._context.cell.ranks
         absent = [r for r in finished if r not in participants]
         left = [r for r in finished if r in participants]
         parts = [f"{rank_list(left)} finished the cell without sending it"] if left else []

@@ -206,7 +206,7 @@ class Receiver:
 
     def drain(self) -> None:
         """Take in what has arrived, but from ranks that a receive is waiting for."""
-        for source in self._context.others:
+        for source in self._context.peers.ranks:
             if source not in self._awaited:
                 self.unexpected.take_in(source)
         self._posted.match()

@@ -1,12 +1,13 @@
 """A forked child of a rank: what it inherits of the operations, made inert.
 
 The child may be born in the middle of an operation, by a signal handler that forks and returns, and would
-go on with it: writing the rank's words, and taking the rank's part in the next operation.  So whatever would
-tell the other ranks something raises instead.
+go on with it: writing the rank's words, and taking the rank's part in the next operation.  So everything that
+would notify other ranks raises `ForkedRankError` instead.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NoReturn
 
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -15,7 +16,7 @@ from nbparallel.errors import ForkedRankError
 
 
 class ForkedWaiter(Waiter):
-    """Waits for nobody and wakes nobody."""
+    """A waiter that neither waits nor wakes: it raises `ForkedRankError`."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ForkedRankError(
@@ -26,26 +27,19 @@ class ForkedWaiter(Waiter):
     announce = announce_to = spin = spin_until = until = within = _refuse
 
     def ring(self, bits: int = 0) -> None:
-        """Wake nobody."""
+        """Do nothing."""
 
 
-class ForkedRankContext(RankContext):
-    """Is never ready, whatever an operation says when it ends."""
+def make_inert(context: RankContext) -> RankContext:
+    """Make a forked child's copy of a context inert; returns the context for operations that begin later.
 
-    inert = True
-
-    @property
-    def ready(self) -> bool:
-        """False."""
-        return False
-
-    @ready.setter
-    def ready(self, value: bool) -> None:
-        pass  # the operation that the child was born into says that it has ended
-
-
-def make_inert(context: RankContext) -> None:
-    """Make what a forked child has of a rank inert."""
-    context.forked()
-    context.__class__ = ForkedRankContext
+    Notes
+    -----
+    That is another object because the operation that the child was born into holds the old one, and marks it
+    as ready when it ends.  The waiter changes its class because every object of the operations holds it, and
+    a check for each word that is announced would cost each operation of each rank.
+    """
+    context.forked = True
+    context.ready = False
     context.waiter.__class__ = ForkedWaiter
+    return copy.copy(context)

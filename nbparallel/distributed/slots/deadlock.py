@@ -62,12 +62,12 @@ class DeadlockDetector:
         """Return every rank that can never go on by itself, with its slot and the ranks it waits for."""
         context = self._context
         waiting: dict[int, tuple[SlotRecord, list[int]]] = {}
-        for rank in context.participants:
+        for rank in context.cell.ranks:
             record = context.view.read_slot(rank)
             if (
                 record.readable
                 and record.state is State.WAITING
-                and record.cell == context.cell
+                and record.cell == context.cell.number
                 and not record.deadline
             ):
                 awaited = self._awaited_of(record)
@@ -87,7 +87,7 @@ class DeadlockDetector:
         context, me = self._context, record.rank
         view, layout, words = context.view, context.view.layout, context.view.words
         if record.operation in (Operation.recv, Operation.new_group):
-            sources = [record.peer] if record.peer >= 0 else [r for r in context.participants if r != me]
+            sources = [record.peer] if record.peer >= 0 else [r for r in context.cell.ranks if r != me]
             if any(words[layout.tail_word(s, me)] != words[layout.head_word(s, me)] for s in sources):
                 return None
             return sources
@@ -101,7 +101,7 @@ class DeadlockDetector:
         if record.area:
             area = self._area_of(record)
             return None if area is None else area.missing(record.target) or None
-        missing = [r for r in context.participants if words[view.word_arrive(r)] < record.target]
+        missing = [r for r in context.cell.ranks if words[view.word_arrive(r)] < record.target]
         return missing or None
 
     def _area_of(self, record: SlotRecord) -> SlotArea | None:
@@ -126,7 +126,7 @@ class DeadlockDetector:
             area = self._area_of(record)
             group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
             parts.append(f"rank {rank} waits {wait_text(record, awaited, group)}")
-        finished = [r for r in range(context.world_size) if r in context.participants and context.gone(r)]
+        finished = [r for r in range(context.world_size) if r in context.cell.ranks and context.gone(r)]
         if finished:
             parts.append(f"{rank_list(finished)} finished the cell")
         return "deadlock: " + "; ".join(parts)

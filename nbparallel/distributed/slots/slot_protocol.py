@@ -218,7 +218,7 @@ class SlotProtocol:
     def release(self, *, wake: bool = False) -> None:
         """End the collective: release the peers' slots; with `wake`, wake the ranks that wait for that."""
         context = self._context
-        if context.inert:
+        if context.forked:
             return  # a child that was forked within the operation: the rank ends it
         if not self._strong_order:
             self._waiter.fence()  # all reads before the word that releases the slots

@@ -282,7 +282,7 @@ def test_meeting(ground: Ground) -> None:
         ranks=(0, 1), index=0, others=(1,), words=ground.watched(ground.raw, names), octets=bytearray(8192),
         payload_nbytes=64, arrive=(60, 61), done=(62, 63), slots=[[0] * 4, [256] * 4],
     )  # fmt: skip
-    context = SimpleNamespace(rank=0, waiter=ground.waiter, open=0, inert=False)
+    context = SimpleNamespace(rank=0, waiter=ground.waiter, open=0, forked=False)
     group = slot_protocol.SlotProtocol(context, area)  # type: ignore[arg-type]
     called = fingerprint("barrier", "-", "-")
     ground.raw[61], ground.raw[32 + slot_area.WORD] = 1, called.word

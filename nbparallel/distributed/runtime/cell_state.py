@@ -1,0 +1,56 @@
+"""What a rank keeps of the cell that it takes part in, and the functions that its waits call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nbparallel.distributed.runtime.waiting import WaitRecord
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: the default of every hook."""
+
+
+@dataclass(slots=True)
+class CellState:
+    """One rank's part in one cell; `RankContext.begin_cell` makes a new one.
+
+    Attributes
+    ----------
+    ranks, peers : tuple of int
+        The ranks of the cell; and without this one.
+    go_on : bool
+        A failure only ends waits for the rank that failed.
+    began_ns : int
+        When it began; 0: no cell runs.
+    statement : int
+        Line of the statement that runs.
+    """
+
+    number: int = 0
+    filename: str = ""
+    ranks: tuple[int, ...] = ()
+    peers: tuple[int, ...] = ()
+    go_on: bool = False
+    began_ns: int = 0
+    statement: int = 0
+
+
+@dataclass(slots=True)
+class RankHooks:
+    """What a wait calls of the layers above.
+
+    Attributes
+    ----------
+    progress
+        Called in every slice of a wait: goes on with what other ranks need of this one.
+    diagnose
+        Called in every slice of a wait: raises if it is part of a deadlock.
+    waited
+        Called at the end of every wait, with the rank that was waited for.
+    """
+
+    progress: Callable[[], None] = _nothing
+    diagnose: Callable[[WaitRecord], None] = _nothing
+    waited: Callable[[WaitRecord, int], None] = _nothing
