@@ -97,7 +97,7 @@ def segments() -> SegmentList:
     8388608
     """
     found = current_store().segments()
-    # A name goes with its session, or by somebody else's hand; the memory stays.
+    # A name may be removed with its session, or by another program; the memory stays.
     return SegmentList(s if os.path.lexists(s.path) else replace(s, path="") for s in found)
 
 

@@ -1,4 +1,4 @@
-"""SegmentBroker: who hands out descriptors of other processes' segments."""
+"""Segment broker: hands out descriptors of other processes' segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SegmentBroker(Protocol):
     def register(
         self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "", memory: int = 0
     ) -> None:
-        """Announce an own segment and hold it; the caller keeps `fd`.  Does not wait for an answer.
+        """Register an own segment and hold it, without waiting; the caller keeps `fd`.
 
         `path` is its name in the file system, if it has one that a process has to remove; `memory` says which
         block of memory it is a use of, if there may be others.
@@ -77,7 +77,7 @@ class SegmentBroker(Protocol):
         ...
 
     def allow_write(self, segment: int) -> None:
-        """Let others write to an own segment from now on."""
+        """Let other processes write to an own segment from now on."""
         ...
 
     def forget(self, segment: int) -> None:
@@ -85,5 +85,5 @@ class SegmentBroker(Protocol):
         ...
 
     def notices(self) -> Sequence[Notice]:
-        """Return what has come in unasked since the last call, without waiting."""
+        """Return the notices that have come in since the last call, without waiting."""
         ...

@@ -126,7 +126,7 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
     disk = SegmentDirectory(os.path.dirname(path), "choose a path on another disk", "delete files there")
     disk.require(size)
     # It gets its name when it is complete.
-    draft = os.path.join(disk.directory, process_names.draw())
+    draft = os.path.join(disk.path, process_names.draw())
     try:
         process_names.claim(draft)
         source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
@@ -138,17 +138,17 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
             source.close()
             raise
     except OSError as error:
-        raise _told(error, size, disk, path) from error
+        raise _user_error(error, size, disk, path) from error
     source.path = ""
     process_names.disclaim(draft)
     return source, (offset, dtype, shape, False)
 
 
-def _told(error: OSError, nbytes: int, disk: SegmentDirectory, path: str) -> OSError | NbParallelError:
-    """Return an error about the user's file; he knows of no draft and of no record beside it."""
+def _user_error(error: OSError, nbytes: int, disk: SegmentDirectory, path: str) -> OSError | NbParallelError:
+    """Return an error about the user's file, not about the draft or the record beside it."""
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return explained(error, nbytes, disk)
-    return OSError(error.errno, error.strerror, path if os.path.isdir(path) else disk.directory)
+    return OSError(error.errno, error.strerror, path if os.path.isdir(path) else disk.path)
 
 
 def _open(
@@ -158,13 +158,13 @@ def _open(
     try:
         if not stat.S_ISREG(os.fstat(source.fd).st_mode):
             raise ValueError(f"{path} is no regular file")
-        return source, _look(source.fd, path, dtype, shape)
+        return source, _read_form(source.fd, path, dtype, shape)
     except BaseException:
         source.close()
         raise
 
 
-def _look(fd: int, path: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> _Form:
+def _read_form(fd: int, path: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> _Form:
     size = os.fstat(fd).st_size
     with open(fd, "rb", closefd=False) as file:
         magic = file.read(len(npy_format.MAGIC_PREFIX))

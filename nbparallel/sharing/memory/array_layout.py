@@ -224,7 +224,7 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
     Raises
     ------
     InvalidHandleError
-        A field is of the wrong type or range, or the array would not lie inside the segment.
+        A field is of the wrong type or range, or the array would not fit inside the segment.
     """
     if type(handle) is not ArrayHandle:
         raise InvalidHandleError(f"not a handle of a shared array: {type(handle).__name__}")
@@ -305,12 +305,12 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CopyLayout:
-    """How a copy of an array lies in its segment."""
+    """Size and strides of the copy of an array in its segment."""
 
     nbytes: int
     """Bytes that it takes."""
     offset: int
-    """Where its element with all indices 0 lies."""
+    """Offset of its element with all indices 0."""
     strides: tuple[int, ...]
     """Its strides in bytes."""
     verbatim: npt.NDArray[np.uint8] | None

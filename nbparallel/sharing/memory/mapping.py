@@ -1,11 +1,11 @@
-"""Mapping: a segment's memory in this process, and who still looks at it.
+"""Mapping: a segment's memory in this process, and whether arrays still use it.
 
 Note [leases]
 -------------
 All arrays of a mapping are views of one *root*, a plain uint8 array over the whole mapping.  numpy
 collapses chains of bases, but never beyond an array whose own base is no array: so the root lives exactly
 as long as the last view of it, whatever views of views the user made.  A weak reference tells when it died.
-Where many arrays share a mapping, each has such a root over its own part (`packing`).
+Where many arrays share a mapping, each has such a root over its own part (`region`).
 The mapping itself may stay: a later lease makes a new root on the same, already touched pages.
 
 The weak reference's callback is a deque's own ``append``: it runs no Python code, takes no lock, cannot
@@ -44,12 +44,12 @@ class Access(enum.Enum):
 
 
 class Lease(weakref.ref[Root]):
-    """A weak reference to a root that knows its mapping, and whose end is appended to a deque."""
+    """A weak reference to a root, with its mapping; its end is appended to a deque."""
 
     mapping: Mapping | None = None
     """None if an interrupt fell into the making of it."""
     start: int = -1
-    """Where the part begins that it is the root of; -1: it is that of the whole mapping."""
+    """Offset of the part that it is the root of; -1: the whole mapping."""
 
 
 class Mapping:
@@ -92,7 +92,7 @@ class Mapping:
         return root, lease
 
     def living_root(self) -> Root | None:
-        """Return the root if any array still looks at this memory (not at a part of it)."""
+        """Return the root if any array still uses this memory (not a part of it)."""
         return None if self._lease is None else self._lease()
 
     def advise(self, fd: int) -> None:
@@ -119,20 +119,20 @@ T = TypeVar("T")
 
 
 class RetryQueue(deque[T]):
-    """A queue for work that an interrupt, a signal handler or a user's ``__del__`` may break into anywhere.
+    """A queue whose items stay until they are finished, wherever an interrupt or a ``__del__`` falls.
 
     ``append`` is the deque's own: see `mapping`, note [leases].
     """
 
     def first(self) -> T | None:
-        """Return what is to be done next, None if there is nothing."""
+        """Return the next item, None if there is none."""
         try:
             return self[0] if self else None
         except IndexError:
             return None
 
     def finish(self, item: T) -> None:
-        """Take the first one off, unless somebody who came in between has done so."""
+        """Remove the first item, unless a call that came in between has done so."""
         try:
             if self[0] is item:
                 self.popleft()

@@ -1,4 +1,4 @@
-"""Headroom: how much memory may still be taken, by the machine's and the container's limits.
+"""Memory limits: how much may still be allocated, by the machine's and the container's limits.
 
 Some facts about full memory (cgroups(7), Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst):
 
@@ -20,14 +20,14 @@ from nbparallel.wire.system import ReadText, available_memory, key_values, memor
 from nbparallel.wire.units import size_text
 
 MARGIN = 32 << 20
-"""Bytes left to everybody else: below this the machine is about to kill something anyway."""
+"""Bytes left to other programs: below this the machine is about to kill some process anyway."""
 FRESH_SECONDS = 0.05
 """Reading the limits takes about 0.1 ms; small segments in a row rely on a reading this old."""
 PLENTY = 1 << 30
 """An old reading is relied on only while it leaves this many bytes."""
 
-LET_GO = "delete shared arrays (and names that view them) with `del`"
-"""What makes room where arrays lie that go with their last name."""
+DELETE_ARRAYS = "delete shared arrays (and names that view them) with `del`"
+"""Remedy where memory is freed with an array's last name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ def _cgroup(read: ReadText, directory: str, version: int) -> MemoryLimit | None:
 
 
 class MemoryGuard:
-    """Refuses what does not fit.
+    """Check of the memory limits before an allocation.
 
     Notes
     -----
-    Threads and processes that ask at the same moment may all be told yes; the margin and the reservation
-    that follows make that rare, not impossible.
+    Threads and processes that ask at the same moment may all be allowed; the margin and the reservation
+    that follows make too much rare, not impossible.
     """
 
     def __init__(self, read: ReadText = read_text) -> None:
@@ -119,7 +119,7 @@ def full_error(
     free: int | None,
     where: str,
     remedy: str = "raise the limit (Docker: --memory)",
-    first: str = LET_GO,
+    first: str = DELETE_ARRAYS,
 ) -> SharedMemoryFullError:
     """Return the error that says what was needed, what is free, where, and what to do."""
     need, have = size_text(nbytes), "" if free is None else size_text(free)

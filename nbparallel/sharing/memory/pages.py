@@ -1,4 +1,4 @@
-"""Pages: what the system is told about the memory of segments, and asked for at once.
+"""Pages: advice to the system about the memory of segments, and pages that are made ahead of use.
 
 Some facts (madvise(2), Documentation/admin-guide/mm/transhuge.rst, tmpfs(5)):
 
@@ -26,9 +26,9 @@ _SHMEM = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
 def advise(memory: mmap.mmap, fd: int) -> None:
-    """Say of a fresh mapping what it is: not for core files, and perhaps for huge pages."""
+    """Keep a fresh mapping out of core files, and ask for huge pages where it is large."""
     if hasattr(mmap, "MADV_DONTDUMP"):
-        # A crash of one rank must not write gigabytes of everybody's arrays into a core file.
+        # A crash of one rank must not write gigabytes of shared arrays into a core file.
         _try(memory, mmap.MADV_DONTDUMP)
     if len(memory) >= HUGE_NBYTES and _mode_of(fd) not in ("never", "deny"):
         _try(memory, mmap.MADV_HUGEPAGE)

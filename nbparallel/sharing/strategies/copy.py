@@ -1,7 +1,7 @@
 """The strategy `copy`: no shared memory; every rank gets its own copy, as with most other libraries.
 
 It is the baseline to compare with.  Arrays of the notebook travel as other objects do (the first time, and
-again when their content has changed), and whoever asks for shared memory is told that there is none.
+again when their content has changed), and asking for shared memory is an error.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NoReturn
 
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing.memory.mapping import Access
-from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 
 
 class CopyStrategy(Strategy):
-    """Shares nothing."""
+    """No shared memory: every rank has its own copy."""
 
     # docstrings inherited
 
@@ -36,7 +36,7 @@ class CopyStrategy(Strategy):
         return False
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         _refuse()
 

@@ -1,4 +1,4 @@
-"""Place: a directory whose files are segments, and what to say when it is full."""
+"""Segment directory: where files are segments, and what to do when it is full."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nbparallel.errors import SharedMemoryFullError
-from nbparallel.sharing.memory.memory_limits import LET_GO, full_error
+from nbparallel.sharing.memory.memory_limits import DELETE_ARRAYS, full_error
 from nbparallel.wire.units import size_text
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentDirectory:
-    """A directory, as errors speak of it."""
+    """A directory whose files are segments, as errors name it."""
 
-    directory: str
+    path: str
     """Absolute path."""
     remedy: str
     """What to do when it is full."""
-    first: str = LET_GO
+    first: str = DELETE_ARRAYS
     """What to do first."""
 
     def require(self, nbytes: int) -> None:
@@ -31,7 +31,7 @@ class SegmentDirectory:
             It does not; the message has the numbers.
         """
         try:
-            extent = os.statvfs(self.directory)
+            extent = os.statvfs(self.path)
         except OSError:
             return
         if extent.f_files and not extent.f_favail:
@@ -42,26 +42,26 @@ class SegmentDirectory:
         free = extent.f_bavail * extent.f_frsize
         if free < nbytes:
             # Raised as it is made: an error that a variable of its own traceback holds is a cycle, which
-            # would keep the caller's arrays alive until the garbage collector comes.
+            # would keep the caller's arrays alive until the garbage collector runs.
             raise full_error(nbytes, free, str(self), self.remedy, self.first)
 
-    def full(self, nbytes: int) -> SharedMemoryFullError:
-        """Return the error for a file that the system has just refused for want of room."""
+    def full_error(self, nbytes: int) -> SharedMemoryFullError:
+        """Return the error for a file that the system has just refused because the directory is full."""
         try:
             self.require(nbytes)
         except SharedMemoryFullError as error:
             return error
-        # What is free by now need not be what was missing: others come and go.
+        # What is free by now need not be what was missing: other files come and go.
         where = f"{self}, which a moment ago was too full"
         return full_error(nbytes, None, where, self.remedy, self.first)
 
     def __str__(self) -> str:
         try:
-            extent = os.statvfs(self.directory)
+            extent = os.statvfs(self.path)
         except OSError:
-            return self.directory
-        kind = file_system_of(self.directory) or "file system"
-        return f"{self.directory} ({kind} of {size_text(extent.f_blocks * extent.f_frsize)})"
+            return self.path
+        kind = file_system_of(self.path) or "file system"
+        return f"{self.path} ({kind} of {size_text(extent.f_blocks * extent.f_frsize)})"
 
 
 def file_system_of(path: str) -> str:
@@ -79,7 +79,7 @@ def file_system_of(path: str) -> str:
 
 @lru_cache(maxsize=64)
 def _file_system_on(path: str, device: int) -> str:
-    """Return the kind for a path that lies on this device: another one, if something is mounted over it."""
+    """Return the kind for a path on this device: another one, if something is mounted over it."""
     path = os.path.realpath(path)
     best, kind = "", ""
     try:

@@ -1,4 +1,4 @@
-"""The strategy `file_descriptor`: anonymous memory behind a descriptor; see `anonymous` for how."""
+"""The strategy `file_descriptor`: anonymous memory behind a descriptor; see `memfd` for how."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The strategy `file_system`: named POSIX shared memory.
 
-A segment is a file in /dev/shm that any process of this user can open by its name.  It costs what the size of
-/dev/shm allows, and somebody has to remove the name: see `supervisor.ledger`, note [names].
+A segment is a file in /dev/shm that any process of this user can open by its name.  The
+size of /dev/shm limits it, and its name has to be removed: see `supervisor.ledger`, note [names].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
 from nbparallel.sharing.strategies.page_allocation import map_whole
-from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 
 DIRECTORY = "/dev/shm"
 """Where `shm_open` puts names on Linux (shm_overview(7))."""
@@ -46,12 +46,12 @@ class FileSystemStrategy(Strategy):
         return True
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
     ) -> SegmentSource:
-        place = SegmentDirectory(
+        directory = SegmentDirectory(
             self._directory, "use `%sharing_strategy file_descriptor`, or make it larger (Docker: --shm-size)"
         )
-        return create_named(place, nbytes, content, intend, strategy=self.name, guard=self._guard)
+        return create_named(directory, nbytes, content, intend, strategy=self.name, guard=self._guard)
 
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:
         return adopt_named(fd, nbytes, strategy=self.name, own=True)

@@ -4,8 +4,8 @@ Some facts about memfd (memfd_create(2), fcntl(2) "File Sealing", shmem.c):
 
 * a memfd has no name that could be left behind: the system frees it with its last descriptor and mapping,
   whatever was killed.  /dev/shm's size does not limit it; memory and the container's limit do;
-* without seals any process that has it could shrink it, and whoever touches a page behind the new end dies
-  of SIGBUS.  F_SEAL_SHRINK | F_SEAL_GROW make that impossible, F_SEAL_SEAL keeps others from adding
+* without seals any process that has it could shrink it, and a process that touches a page behind the new
+  end dies of SIGBUS.  F_SEAL_SHRINK | F_SEAL_GROW make that impossible, F_SEAL_SEAL keeps others from adding
   F_SEAL_WRITE, which would break later mappings;
 * a descriptor that was opened O_RDONLY through /proc/self/fd cannot be mapped for writing, nor can
   ``mprotect`` make its mapping writable: that is what "read-only" means here;
@@ -26,14 +26,14 @@ from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.page_allocation import explained, fill, map_whole, whole_pages
-from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 
 MFD_NOEXEC_SEAL = 0x8
 """Not in `os` before Python 3.14."""
 
 
 class MemfdStrategy(Strategy):
-    """What all strategies have in common whose segments are sealed memfds."""
+    """Strategy whose segments are sealed memfds."""
 
     def __init__(self, guard: MemoryGuard | None = None) -> None:
         self._guard = guard or MemoryGuard()
@@ -51,12 +51,12 @@ class MemfdStrategy(Strategy):
         return False
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         size, name = whole_pages(nbytes), self.name
         self._guard.require(size)
         try:
-            # Owned at once, so that nothing that is raised from here on leaves it open.
+            # Owned immediately, so that nothing that is raised from here on leaves it open.
             source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, name)
             fill(source.fd, size, content)
             _seal(source.fd)

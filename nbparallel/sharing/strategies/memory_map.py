@@ -1,7 +1,7 @@
 """The strategy `mmap`: files on a disk.
 
-A segment is a file in a directory of the user's choice.  What is not used lies on the disk, so arrays may
-be larger than memory.  The files that this strategy makes are temporary and go as names in /dev/shm do;
+A segment is a file in a directory of the user's choice.  Unused parts are on the disk only, so arrays may be
+larger than memory.  The files that this strategy makes are temporary and removed as names in /dev/shm are;
 `nbparallel.from_file` shares a file that the user keeps.
 
 Some facts about files that several processes map (mmap(2), nfs(5), posix_fallocate(3)):
@@ -9,7 +9,7 @@ Some facts about files that several processes map (mmap(2), nfs(5), posix_falloc
 * on one machine all mappings of a file show the same pages, whether they have been written back or not;
 * over a network that does not hold between machines, a write may fail long after it was made, and
   ``posix_fallocate`` is imitated by writing, which races with others: so network file systems are refused;
-* a file that is cut off under its users kills them with SIGBUS, and files cannot be sealed.
+* truncating a file kills processes that map it (SIGBUS), and files cannot be sealed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.strategies.directory import SegmentDirectory, file_system_of
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
 from nbparallel.sharing.strategies.page_allocation import map_whole
-from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, nobody
+from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}
@@ -85,9 +85,11 @@ class MemoryMapStrategy(Strategy):
         self._directory, self._allow_network = path, allow_network
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
     ) -> SegmentSource:
-        return create_named(place(self.directory), nbytes, content, intend, strategy=self.name, guard=None)
+        return create_named(
+            disk_directory(self.directory), nbytes, content, intend, strategy=self.name, guard=None
+        )
 
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:
         # A file that the user opened may be another user's.
@@ -97,8 +99,8 @@ class MemoryMapStrategy(Strategy):
         return map_whole(source.fd, source.nbytes, access)
 
 
-def place(directory: str) -> SegmentDirectory:
-    """Return what to say when a directory on a disk is full."""
+def disk_directory(directory: str) -> SegmentDirectory:
+    """Return a directory on a disk, with the remedy for a full one."""
     return SegmentDirectory(directory, 'choose another disk: nbp.set_sharing_strategy("mmap", directory=…)')
 
 

@@ -2,12 +2,12 @@
 
 Some facts (open(2), shm_overview(7), statfs(2)):
 
-* ``O_EXCL`` makes sure that nobody has put a file or a link there; ``O_NOFOLLOW`` says so once more to
-  those who open it later.  The mode is set with ``fchmod``, because the umask may take bits away;
+* ``O_EXCL`` fails if there is a file or a link of that name; ``O_NOFOLLOW`` refuses a link that is put
+  there later.  The mode is set with ``fchmod``, because the umask may take bits away;
 * files in memory (tmpfs) count against their mount's size, by default half of memory, 64 MB in Docker.
   ``posix_fallocate`` fails cleanly when it is used up;
-* files cannot be sealed: whoever may open one may cut it off, and its users then get SIGBUS.  Only
-  processes of the same user may.
+* files cannot be sealed: a process that may open one may truncate it, which kills processes that map it
+  (SIGBUS).  Only processes of the same user may.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 3
-"""A random name that is taken is drawn again: twice is no accident, three times somebody is at it."""
+"""Attempts to draw an unused random name: after three collisions assume another program."""
 
 
 def create_named(
-    place: SegmentDirectory,
+    directory: SegmentDirectory,
     nbytes: int,
     content: memoryview | None,
     intend: Intend,
@@ -37,19 +37,19 @@ def create_named(
     strategy: str,
     guard: MemoryGuard | None,
 ) -> SegmentSource:
-    """Make a file of its own in `place`, reserved; errors as `Strategy.create`.
+    """Make a file in `directory`, every page of it reserved; errors as `Strategy.create`.
 
     Parameters
     ----------
-    headroom : Headroom, optional
-        Of memory, if the file lies there.
+    guard : MemoryGuard, optional
+        Of memory, if the file takes some.
     """
     size = whole_pages(nbytes)
     if guard is not None:
         guard.require(size)
-    place.require(size)
+    directory.require(size)
     try:
-        source = _create(place.directory, size, intend, strategy)
+        source = _create(directory.path, size, intend, strategy)
         try:
             os.fchmod(source.fd, 0o600)
             fill(source.fd, size, content)
@@ -59,7 +59,7 @@ def create_named(
     except NbParallelError:
         raise  # some of them are OSErrors as well
     except OSError as error:
-        raise explained(error, size, place) from error
+        raise explained(error, size, directory) from error
     return source
 
 
@@ -84,7 +84,7 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
         except FileExistsError:
             source.path = ""  # another's
             process_names.disclaim(path)
-            process_names.change_token()  # who saw our names can guess the next
+            process_names.change_token()  # a program that saw our names can guess the next
         except BaseException:
             source.close()
             raise

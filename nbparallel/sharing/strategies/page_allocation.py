@@ -1,4 +1,4 @@
-"""What making and mapping any segment takes: reserve, write, map, and say what went wrong.
+"""Page allocation: reserve, write and map the pages of a segment, and explain what failed.
 
 Some facts (posix_fallocate(3), pwrite(2), mmap(2)):
 
@@ -82,9 +82,9 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
 
 
 def explained(
-    error: OSError, nbytes: int, place: SegmentDirectory | None = None
+    error: OSError, nbytes: int, directory: SegmentDirectory | None = None
 ) -> FileDescriptorLimitError | SharedMemoryFullError | StrategyUnavailableError:
-    """Return the error that says what did not work, and what to do; `place`: of a file."""
+    """Return the error that says what failed, and what to do; `directory`: of a file."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return descriptor_error(error)
     if error.errno == errno.ENOMEM:
@@ -92,7 +92,7 @@ def explained(
             nbytes, None, "this process", "raise the limit of it (`ulimit -v`, vm.max_map_count)"
         )
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return full_error(nbytes, None, "this machine") if place is None else place.full(nbytes)
+        return full_error(nbytes, None, "this machine") if directory is None else directory.full_error(nbytes)
     return StrategyUnavailableError(
         error.errno,
         f"a shared segment of {size_text(nbytes)} could not be made or mapped ({error.strerror}): try "

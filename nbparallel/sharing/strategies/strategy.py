@@ -16,11 +16,11 @@ Intend: TypeAlias = Callable[[str], None]
 PACKS_BELOW = 256 << 10
 """Bytes; a segment of its own costs one or two descriptors, a mapping and 0.1 ms, whatever its size."""
 REGION_NBYTES = 16 << 20
-"""Bytes; 10,000 arrays of 100 numbers lie in four regions, 70,000 in eight (`file_region`: one, four)."""
+"""Bytes; 10,000 arrays of 100 numbers fit four regions, 70,000 in eight (`file_region`: one, four)."""
 
 
-def nobody(path: str) -> None:
-    """Announce a name to nobody: there is no session."""
+def no_session(path: str) -> None:
+    """Announce no name: there is no session."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class SegmentSource:
     strategy: str
     """Name of the strategy that made it."""
     path: str = ""
-    """Its name in the file system, which goes with it; empty if it has none, or it is the user's file."""
+    """Its name in the file system, removed with it; empty if it has none, or it is the user's file."""
     _pid: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
@@ -46,12 +46,12 @@ class SegmentSource:
             process_names.remove(self.path)
             self.path = ""
         if self.fd >= 0:
-            # Nothing is called in between, so no interrupt falls there; and never is a number closed twice.
+            # Nothing is called in between, so no interrupt falls there, and no number is closed twice.
             fd, self.fd = self.fd, -1
             os.close(fd)
 
     def __del__(self) -> None:
-        # Arrays may outlive their store, and nobody else knows this descriptor then.
+        # Arrays may outlive their store, and nothing else knows this descriptor then.
         self.close()
 
 
@@ -74,7 +74,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """How users choose it."""
+        """Name by which users choose it."""
 
     @property
     @abstractmethod
@@ -108,7 +108,7 @@ class Strategy(ABC):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `configure` has set; travels to the ranks."""
+        """Options that `configure` has set; ranks get them."""
         return {}
 
     def configure(self, **options: Any) -> None:
@@ -126,7 +126,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = nobody
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         """Make a segment of at least `nbytes` bytes.
 
