@@ -26,7 +26,7 @@ class SegmentList(TableView, tuple[SegmentStatistics, ...]):
                 size_text(record.nbytes),
                 record.phase,
                 "here" if record.own else "elsewhere",
-                _who_writes(record),
+                _writers(record),
                 *([record.path] if named else ()),
             )
             for record in used[:SHOWN]
@@ -65,7 +65,7 @@ def left_out(used: list[SegmentStatistics]) -> str:
     return f"… and {len(rest):,} smaller ones, {size_text(sum(s.nbytes for s in rest))}" if rest else ""
 
 
-def _who_writes(record: SegmentStatistics) -> str:
+def _writers(record: SegmentStatistics) -> str:
     if record.read_only:
         return "by none"
     if record.own:

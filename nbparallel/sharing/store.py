@@ -27,7 +27,7 @@ from nbparallel.wire.handles import ArrayHandle
 AnyArray = npt.NDArray[Any]
 Order = Literal["C", "F"]
 BUSY_SECONDS = 0.05
-"""When to come again while another thread uses the store."""
+"""Until the next `tend` while another thread uses the store."""
 
 
 class Store:
@@ -134,17 +134,17 @@ class Store:
         return self._make(shape, dtype, order, strategy, zero=True, for_all=for_all)
 
     def share(self, x: AnyArray, *, strategy: str | None = None, for_all: bool = False) -> AnyArray:
-        """Return `x` if it lies in shared memory, else a copy that does.
+        """Return `x` if it is in shared memory, else a copy that is.
 
-        The copy keeps dtype, shape, and strides as far as possible (see `copying.plan`).
+        The copy keeps dtype, shape, and strides as far as possible (see `array_layout.plan`).
 
         Parameters
         ----------
         strategy : str, optional
-            Of the copy; by default the current one, or that in which `x` lies.
+            Of the copy; by default the current one, or that of `x`.
         for_all : bool
-            Make sure that it lies where all may be let write (`allow_write`): what is packed with arrays that
-            they may only read is copied once more.
+            Make sure that every process can be allowed to write to it (`allow_write`): what is packed with
+            arrays that they may only read is copied once more.
 
         Raises
         ------
@@ -206,11 +206,11 @@ class Store:
         # Not within another operation, where a user's __del__ may come: see region, note [re-entrance].
         packs = pack and nbytes < strategy.packs_below and self._depth == 1
         self._table.reap()
-        root = self._table.own.regions.take(strategy, nbytes, writable=writable) if packs else None
+        root = self._table.own.regions.allocate(strategy, nbytes, writable=writable) if packs else None
         if root is not None:
             return root, False
         allocation = Allocator(self._table, strategy, writable=writable)
-        return (allocation.packed(nbytes), False) if packs else allocation.alone(nbytes, content)
+        return (allocation.packed(nbytes), False) if packs else allocation.dedicated(nbytes, content)
 
     @locked
     def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
@@ -219,7 +219,7 @@ class Store:
         block = Block(source, registry.strategy_of(source.strategy).map(source, access))
         return self._table.add(block, writable=for_all, poolable=False)
 
-    # Looking at arrays
+    # Inspecting arrays
 
     @locked
     def is_shared(self, x: object) -> bool:
@@ -228,16 +228,16 @@ class Store:
 
     @locked
     def _segment_of(self, x: object) -> Segment | None:
-        return None if (place := self._table.find(x)) is None else place.segment
+        return None if (location := self._table.find(x)) is None else location.segment
 
     @locked
     def location(self, x: object) -> Location | None:
-        """Return where `x` lies in shared memory, or None if it is private."""
-        place = self._table.find(x)
-        if place is None:
+        """Return segment and bytes of `x` in shared memory, or None if it is private."""
+        location = self._table.find(x)
+        if location is None:
             return None
-        segment, writable = place.segment, place.mapping.access is Access.WRITE
-        return Location(segment.id, place.start, place.stop, writable, segment.writable)
+        segment, writable = location.segment, location.mapping.access is Access.WRITE
+        return Location(segment.id, location.start, location.stop, writable, segment.writable)
 
     @locked
     def packed_read_only(self, x: object) -> tuple[int, int] | None:
@@ -245,11 +245,11 @@ class Store:
 
         It then lies in one region with arrays that they may only read.  Otherwise None.
         """
-        place = self._table.find(x)
-        if place is None or place.segment.region is None or place.segment.writable:
+        location = self._table.find(x)
+        if location is None or location.segment.region is None or location.segment.writable:
             return None
-        extent = place.segment.region.extent(place.start)
-        return place.segment.id, place.start if extent is None else extent.start
+        extent = location.segment.region.extent(location.start)
+        return location.segment.id, location.start if extent is None else extent.start
 
     @locked
     def allow_write(self, x: AnyArray) -> None:
@@ -262,20 +262,20 @@ class Store:
         ValueError
             `x` is not shared, or packed with arrays that others may only read: share it first.
         """
-        place = self._table.find(x)
-        if place is None:
+        location = self._table.find(x)
+        if location is None:
             raise ValueError("only an array in shared memory can be made writable for other processes")
-        if place.segment.packed_read_only:
+        if location.segment.packed_read_only:
             raise ValueError("this array is packed with others: `x = nbp.share(x)` moves it")
-        if place.segment.own and place.mapping.access is not Access.WRITE:
+        if location.segment.own and location.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
                 'this array is a file that was opened for reading only: nbp.from_file(path, mode="r+"), '
                 "or work on `x.copy()`"
             )
-        if place.segment.own:
-            self.rights_changes += not place.segment.writable
-            self._table.own.registrar.allow_write(place.segment)
-        elif place.mapping.access is not Access.WRITE:
+        if location.segment.own:
+            self.rights_changes += not location.segment.writable
+            self._table.own.registrar.allow_write(location.segment)
+        elif location.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
                 "this array belongs to the notebook and is read-only on ranks: let them write with "
                 "`%share name` or `name = nbp.share(name)` in the notebook, or work on `x.copy()`"
@@ -293,17 +293,17 @@ class Store:
         its sender keeps `x` until it has been attached.  With `writable` None the receiver
         is to write if every process may, and `x` is not flagged read-only.
         """
-        place = self._table.find(x)
-        if place is None:
+        location = self._table.find(x)
+        if location is None:
             return None
         if writable is None:
-            writable = place.segment.writable and x.flags.writeable
+            writable = location.segment.writable and x.flags.writeable
         form = describe(x.dtype)
-        known_as = self._table.register(place, self._chosen(broker))
-        segment = place.segment
+        known_as = self._table.register(location, self._chosen(broker))
+        segment = location.segment
         memory = segment.memory if known_as == segment.id else 0
-        where = known_as, segment.nbytes, place.offset, x.shape, x.strides
-        return ArrayHandle(*where, form, writable, segment.strategy, memory)
+        layout = known_as, segment.nbytes, location.offset, x.shape, x.strides
+        return ArrayHandle(*layout, form, writable, segment.strategy, memory)
 
     @locked
     def attach(
@@ -345,17 +345,17 @@ class Store:
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise InvalidHandleError(f"numpy refuses a handle: {error}") from error
 
-    # What died
+    # Arrays that died
 
     @locked
     def drain(self) -> None:
-        """Act on arrays that died and on what the sessions said; never waits for an answer."""
+        """Act on arrays that died and on the sessions' notices; never wait for an answer."""
         self._table.reap()
         self._table.collect()
         self._table.trim()
 
     def tend(self) -> float | None:
-        """Do what `drain` does, never waiting; return when to come again, in seconds, if that is known."""
+        """Do what `drain` does, never waiting; return the seconds until the next call, if that is known."""
         if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
             return BUSY_SECONDS
         try:
@@ -366,7 +366,7 @@ class Store:
 
     @property
     def pool(self) -> MemoryPool:
-        """What is kept for reuse."""
+        """Freed memory that is kept for reuse."""
         return self._table.pool
 
     def connected(self, broker: SegmentBroker | None = None) -> bool:
@@ -375,7 +375,7 @@ class Store:
 
     @locked
     def trim(self) -> int:
-        """Give all pooled memory back to the system, unmap what others' is kept mapped; return the bytes."""
+        """Free all pooled memory, unmap cached mappings of others' memory; return the bytes freed."""
         return self._table.trim(0.0)
 
     @locked

@@ -1,4 +1,4 @@
-"""Atlas: which mapping an address belongs to."""
+"""Address map: which mapping an address belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _interface_of: Any = np.ndarray.__array_interface__.__get__
 
 
 class ArrayLocation(NamedTuple):
-    """Where an array lies, in this process's terms."""
+    """Mapping and bytes of an array in this process."""
 
     mapping: Mapping
     """The mapping that holds all of its bytes."""
@@ -35,30 +35,30 @@ class ArrayLocation(NamedTuple):
 class AddressMap:
     """Living mappings in order of address; not thread-safe, its store locks.
 
-    An array is found by where its bytes lie, not by its chain of bases: so one that came through a
+    An array is found by the addresses of its bytes, not by its chain of bases: so one that came through a
     memoryview, a tensor or `numpy.frombuffer` is found as well.
     """
 
     def __init__(self) -> None:
         # One list of (address, mapping, segment), which is replaced, never changed: an interrupt, a signal
-        # handler, or a user's __del__ that comes back to us, never sees half of a change, and what lies at
-        # some place stays there.  Addresses differ, so that comparing entries never looks at the rest.
+        # handler, or a user's __del__ that calls us, never sees half of a change, and indices stay valid.
+        # Addresses differ, so that comparing entries never compares the rest.
         self._entries: list[tuple[int, Mapping, Segment]] = []
 
     def add(self, mapping: Mapping, segment: Segment) -> None:
-        """Enter a mapping; again is fine."""
+        """Enter a mapping (idempotent)."""
         while True:
             entries = self._entries
             at = bisect_left(entries, (mapping.address,))
             if at < len(entries) and entries[at][1] is mapping:
                 return
             changed = [*entries[:at], (mapping.address, mapping, segment), *entries[at:]]
-            if self._entries is entries:  # nobody came in between: nothing is called from here on
+            if self._entries is entries:  # no other change in between: nothing is called from here on
                 self._entries = changed
                 return
 
     def remove(self, mapping: Mapping) -> None:
-        """Take a mapping out; again is fine."""
+        """Remove a mapping (idempotent)."""
         while True:
             entries = self._entries
             at = bisect_left(entries, (mapping.address,))
@@ -70,7 +70,7 @@ class AddressMap:
                 return
 
     def find(self, x: object) -> ArrayLocation | None:
-        """Return where `x` lies, or None if it is no array or lies elsewhere."""
+        """Return where `x` is, or None if it is no array or in other memory."""
         entries = self._entries
         if not entries or not isinstance(x, np.ndarray):
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
-from nbparallel.sharing.lifecycle.region_set import MOST_ALONE
+from nbparallel.sharing.lifecycle.region_set import DEDICATED_SHARE
 from nbparallel.sharing.lifecycle.segment import Block
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.memory.mapping import Access, Root
@@ -13,20 +13,20 @@ from nbparallel.sharing.memory.process_limits import check_descriptor, check_map
 from nbparallel.sharing.strategies.strategy import Strategy
 
 PATIENCE_SECONDS = 0.2
-"""Within this comes back what nobody else holds, if the supervisor is not very busy."""
+"""Time within which memory that no other process holds is returned, if the supervisor is not very busy."""
 PAUSE_SECONDS = 0.0001
-"""Between two looks."""
+"""Between two polls."""
 WORTH_SECONDS = 5e-12
-"""To wait for each byte that may come back: 1/50 of what it takes to make and touch it."""
+"""Wait for each byte that may be returned: 1/50 of what it takes to allocate and touch it."""
 WORTH_NBYTES = 16 << 20
 """Smaller memory is not waited for."""
 
 
 def await_return(table: SegmentTable, nbytes: int, strategy: str) -> Block | None:
-    """Return pooled memory, also if it comes back in this moment; None if there is none.
+    """Return pooled memory, also if other processes are just releasing it; None if there is none.
 
-    Whoever deletes a large array and makes the next is often quicker than the ranks' word that they do not
-    use it any more.
+    A program that deletes a large array and makes the next is often quicker than the ranks' notice that they
+    do not use it any more.
     """
     limit = time.monotonic() + nbytes * WORTH_SECONDS
     while True:
@@ -42,19 +42,19 @@ def await_return(table: SegmentTable, nbytes: int, strategy: str) -> Block | Non
 
 
 def make_room(table: SegmentTable) -> bool:
-    """Give back what is pooled or comes back in this moment; return whether there was anything."""
-    given = table.cache.trim(0.0) + table.pool.trim(0.0) > 0
+    """Free what is pooled or just being released elsewhere; return whether there was anything."""
+    freed = table.cache.trim(0.0) + table.pool.trim(0.0) > 0
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left := len(table.own.released):
         table.collect()
         table.pool.trim(0.0)
         if len(table.own.released) < left:
-            given = True
+            freed = True
         elif time.monotonic() >= deadline:
             break
         else:
             time.sleep(0.001)
-    return given
+    return freed
 
 
 class Allocator:
@@ -63,8 +63,8 @@ class Allocator:
     def __init__(self, table: SegmentTable, strategy: Strategy, *, writable: bool) -> None:
         self._table, self._strategy, self._writable = table, strategy, writable
 
-    def alone(self, nbytes: int, content: Root | None = None) -> tuple[Root, bool]:
-        """Return the root of a segment of its own, and whether it is fresh: zeros, or `content`."""
+    def dedicated(self, nbytes: int, content: Root | None = None) -> tuple[Root, bool]:
+        """Return the root of a dedicated segment, and whether it is fresh: zeros, or `content`."""
         block, fresh = self._block(nbytes, content)
         if not fresh:
             # It may have been written through its descriptor only.
@@ -73,20 +73,20 @@ class Allocator:
         return self._table.add(block, writable=self._writable, poolable=poolable), fresh
 
     def packed(self, nbytes: int) -> Root:
-        """Return room in a region that other arrays lie in as well; its content is arbitrary.
+        """Return the root of an extent in a region of several arrays; its content is arbitrary.
 
-        Where regions have become wasteful it is a segment of its own, as long as there are not many.
+        Where regions have become wasteful it is a dedicated segment, as long as there are few of those.
         """
         regions = self._table.own.regions
-        extent = regions.take(self._strategy, nbytes, writable=self._writable)
+        extent = regions.allocate(self._strategy, nbytes, writable=self._writable)
         if extent is None:
-            few = self._table.mapped < descriptor_limit() // MOST_ALONE
+            few = self._table.mapped < descriptor_limit() // DEDICATED_SHARE
             if few and regions.wasteful(self._strategy, writable=self._writable):
-                return self.alone(nbytes)[0]
+                return self.dedicated(nbytes)[0]
             self._table.add_region(
                 self._region_block(nbytes), writable=self._writable, poolable=self._strategy.reuses_memory
             )
-            extent = regions.take(self._strategy, nbytes, writable=self._writable)
+            extent = regions.allocate(self._strategy, nbytes, writable=self._writable)
         if extent is None:
             raise InternalError(f"a new region has no room for {nbytes} bytes: please file a bug")
         return extent
@@ -108,7 +108,7 @@ class Allocator:
         table, name = self._table, self._strategy.name
         pooled = table.pool.take(nbytes, name)
         if pooled is None:
-            # Only now: to hear the sessions takes as long as all the rest.
+            # Only now: polling the sessions takes as long as all the rest.
             pooled = await_return(table, nbytes, name)
             table.trim()
         return (self._fresh_block(nbytes, content), True) if pooled is None else (pooled, False)
@@ -118,7 +118,7 @@ class Allocator:
         try:
             return self._mapped_block(nbytes, data)
         except (SharedMemoryFullError, FileDescriptorLimitError):
-            # What lies in the pool, or comes back in this moment, may be all that is missing.
+            # What is pooled, or just being released elsewhere, may be all that is missing.
             if not make_room(self._table):
                 raise
         return self._mapped_block(nbytes, data)

@@ -1,8 +1,8 @@
-"""Pool: freed segments of this process, kept because their pages have been touched already.
+"""Memory pool: freed segments of this process, kept because their pages have been touched already.
 
 The first touch of fresh shared pages costs about ten times the copy into them (64 MB: 40 ms, then 4 ms).
-What nobody needs goes back after a while, also when nothing happens: a rank's loop and the session's thread
-see to it.  A process without a session has neither, so it keeps nothing (`SegmentTable`).
+What is not reused is freed after a while, also when nothing happens: a rank's loop and the session's thread
+see to it.  A process without a session has neither, so it keeps nothing (`OwnSegments.retire`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SHARE = 8
 MOST_NBYTES = 1 << 30
 """Kept at most, in bytes, on a machine that has plenty."""
 LEAST_NBYTES = 4 << 20
-"""Kept without a look at what is left, which takes 0.1 ms."""
+"""Kept without reading what is left, which takes 0.1 ms."""
 FRESH_SECONDS = 1.0
-"""How long a look is relied on."""
+"""How long a reading is relied on."""
 
 
 class PoolBudget:
-    """What may be kept.
+    """How much freed memory may be kept.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class PoolBudget:
 
 def _left(read: ReadText) -> int:
     free = [limit.free for limit in limits(read)]
-    # Without /proc nobody says what is left: half of the machine is a guess.
+    # Without /proc what is left is unknown: half of the machine is a guess.
     return min(free) if free else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
@@ -70,14 +70,14 @@ SLACK = 8
 MAX_BLOCKS = 64
 """Kept at most: each costs one or two descriptors.  Less where few are allowed."""
 KEEP_SECONDS = 30.0
-"""Kept at most, if nobody needs it."""
+"""Kept at most, if it is not reused."""
 
 
 class MemoryPool:
     """Freed blocks by size; not thread-safe, its store locks.
 
     A signal handler, or a user's ``__del__``, may take and put blocks anywhere: so what is taken out is a
-    certain block, never what lies at some place.
+    certain block, never the one at some index.
     """
 
     def __init__(self, max_nbytes: int | None = None) -> None:
@@ -86,9 +86,9 @@ class MemoryPool:
         """Whether memory is kept without a session as well."""
         self._blocks: list[tuple[int, int, Block]] = []
         self.on_first: list[Callable[[], None]] = []
-        """Called when the pool is about to keep something again: somebody has to `trim` it in time."""
+        """Called when the empty pool is about to keep a block: it has to be trimmed in time."""
         self.close_block: Callable[[Block], None] = Block.close
-        """Called with what is not kept any longer; gives it back to the system."""
+        """Called with a block that is not kept any longer, to free it."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -114,7 +114,7 @@ class MemoryPool:
 
     @staticmethod
     def fits(block: Block, nbytes: int, strategy: str) -> bool:
-        """Return whether `take` would return a block if it lay here."""
+        """Return whether `take` would return a block if it were here."""
         return nbytes <= block.nbytes <= _most(nbytes) and block.source.strategy == strategy
 
     def put(self, block: Block) -> None:
@@ -124,8 +124,8 @@ class MemoryPool:
             return
         block.freed = time.monotonic()
         if not self._blocks:
-            for hear in list(self.on_first):
-                hear()
+            for notify in list(self.on_first):
+                notify()
         insort(self._blocks, (block.nbytes, id(block), block))
         while not self._allowed() or len(self._blocks) > min(MAX_BLOCKS, spare()):
             oldest = min(list(self._blocks), key=lambda entry: entry[2].freed, default=None)

@@ -2,22 +2,22 @@
 
 Note [packed arrays]
 --------------------
-Each array of a region has a *room*: its own root over its own bytes, so that a weak reference tells when the
-last view of this array has died, as `mapping` does for a segment of one array.  The segment lives while
-any room does.
+Each array of a region has an *extent*: its own root over its own bytes, so that a weak reference shows when
+the last view of this array has died, as `mapping` does for a segment of one array.  The segment lives while
+any extent does.
 
 An extent is reused when its array has died, unless a handle of it was sent (`Region.mark_sent`): other
 processes hold segments, not extents, so it is not known which of them still use it.  Such an extent is reused
 with its region only; until then it is `wasted`, of which there may be so much (`region_set`).
 
-Rights belong to a whole mapping, so arrays that ranks may write lie in other regions than those they may
+Rights belong to a whole mapping, so arrays that ranks may write are in other regions than those they may
 only read; letting them write to one of the latter means to move it (`Store.share` with ``for_all``).
 
 Note [re-entrance]
 ------------------
 The garbage collector may run a user's ``__del__`` anywhere, which may make and drop arrays.  Arrays made
-there get segments of their own (`Store`), and what ends there is one step each: an entry more in the list of
-holes.  The rooms are the truth, the holes follow from them.
+there get dedicated segments (`Store`), and what ends there is one step each: an entry more in the list of
+free extents.  The extents are the truth, the free ones follow from them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dataclasses import dataclass
 from nbparallel.sharing.memory.mapping import Lease, Mapping, Root
 
 ALIGNMENT = 64
-"""Arrays begin at a multiple of this: a cache line, and what vector units like."""
+"""Arrays begin at a multiple of this: a cache line, which suits vector units."""
 JOIN_SHARE = 8
-"""Neighbouring holes are joined when 1/8 of a region has come free since the last time."""
+"""Neighbouring free extents are joined when 1/8 of a region was freed since the last time."""
 
 
 @dataclass(slots=True, eq=False)
 class Extent:
-    """One array's place in a region."""
+    """The bytes of one array in a region."""
 
     start: int
     """First byte."""
@@ -48,8 +48,8 @@ class Extent:
     """Whether a handle of it was sent."""
 
     @property
-    def taken(self) -> bool:
-        """Whether an array of this process looks at it."""
+    def used(self) -> bool:
+        """Whether an array of this process uses it."""
         return self.lease is not None and self.lease() is not None
 
 
@@ -70,17 +70,17 @@ class Region:
         self._extents: dict[int, Extent] = {}
         self._living: set[Extent] = set()
         self._starts: list[int] = []
-        """Where rooms begin, ascending; some may have ended."""
+        """Where extents begin, ascending; some may have ended."""
         self._free_extents: list[tuple[int, int]] = [(mapping.nbytes // ALIGNMENT * ALIGNMENT, 0)]
         """(length, start), ascending; neighbours are not always joined."""
         self._loose = 0
-        """Bytes that have come free since holes were last joined."""
+        """Bytes freed since free extents were last joined."""
         self.wasted = 0
-        """Bytes of rooms whose arrays have died here, while others may look at them."""
+        """Bytes of extents whose arrays have died here, while other processes may use them."""
 
     @property
     def living(self) -> bool:
-        """Whether any array of this process lies here."""
+        """Whether any array of this process is here."""
         return bool(self._living)
 
     @property
@@ -89,14 +89,14 @@ class Region:
         return self.mapping.nbytes
 
     def may_hold(self, nbytes: int) -> bool:
-        """Return False if `take` is sure to find nothing."""
+        """Return False if `allocate` is sure to find no room."""
         free_extents = self._free_extents
         return (
             bool(free_extents) and free_extents[-1][0] >= nbytes
         ) or self._loose * JOIN_SHARE >= self.nbytes
 
-    def take(self, nbytes: int) -> Root | None:
-        """Return room for an array, its content arbitrary; None if there is not enough."""
+    def allocate(self, nbytes: int) -> Root | None:
+        """Return the root of a new extent, its content arbitrary; None if there is not enough room."""
         length = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if self._loose * JOIN_SHARE >= self.nbytes and not (
             self._free_extents and self._free_extents[-1][0] >= length
@@ -123,7 +123,7 @@ class Region:
         return root
 
     def extent(self, offset: int) -> Extent | None:
-        """Return the room that the byte at `offset` belongs to."""
+        """Return the extent that the byte at `offset` belongs to."""
         for at in range(bisect_right(self._starts, offset) - 1, -1, -1):
             extent = self._extents.get(self._starts[at])
             if extent is not None:
@@ -131,7 +131,7 @@ class Region:
         return None
 
     def holds(self, root: object, offset: int) -> bool:
-        """Return whether `root` is that of a room which has its begin, end or a byte at `offset`."""
+        """Return whether `root` is that of an extent which has its begin, end or a byte at `offset`."""
         extents = (self.extent(offset), self.extent(offset - 1))
         return any(
             extent is not None and extent.lease is not None and extent.lease() is root for extent in extents
@@ -144,7 +144,7 @@ class Region:
             extent.sent = True
 
     def root(self, extent: Extent) -> Root:
-        """Return the root of a room, which may come back after it had ended."""
+        """Return the root of an extent, which may be used again after its array had died."""
         root = None if extent.lease is None else extent.lease()
         if root is not None:
             return root
@@ -153,7 +153,7 @@ class Region:
         return self._enter(extent, extent.stop - extent.start)
 
     def vacate(self, lease: Lease) -> None:
-        """Take note that an array has died; again is fine."""
+        """Free the extent of an array that has died (idempotent)."""
         extent = self._extents.get(lease.start)
         if extent is not None and extent.lease is lease:
             self._vacate(extent)
@@ -169,16 +169,16 @@ class Region:
         self._living.discard(extent)
 
     def repair(self) -> None:
-        """Look at every room: something was interrupted."""
+        """Check every extent: an operation was interrupted."""
         for extent in list(self._extents.values()):
-            if not extent.taken:
+            if not extent.used:
                 self._vacate(extent)
-        self._living = {extent for extent in self._extents.values() if extent.taken}
-        self.wasted = sum(extent.stop - extent.start for extent in self._extents.values() if not extent.taken)
+        self._living = {extent for extent in self._extents.values() if extent.used}
+        self.wasted = sum(extent.stop - extent.start for extent in self._extents.values() if not extent.used)
         self.join()
 
     def join(self) -> None:
-        """Make one hole of neighbouring ones."""
+        """Join neighbouring free extents."""
         self._loose = 0
         extents = sorted((extent.start, extent.stop) for extent in list(self._extents.values()))
         free_extents, end = [], 0

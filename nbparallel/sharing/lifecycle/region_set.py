@@ -9,10 +9,10 @@ from nbparallel.sharing.strategies.strategy import Strategy
 FIRST_NBYTES = 1 << 20
 """Of the first region: reserving it takes 0.1 ms, and ten arrays cost no more."""
 MOST_WASTED_NBYTES = 32 << 20
-"""That arrays which stay may keep of those which have gone (or half of all regions, if that is more).  Beyond
-that small arrays get segments of their own, which come back one by one."""
-MOST_ALONE = 8
-"""They may take 1/8 of what a process may have of descriptors; if there are more, they are packed again."""
+"""Memory of dead arrays that living ones may keep from reuse (or half of all regions, if that is more).
+Beyond that small arrays get dedicated segments, which are freed one by one."""
+DEDICATED_SHARE = 8
+"""Dedicated segments may use 1/8 of a process's descriptors; beyond that small arrays are packed again."""
 
 
 class RegionSet:
@@ -21,15 +21,15 @@ class RegionSet:
     def __init__(self) -> None:
         self._open: dict[tuple[str, bool], list[Segment]] = {}
 
-    def take(self, strategy: Strategy, nbytes: int, *, writable: bool) -> Root | None:
-        """Return room for an array, in the oldest region that has any; None if a new one is needed.
+    def allocate(self, strategy: Strategy, nbytes: int, *, writable: bool) -> Root | None:
+        """Return an extent's root, in the oldest region that has room; None if a new region is needed.
 
-        The oldest, so that those that were needed only for a while come to their end.
+        The oldest, so that regions that were needed only for a while become empty.
         """
         for segment in self._open.get((strategy.name, writable), ()):
             region = segment.region
             if region is not None and region.may_hold(nbytes):
-                root = region.take(nbytes)
+                root = region.allocate(nbytes)
                 if root is not None:
                     return root
         return None
@@ -41,7 +41,7 @@ class RegionSet:
         return max(nbytes, min(wanted, strategy.region_nbytes))
 
     def wasteful(self, strategy: Strategy, *, writable: bool) -> bool:
-        """Return whether too much is kept of arrays that have gone."""
+        """Return whether arrays that have died keep too much memory."""
         regions = [segment.region for segment in self._open.get((strategy.name, writable), ())]
         wasted = sum(region.wasted for region in regions if region is not None)
         if wasted <= MOST_WASTED_NBYTES:
@@ -53,7 +53,7 @@ class RegionSet:
         self._open.setdefault((segment.strategy, segment.writable), []).append(segment)
 
     def close(self, segment: Segment) -> bool:
-        """Put nothing more into `segment`; return whether it took any, again is fine."""
+        """Put no more arrays into `segment` (idempotent); return whether it was open."""
         taking = self._open.get((segment.strategy, segment.writable), [])
         if segment not in taking:
             return False

@@ -1,4 +1,4 @@
-"""Announcing: what the sessions of a process are told about the segments and memories that it owns."""
+"""Registration: which sessions know which segments and memories of this process."""
 
 from __future__ import annotations
 
@@ -43,47 +43,47 @@ class Sessions:
                     raise
 
     def removed(self, path: str) -> None:
-        """Tell all that a name is gone."""
+        """Withdraw a name in every session."""
         for broker in list(self.brokers):
-            self._say(broker, partial(broker.removed, path))
+            self._notify(broker, partial(broker.removed, path))
 
     def release(self, broker: SegmentBroker, known_as: int, memory: int = 0) -> None:
-        """Tell one that this process does not use a segment any more; `memory` stays mapped here."""
-        self._say(broker, partial(broker.release, known_as, memory))
+        """End this process's hold of a segment in one session; `memory` stays mapped here."""
+        self._notify(broker, partial(broker.release, known_as, memory))
 
     def forget(self, broker: SegmentBroker, known_as: int) -> None:
-        """Tell one that this process does not use an own segment, and never will again."""
-        self._say(broker, partial(broker.forget, known_as))
+        """End the hold of an own segment in one session, for good."""
+        self._notify(broker, partial(broker.forget, known_as))
 
     def freed(self, broker: SegmentBroker, memory: int) -> None:
-        """Tell one that an own memory has gone back to the system."""
-        self._say(broker, partial(broker.freed, memory))
+        """Report an own memory as freed to one session."""
+        self._notify(broker, partial(broker.freed, memory))
 
     def allow_write(self, broker: SegmentBroker, known_as: int) -> None:
-        """Tell one that its other processes may write to a segment."""
-        self._say(broker, partial(broker.allow_write, known_as))
+        """Let the other processes of one session write to a segment."""
+        self._notify(broker, partial(broker.allow_write, known_as))
 
-    def _say(self, broker: SegmentBroker, say: Callable[[], None]) -> None:
+    def _notify(self, broker: SegmentBroker, notify: Callable[[], None]) -> None:
         try:
-            say()
+            notify()
         except ChannelClosedError:
             self._on_gone(broker)
 
 
 class SegmentRegistrar:
-    """Ids, and which session knows which segment and memory; not thread-safe, its store locks.
+    """Ids of own segments, and the sessions that know them; not thread-safe, its store locks.
 
     Parameters
     ----------
     own : dict
-        Segments by our ids; what is announced under another id is entered there.
+        Segments by our ids; what is registered under another id is entered there.
     """
 
     def __init__(self, client: int, sessions: Sessions, own: dict[int, Segment]) -> None:
         self._client, self._sessions, self._own = client, sessions, own
         self._serial = itertools.count(1)
         self._memories: dict[int, list[SegmentBroker]] = {}
-        """Memory id -> sessions in which somebody may keep it mapped."""
+        """Memory id -> sessions in which a process may keep it mapped."""
 
     def new_id(self) -> int:
         """Return an id that no segment of this process had, greater than all."""
@@ -96,26 +96,26 @@ class SegmentRegistrar:
             self.unmap_elsewhere(block)
 
     def register(self, segment: Segment, broker: SegmentBroker | None) -> int:
-        """Return the id under which a session knows a segment, which it is told of if that is new to it."""
+        """Return the id under which a session knows a segment; register it there if it is new."""
         if broker is None or segment.broker is broker:
             return segment.id
         known_as = segment.registered.get(broker)
         if known_as is not None:
             return known_as
         if segment.block is not None:
-            self._announce(segment, broker, segment.id, segment.block.source.fd, segment.block.source.path)
+            self._register(segment, broker, segment.id, segment.block.source.fd, segment.block.source.path)
             return segment.id
         # From one session into another: the same memory under an id of ours.
         known_as = self.new_id()
         source, source_id = segment.reach()
         fd = source.fetch(source_id, writable=segment.writable)
         try:
-            self._announce(segment, broker, known_as, fd)
+            self._register(segment, broker, known_as, fd)
         finally:
             os.close(fd)
         return known_as
 
-    def _announce(
+    def _register(
         self, segment: Segment, broker: SegmentBroker, known_as: int, fd: int, path: str = ""
     ) -> None:
         memory = segment.memory if segment.own else 0

@@ -14,10 +14,10 @@ from nbparallel.sharing.strategies.strategy import SegmentSource
 
 
 class Phase(enum.Enum):
-    """Where an own segment is in its life; a fetched one is always `LIVE`."""
+    """Phase in the life of an own segment; a fetched one is always `LIVE`."""
 
     LIVE = "live"
-    """Arrays here look at it."""
+    """Arrays of this process use it."""
     RELEASED = "released"
     """No array here does, but other processes may still."""
 
@@ -29,7 +29,7 @@ class Block:
     source: SegmentSource
     """Its descriptor."""
     mapping: Mapping
-    """The owner's mapping for writing; nobody looks at it while the block is in the pool."""
+    """The owner's mapping for writing; no array uses it while the block is in the pool."""
     freed: float = field(default=0.0)
     """When it came into the pool (monotonic clock, seconds)."""
     memory: int = field(default=0)
@@ -43,7 +43,7 @@ class Block:
         return self.source.nbytes
 
     def close(self) -> None:
-        """Give the memory back to the system."""
+        """Return the memory to the system."""
         self.mapping.unmap()
         self.source.close()
 
@@ -63,7 +63,7 @@ class Segment:
     block: Block | None = None
     """The memory, if this process made it."""
     broker: SegmentBroker | None = None
-    """Who it was fetched from, if another process made it; None once that session is over."""
+    """Session that it was fetched from, if another process made it; None once that session is over."""
     phase: Phase = Phase.LIVE
     """Only for own ones."""
     poolable: bool = True
@@ -71,13 +71,13 @@ class Segment:
     registered: dict[SegmentBroker, int] = field(default_factory=dict)
     """Sessions that know it, and under which id (another one, if it came from a different session)."""
     mappings: dict[Access, Mapping] = field(default_factory=dict)
-    """Mappings of a fetched segment that arrays look at: at most one for each right."""
+    """Mappings of a fetched segment that arrays use: at most one for each right."""
     region: Region | None = None
-    """Which arrays lie in it, if it is packed."""
+    """Its extents, if it is packed."""
     private: set[Mapping] = field(default_factory=set)
     """Copy-on-write mappings: each attach has its own."""
     memory: int = 0
-    """Id of the memory of which it is a use, if there may be others; see `kept`."""
+    """Id of the memory of which it is a use, if there may be others; see `mapping_cache`."""
 
     @property
     def own(self) -> bool:
@@ -86,7 +86,7 @@ class Segment:
 
     @property
     def used(self) -> bool:
-        """Whether arrays of this process look at it."""
+        """Whether arrays of this process use it."""
         if self.private:
             return True
         return bool(self.mappings) if self.block is None else self.phase is Phase.LIVE
@@ -140,7 +140,7 @@ class Segment:
         return self.block is not None or self.broker is not None or bool(self.registered)
 
     def statistics(self) -> SegmentStatistics:
-        """Return a record of it, for people to look at."""
+        """Return a record of it, for people to read."""
         return SegmentStatistics(
             segment=self.id,
             nbytes=self.nbytes,
@@ -155,7 +155,7 @@ class Segment:
 
 
 def lost(segment: int) -> SegmentLostError:
-    """Return the error that says why a segment cannot be had."""
+    """Return the error for a segment that is not available, with the reasons."""
     return SegmentLostError(
         f"segment {segment:#x} is not there: its last array was deleted before this one was attached, or "
         "it belongs to a session that this process is not in"
@@ -163,7 +163,7 @@ def lost(segment: int) -> SegmentLostError:
 
 
 class Location(NamedTuple):
-    """Where an array lies; a tuple, because every operation between ranks asks for two or three."""
+    """Segment and bytes of an array; a tuple, because every operation between ranks asks for two or three."""
 
     segment: int
     """The segment's id in the session."""
@@ -179,7 +179,7 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentStatistics:
-    """One segment, for people to look at."""
+    """Record of one segment, for people to read."""
 
     segment: int
     """Id; 0 for pooled memory, which has none until it is used again."""
@@ -196,6 +196,6 @@ class SegmentStatistics:
     sessions: int
     """In how many sessions it is known."""
     read_only: bool = False
-    """Whether nobody may write, its maker included: a file that was opened for reading only."""
+    """Whether no process may write, its maker included: a file that was opened for reading only."""
     path: str = ""
-    """The file in which it lies, if this process made it and its strategy gives names."""
+    """Its file, if this process made it and its strategy gives names."""
