@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -34,7 +35,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Arm SIGKILL for the death of `parent`; end at once if it is gone already."""
+    """Arm SIGKILL for the death of `parent`; exit immediately if it has died already."""
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -106,7 +107,7 @@ _file_limit: tuple[int, int] | None = None
 
 
 def raise_file_limit() -> None:
-    """Let the supervisor hold as many descriptors as it may: it keeps one of every segment.
+    """Raise the limit of open files as far as allowed: the supervisor keeps a descriptor of every segment.
 
     Its children get the user's own limit back.
     """
@@ -125,11 +126,11 @@ _policy: int | None = None
 
 
 def use_batch_scheduling() -> None:
-    """Let whoever sends the supervisor a message go on, instead of being preempted by what it wakes.
+    """Schedule this process as SCHED_BATCH (sched(7)), so that it does not preempt the process that woke it.
 
-    Most messages need no answer at once, and where ranks share processors with it, it would take the time of
-    those that others wait for (sched(7), SCHED_BATCH; whoever waits for an answer sleeps and leaves it the
-    processor).  Its children get the user's own policy back.
+    Most messages need no immediate answer, and where ranks share processors with the supervisor it would take
+    the time of processes that others wait for.  A process that waits for an answer sleeps and leaves it the
+    processor.  Its children get the user's own policy back.
     """
     global _policy
     try:
@@ -164,7 +165,7 @@ def reap(sessions: set[int]) -> Iterator[ChildExit]:
             try:
                 os.killpg(pid, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # it left nobody behind
+                pass  # it left no process behind
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         yield ChildExit(
@@ -219,12 +220,25 @@ class RankProcess:
     template: int = 0
     inode: int = 0
     """Of its end of the segment socket, which what it forks has open too."""
-    nonsense: str = ""
-    """What it sent that is no message; it is ended for that."""
+    protocol_error: str = ""
+    """How it broke the protocol, for which it was killed."""
     pidfd: int = -1
     """Readable when it has ended, whether SIGCHLD came or not; -1: there is none yet, or no more."""
 
-    def give_pidfd(self) -> int:
-        """Return the pidfd, which is the caller's from now on; -1 if there is none."""
+    def take_pidfd(self) -> int:
+        """Return the pidfd, which the caller owns from now on; -1 if there is none."""
         pidfd, self.pidfd = self.pidfd, -1
         return pidfd
+
+    def death_message(self, child_exit: ChildExit | None) -> bytes:
+        """Return the payload of ``DIED``; None: how it ended is unknown."""
+        fields = {
+            "rank": self.rank,
+            "client": self.client,
+            "pid": self.pid,
+            "announced": self.announced,
+            "exit_code": child_exit.exit_code if child_exit else None,
+            "signal": child_exit.signal_number if child_exit else None,
+            "nonsense": self.protocol_error,
+        }
+        return json.dumps(fields).encode()

@@ -1,13 +1,13 @@
-"""Strays: processes that user code on a rank had started, and whose rank is dead.
+"""Orphans: processes that user code on a rank had started, and whose rank is dead.
 
 Whatever a rank started becomes the supervisor's child when its own parents have ended (a subreaper adopts).
-Whose it was is told by what it cannot easily get rid of, even after ``setsid`` and two forks:
+Its rank is known by what a process cannot easily lose, even after ``setsid`` and two forks:
 
 * its session (setsid(2)) is the one that the rank led; or
 * it was executed, and its environment names the rank's client number; or
 * it was only forked, and has the rank's end of a socket open: exec closes it, fork does not.
 
-A child's pid is not used again before we have asked for it, so what is looked at is what is killed.
+A child's pid is not reused before it has been reaped, so the process that was inspected is the one killed.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class _Dead:
 
 
 def mark_children(notebook: int) -> None:
-    """Have every process below this one, the supervisor, bear who owns it."""
+    """Mark every process below this one, the supervisor, with its owner, by an environment variable."""
     head = process_of(notebook)
     os.environ[OWNER] = Owner(this_world(), head, (head, this_process())).text()
 
 
 class Orphans:
-    """The dead ranks of one session, and what is left of them."""
+    """The dead ranks of one session, and the processes that they left running."""
 
     def __init__(self) -> None:
         self._dead: list[_Dead] = []
 
     def rank_died(self, session: str, client: int, pid: int, inode: int) -> None:
-        """Take note of a dead rank; `inode` is that of its segment socket."""
+        """Record the death of a rank; `inode` is that of its segment socket."""
         marks = frozenset({f"{SESSION}={session}".encode(), f"{CLIENT}={client}".encode()})
         self._dead.append(_Dead(pid, marks, f"socket:[{inode}]"))
 
-    def rank_lives(self, pid: int) -> None:
-        """Hear that a number that a dead rank had is a living one's."""
+    def forget_pid(self, pid: int) -> None:
+        """Record that a pid of a dead rank was reused."""
         self._dead = [dead for dead in self._dead if dead.pid != pid]
 
     def end(self, living: Collection[int]) -> None:
@@ -60,10 +60,10 @@ class Orphans:
         if not self._dead:
             return
         for pid in children.children():
-            if pid not in living and self._is_stray(pid):
+            if pid not in living and self._is_orphan_of_rank(pid):
                 os.kill(pid, signal.SIGKILL)
 
-    def _is_stray(self, pid: int) -> bool:
+    def _is_orphan_of_rank(self, pid: int) -> bool:
         state = process_state(pid)
         if state is None or state.letter in "ZX":
             return False
@@ -86,7 +86,7 @@ def orphans_text(count: int) -> str:
 def end_orphans() -> int:
     """Kill the processes of sessions whose notebook and supervisor are dead for sure; return how many.
 
-    They bear the owner record of their session in their environment.
+    Their environment holds the owner record of their session.
     """
     owner_liveness = OwnerLiveness(this_world(), boot_time())
     return kill_where(lambda pid: _is_orphan(pid, owner_liveness))[1]

@@ -1,1 +1,8 @@
-"""The ledger: which client holds which segment, and what the supervisor does about it."""
+"""The ledger of segments: which client holds which, and what happens when the last hold ends.
+
+`SegmentServer` reads the clients' frames (`wire.segments`) and gives each message to `Ledger.step`, a pure
+state machine, which returns `actions`: descriptors to keep, send or close, names to unlink, notices to send.
+The server performs them.  Two parts of the ledger's state have files of their own: `names` (names in the file
+system and the owner records beside them) and `memories` (blocks of memory over all their uses, which clients
+keep mapped).
+"""
