@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
+from nbparallel.testing.ranks import context_of
 
 Call = Callable[[], Any]
 
@@ -24,7 +25,7 @@ class Ours:
         """Return an array, its pages touched."""
         if not self._shared:
             return np.zeros(shape, dtype)
-        return self._c._context.store.zeros(shape, dtype)
+        return context_of(self._c).store.zeros(shape, dtype)
 
     def agree(self, value: float) -> float:
         """Return the largest value of all ranks."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.report import Figure, Section, human_seconds
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import run_ranks
+from nbparallel.testing.ranks import context_of, run_ranks
 
 KIB = 1 << 10
 SETS: dict[str, Sequence[int]] = {
@@ -39,7 +39,7 @@ OURS, SINGLE = "average_gradients", "all_reduce"
 
 
 def _arrays(c: Communicator, sizes: Sequence[int], *, shared: bool) -> list[Any]:
-    make = c._context.store.zeros if shared else np.zeros
+    make = context_of(c).store.zeros if shared else np.zeros
     return [make((1,), np.float64) if size == 8 else make((size // 4,), np.float32) for size in sizes]
 
 

@@ -24,7 +24,7 @@ from benchmarks.operations.lines import KIB, LARGE, MIB, Line, case
 from benchmarks.operations.parts import Seconds, parts_of_all_reduce, parts_of_ping_pong
 from benchmarks.report import Section, human_seconds
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import run_ranks
+from nbparallel.testing.ranks import context_of, run_ranks
 
 SMALL: dict[str, tuple[int, Callable[[Communicator], Seconds]]] = {
     "all_reduce, 8 B, 2 ranks": (2, parts_of_all_reduce),
@@ -113,7 +113,7 @@ def _together(c: Communicator, name: str, rounds: int) -> dict[str, float]:
         walls.append((time.perf_counter() - began) / BATCH / ways)
         used.append((time.process_time() - cpu) / BATCH / ways)
     found = {"wall": statistics.median(walls), "cpu": statistics.median(used)}
-    waiter, yielded, slept = c._context.waiter, [0], [0]
+    waiter, yielded, slept = context_of(c).waiter, [0], [0]
     sched_yield, sleep = os.sched_yield, waiter._futex_wait
 
     def counted_yield() -> None:

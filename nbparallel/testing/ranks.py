@@ -23,6 +23,7 @@ from typing import Any
 
 from nbparallel.distributed import Communicator, set_current
 from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.store import Store
 from nbparallel.supervisor.children import die_with_parent
@@ -111,6 +112,14 @@ class Running:
 
 class RanksHungError(AssertionError):
     """The watchdog's time was up; the message holds every rank's slot."""
+
+
+def context_of(communicator: Communicator) -> RankContext:
+    """Return what all operations of a rank share: its store, its words, its counters.
+
+    For tests of the operations themselves; its attributes change from version to version.
+    """
+    return communicator._context
 
 
 def run_ranks(

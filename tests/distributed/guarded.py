@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
+from nbparallel.testing.ranks import context_of
 
 LAYOUTS = ("private", "shared", "strided", "shared strided", "backwards", "fortran")
 GUARD = 64
@@ -18,7 +19,7 @@ class Guards:
     """Makes buffers for one operation, and looks afterwards at all that it should have left alone."""
 
     def __init__(self, communicator: Communicator) -> None:
-        self._store = communicator._context.store
+        self._store = context_of(communicator).store
         self._surroundings: list[tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]] = []
         self._inputs: list[tuple[np.ndarray[Any, Any], bytes]] = []
         self._before: list[bytes] = []

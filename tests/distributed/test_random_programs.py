@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
+from nbparallel.testing.ranks import context_of
 
 SIZES = [0, 1, 3, 100, 1500, 10_000, 80_000]
 CHANCES = [0.05, 0.3, 0.2, 0.2, 0.15, 0.07, 0.03]
@@ -39,7 +40,7 @@ def movement(c: Communicator, rng: np.random.Generator, kind: str, step: int, sh
     inputs = {r: np.arange(size, dtype="f8") * (r + 1) + step for r in members}
     x = inputs[c.rank].copy()
     if shared or kind == "view":
-        x = c._context.store.share(x)
+        x = context_of(c).store.share(x)
     total = sum(inputs.values())
     parts = {r: np.array_split(inputs[r], n) for r in members}
     if kind == "reduce":
@@ -89,7 +90,7 @@ def program(c: Communicator, operations: int, seed: int) -> int:
             sum(range(int(mine.integers(20_000))))  # ranks drift apart
         x = np.full(size, c.rank + step, "f8")
         if mine.random() < 0.3:
-            x = c._context.store.share(x)
+            x = context_of(c).store.share(x)
         if kind in (0, 1):
             c.all_reduce(x)
             assert (x == sum(range(n)) + n * step).all()

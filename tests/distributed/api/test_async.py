@@ -21,7 +21,7 @@ from nbparallel.errors import (
     PeerFailedError,
     StaleWorkError,
 )
-from nbparallel.testing.ranks import Running
+from nbparallel.testing.ranks import Running, context_of
 from tests.distributed.oracle import DTYPES, allowed, example, expected, same
 
 
@@ -73,7 +73,7 @@ def test_every_collective(ranks: Any, n: int) -> None:
     """All are begun, then waited for in any order, and give what the calls without async_op give."""
 
     def work(c: Communicator) -> None:
-        for size, make in itertools.product((5, 50_000), (np.array, c._context.store.share)):
+        for size, make in itertools.product((5, 50_000), (np.array, context_of(c).store.share)):
             x = make(np.arange(size * 1.0) * (c.rank + 1))
             begun = begin_all(c, x)
             order = np.random.default_rng(c.rank).permutation(list(begun))
@@ -110,7 +110,7 @@ def test_arguments_may_change_at_once(ranks: Any) -> None:
     """What was brought is copied when the call is begun, so that later changes reach nobody."""
 
     def work(c: Communicator) -> None:
-        for size, make in itertools.product((4, 50_000), (np.array, c._context.store.share)):
+        for size, make in itertools.product((4, 50_000), (np.array, context_of(c).store.share)):
             x = make(np.full(size, float(c.rank)))
             works = []
             for i in range(6):
@@ -205,7 +205,7 @@ def test_the_end_of_a_cell(ranks: Any) -> None:
         assert kept.wait()
         c.begin_cell(2, (0, 1), work.__code__.co_filename)
         w = c.all_reduce(1, async_op=True) if c.rank == 0 else None
-        assert c._context.open == 0
+        assert context_of(c).open == 0
         if w is not None:
             c._group_table.drop()
             with pytest.raises(StaleWorkError, match="ended since"):
@@ -347,7 +347,7 @@ def test_shared_outputs_that_overlap(ranks: Any) -> None:
     """Overlapping outputs of two ranks raise on all when waited for, and nothing else is hurt."""
 
     def work(c: Communicator) -> None:
-        store, handle = c._context.store, None
+        store, handle = context_of(c).store, None
         if c.rank == 0:
             whole = store.empty(4)
             whole[...] = 1

@@ -14,7 +14,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.slots.slot_area import group_area, group_nbytes, prepare
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
-from nbparallel.testing.ranks import Running
+from nbparallel.testing.ranks import Running, context_of
 
 
 @pytest.mark.time_limit(60)
@@ -31,7 +31,7 @@ def test_every_operation_in_every_group(ranks: Any) -> None:
                 continue
             n, at = len(members), members.index(me)
             root = members[-1]
-            for size, make in ((3, np.array), (9000, np.array), (9000, c._context.store.share)):
+            for size, make in ((3, np.array), (9000, np.array), (9000, context_of(c).store.share)):
                 x = make(np.full(size, float(me)))
                 assert all((v == r).all() for v, r in zip(c.all_gather(x, group=group), members, strict=True))
                 assert (c.all_reduce(make(np.full(size, float(me))), group=group) == sum(members)).all()

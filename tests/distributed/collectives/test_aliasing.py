@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
+from nbparallel.testing.ranks import context_of
 
 OPERATIONS = (
     "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "reduce_scatter", "scatter", "gather",
@@ -79,7 +80,7 @@ def test_overlapping_parts_of_one_array(ranks: Any, n: int) -> None:
             starts = tuple(int(v) for v in rng.integers(0, room - n * size, 2))
             x = np.arange(room, dtype="f8") * (c.rank + 1)
             if turn // len(OPERATIONS) % 2:
-                x = c._context.store.share(x)
+                x = context_of(c).store.share(x)
             y = x.copy()
             try:
                 overlapping(c, name, x, y, (starts[0], starts[1]), size)
@@ -98,7 +99,7 @@ def test_targets_over_each_other_are_refused(ranks: Any) -> None:
     """Two buffers of one call that share memory: ValueError on the caller, nothing sent, nothing written."""
 
     def work(c: Communicator) -> None:
-        for make in (np.array, c._context.store.share):
+        for make in (np.array, context_of(c).store.share):
             x = make(np.arange(8.0))
             for call in (
                 lambda x=x: c.all_gather([x[:3], x[2:5]], x[5:]),

@@ -11,6 +11,7 @@ import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
 from nbparallel.distributed.operators import OPERATORS
+from nbparallel.testing.ranks import context_of
 from tests.distributed.oracle import DTYPES, allowed, example, expected
 
 SIZES = (0, 1, 7, 1000, 3000, 40_000, 300_000)
@@ -20,9 +21,9 @@ SIZES = (0, 1, 7, 1000, 3000, 40_000, 300_000)
 def layouts(x: np.ndarray[Any, Any], communicator: Communicator) -> dict[str, np.ndarray[Any, Any]]:
     """Return arrays with the content of `x` that lie differently in memory."""
     n = x.size
-    found = {"private": x.copy(), "shared": communicator._context.store.empty(x.shape, x.dtype)}
+    found = {"private": x.copy(), "shared": context_of(communicator).store.empty(x.shape, x.dtype)}
     strided = np.zeros(2 * n, x.dtype)[::2]
-    shared_strided = communicator._context.store.empty((n, 2), x.dtype)[:, 1]
+    shared_strided = context_of(communicator).store.empty((n, 2), x.dtype)[:, 1]
     guarded = np.zeros(n + 2, x.dtype)
     found |= {"strided": strided, "shared strided": shared_strided, "guarded": guarded[1:-1]}
     if n % 2 == 0:
@@ -46,7 +47,7 @@ def test_all_dtypes_sizes_operators(ranks: Any, n: int) -> None:
             inputs = [example(dtype, size, r, 1) for r in range(n)]
             with np.errstate(all="ignore"):
                 want = expected(op, inputs)
-                for array in (inputs[c.rank].copy(), c._context.store.share(inputs[c.rank])):
+                for array in (inputs[c.rank].copy(), context_of(c).store.share(inputs[c.rank])):
                     result = c.all_reduce(array, op)
                     assert result is array
                     assert array.tobytes() == want.astype(dtype).tobytes(), (dtype, size, op)
@@ -118,7 +119,7 @@ def test_same_bits_everywhere_and_always(ranks: Any) -> None:
         found = []
         for size in (1000, 5000, 200_000):
             x = np.random.default_rng(c.rank).standard_normal(size).astype("f4")
-            y = c._context.store.share(x)
+            y = context_of(c).store.share(x)
             assert c.all_reduce(x).tobytes() == c.all_reduce(y).tobytes()
             found.append(x.tobytes())
         return found
@@ -176,7 +177,7 @@ def test_the_same_memory_twice(ranks: Any) -> None:
     """Overlapping parts of one shared array raise on every rank, untouched; disjoint parts work."""
 
     def work(c: Communicator) -> None:
-        store = c._context.store
+        store = context_of(c).store
         for size in (4, 4000, 200_000):
             x = store.empty(4 * size) if c.rank == 0 else None
             if c.rank == 0:
@@ -212,7 +213,7 @@ def test_sizes_in_turn(ranks: Any) -> None:
             size = int(rng.choice([0, 1, 900, 3000, 20_000, 150_000]))
             shared = bool(rng.integers(2))
             x = np.full(size, c.rank + 1 + i, "f8")
-            y = c._context.store.share(x) if shared else x
+            y = context_of(c).store.share(x) if shared else x
             c.all_reduce(y, "sum")
             assert (y == sum(range(1, 4)) + 3 * i).all()
             if i % 3 == 0:

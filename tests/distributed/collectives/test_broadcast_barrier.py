@@ -10,6 +10,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import broadcast, direct
+from nbparallel.testing.ranks import context_of
 
 
 @pytest.mark.matrix(cover=())
@@ -18,7 +19,7 @@ def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:
     """Every dtype, size and layout arrives in the array that was passed, from every root."""
 
     def work(c: Communicator) -> None:
-        store = c._context.store
+        store = context_of(c).store
         for root in range(n):
             for dtype in ("f4", "i2", ">u8", "c16", "b1", "M8[s]", "S5", "i4,f8", "U3"):
                 for size in (0, 1, 3000, 30_000, 400_000):
@@ -55,7 +56,7 @@ def test_broadcast_makes_new_values(ranks: Any, n: int) -> None:
                 assert got.flags.writeable
                 if c.rank != root:
                     got[...] = c.rank
-                shared = c.broadcast(c._context.store.share(x) if c.rank == root else None, src=root)
+                shared = c.broadcast(context_of(c).store.share(x) if c.rank == root else None, src=root)
                 assert (shared == x).all()
             assert c.broadcast(float(c.rank), src=root) == root
 
@@ -66,7 +67,7 @@ def test_broadcast_of_the_same_shared_array(ranks: Any) -> None:
     """The root's own memory on another rank is a no-op; part of it is an error on every rank."""
 
     def work(c: Communicator) -> None:
-        store = c._context.store
+        store = context_of(c).store
         for size in (10, 300_000):
             x = store.empty(size)
             handle = c.broadcast(store.handle(x, writable=True) if c.rank == 0 else None)
@@ -94,7 +95,7 @@ def test_large_shared_arrays_are_copied_by_all(ranks: Any, monkeypatch: pytest.M
     monkeypatch.setattr(broadcast, "direct_broadcast", count)
 
     def work(c: Communicator) -> list[int]:
-        store = c._context.store
+        store = context_of(c).store
         for size in (100_000, 100_001, 700_003):
             x = store.empty(size, "i2")
             data = (np.arange(size) % 9973).astype("i2")

@@ -15,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import NbParallelError, PeerFailedError
-from nbparallel.testing.ranks import Outcome, Running
+from nbparallel.testing.ranks import Outcome, Running, context_of
 
 POINTS = [p for p in fault_injection.POINTS if p != "waiting"]
 OPERATIONS = (
@@ -26,7 +26,7 @@ SIZES = {"8 B": 1, "4 MiB": 1 << 19}
 
 def arrays(c: Communicator, count: int, shared: bool) -> list[np.ndarray[Any, Any]]:
     """Return an input and outputs for three ranks."""
-    make = c._context.store.empty if shared else np.empty
+    make = context_of(c).store.empty if shared else np.empty
     return [make(count) for _ in range(4)]
 
 
@@ -172,7 +172,7 @@ def test_no_late_writer_into_the_root(outcomes: Any) -> None:
     """A root of reduce that is interrupted raises only when no stopped peer can still write its part."""
 
     def work(c: Communicator) -> float:
-        x = c._context.store.empty(2 << 20)
+        x = context_of(c).store.empty(2 << 20)
         x[...] = 1
         if c.rank == 0:
             try:
@@ -221,7 +221,7 @@ def killed_at_random(outcomes: Any, seed: int, times: int) -> None:
         moment, victim, n = rng.uniform(0.0, 0.06), int(rng.integers(3)), 3
 
         def work(c: Communicator, n: int = n) -> Any:
-            small, shared, large = np.ones(10), c._context.store.empty(60_000), np.ones(300_000)
+            small, shared, large = np.ones(10), context_of(c).store.empty(60_000), np.ones(300_000)
             shared[...] = 1
             try:
                 while True:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
+from nbparallel.testing.ranks import context_of
 
 DTYPES = ("b1", "i1", "u2", "i8", "f2", "f8", "c16", ">f4", "M8[s]", "S5", "U3", "i4,f8")
 SIZES = (0, 1, 7, 3000, 20_000, 300_000)
@@ -35,7 +36,7 @@ def untouched(whole: np.ndarray[Any, Any]) -> bool:
 
 def layouts(x: np.ndarray[Any, Any], c: Communicator) -> list[np.ndarray[Any, Any]]:
     """Return arrays of the content of `x` that lie differently; read-only ones among them."""
-    store = c._context.store
+    store = context_of(c).store
     strided = np.zeros((2 * len(x), *x.shape[1:]), x.dtype)[::2]
     shared_strided = store.empty((*x.shape, 2), x.dtype)[..., 1]
     backwards = np.array(x[::-1])[::-1]
@@ -70,7 +71,7 @@ def test_every_dtype_size_and_root(ranks: Any, n: int) -> None:
                 continue
             everybody = [example(dtype, size, r) for r in range(n)]
             parts = [np.array_split(x, n) for x in everybody]
-            for make in (np.array, c._context.store.share):
+            for make in (np.array, context_of(c).store.share):
                 x = make(everybody[me])
                 for root in range(n) if size < 3000 else (n - 1,):
                     found = c.gather(x, dst=root)
@@ -106,7 +107,7 @@ def test_layouts(ranks: Any, n: int) -> None:
                 outputs = [np.zeros((5, rows)).T for _ in range(n)]
                 c.all_gather(outputs, x)
                 assert all(map(np.array_equal, outputs, everybody))
-                outputs = [c._context.store.empty((rows, 5)) for _ in range(n)]
+                outputs = [context_of(c).store.empty((rows, 5)) for _ in range(n)]
                 found = c.gather(x, outputs if me == 0 else None, dst=0)
                 assert found is None or all(map(np.array_equal, outputs, everybody))
                 part = c.scatter(x if me == 1 else None, src=1)
@@ -160,7 +161,7 @@ def test_results_are_the_callers_own(ranks: Any) -> None:
 
     def work(c: Communicator) -> None:
         for size in (10, 50_000):
-            for make in (np.array, c._context.store.share):
+            for make in (np.array, context_of(c).store.share):
                 x = make(np.full(size, float(c.rank)))
                 for found in (
                     c.all_gather(x),
@@ -183,7 +184,7 @@ def test_the_sender_may_write_at_once(ranks: Any) -> None:
     """What a rank writes into its array after the call reaches nobody."""
 
     def work(c: Communicator) -> None:
-        for size, make in itertools.product((100, 200_000), (np.array, c._context.store.share)):
+        for size, make in itertools.product((100, 200_000), (np.array, context_of(c).store.share)):
             x = make(np.zeros(size))
             for i in range(20):
                 x[...] = i
@@ -204,7 +205,7 @@ def test_views(ranks: Any, n: int) -> None:
     def work(c: Communicator) -> None:
         me = c.rank
         for shape in ((4, 6), (400, 600)):
-            x = c._context.store.share(example("f8", shape, me))
+            x = context_of(c).store.share(example("f8", shape, me))
             y = x[::2, ::-1]
             for value in (x, y):
                 for views in (c.all_gather(value, view=True), c.gather(value, dst=0, view=True) or []):
@@ -363,7 +364,7 @@ def test_memory_that_several_write(ranks: Any) -> None:
     """Buffers of several ranks over one shared array raise on every rank, untouched; apart they work."""
 
     def work(c: Communicator) -> None:
-        store, me = c._context.store, c.rank
+        store, me = context_of(c).store, c.rank
         for size in (6, 60_000):
             handle = None
             if me == 0:

@@ -10,6 +10,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.operators import OPERATORS
+from nbparallel.testing.ranks import context_of
 from tests.distributed.oracle import DTYPES, allowed, example, expected, same
 
 SIZES = (0, 1, 7, 3000, 9000, 300_000)
@@ -33,7 +34,7 @@ def test_every_dtype_size_operator_and_root(ranks: Any, n: int) -> None:
             with np.errstate(all="ignore"):
                 want = expected(op, inputs)
             part = np.array_split(want, n)[me]
-            for make in (np.array, c._context.store.share):
+            for make in (np.array, context_of(c).store.share):
                 root = done % n
                 x = make(inputs[me])
                 found = c.reduce(x, root, op)
@@ -58,7 +59,7 @@ def test_layouts_and_guards(ranks: Any, n: int) -> None:
     """Arrays that lie differently meet; what lies beside them stays; a read-only root gets a new array."""
 
     def work(c: Communicator) -> None:
-        store, me = c._context.store, c.rank
+        store, me = context_of(c).store, c.rank
         for size in (4, 3000, 50_000, 300_000):
             inputs = [example("f8", size, r, 4) for r in range(n)]
             want = expected("sum", inputs)
@@ -129,7 +130,7 @@ def test_an_output_inside_the_input(ranks: Any, size: int) -> None:
     """A part of the input may take the result, whoever still reads it, in private and shared memory."""
 
     def work(c: Communicator) -> None:
-        for make in (np.array, c._context.store.share):
+        for make in (np.array, context_of(c).store.share):
             for at in range(3):
                 x = make(np.arange(3.0 * size) + c.rank)
                 c.reduce_scatter_tensor(x[at * size : (at + 1) * size], x)
@@ -144,7 +145,7 @@ def test_memory_that_several_use(ranks: Any) -> None:
     """The root's array may not be another rank's too; a part that is to be filled neither; others may."""
 
     def work(c: Communicator) -> None:
-        store, me = c._context.store, c.rank
+        store, me = context_of(c).store, c.rank
         for size in (6, 3000, 60_000):
             handle = None
             if me == 0:

@@ -12,6 +12,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.data_parallel.buckets import BUCKET, plan_of
 from nbparallel.errors import CollectiveMismatchError, PeerFailedError
+from nbparallel.testing.ranks import context_of
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (), (7,), (0, 2), (40, 50), (1, 1, 1))
 
@@ -38,7 +39,7 @@ def test_averages(ranks: Any, n: int) -> None:
                 arrays[0] = strided[::2, ::2]
                 arrays[0][...] = mine[c.rank][0]
                 if c.rank == n - 1:
-                    arrays[4] = c._context.store.share(arrays[4])
+                    arrays[4] = context_of(c).store.share(arrays[4])
                 result = c.average_gradients(arrays, bucket_nbytes=bucket_nbytes)
                 assert result is arrays
                 for i, x in enumerate(arrays):
@@ -173,11 +174,12 @@ def test_shared_memory_of_several_ranks(ranks: Any) -> None:
     """Gradients in one shared array on two ranks raise on all of them; each rank's own part is fine."""
 
     def work(c: Communicator) -> list[float]:
-        base = c._context.store.share(np.arange(6.0)) if c.rank == 0 else None
+        base = context_of(c).store.share(np.arange(6.0)) if c.rank == 0 else None
         packed = c.broadcast(
-            None if base is None else c._context.memory.packed(base, c._context.memory.place(base)), src=0
+            None if base is None else context_of(c).memory.packed(base, context_of(c).memory.place(base)),
+            src=0,
         )
-        everybody = c._context.memory.attach(packed, writable=True)
+        everybody = context_of(c).memory.attach(packed, writable=True)
         with pytest.raises(ValueError, match="ranks 0 and 1 passed overlapping memory of one shared array"):
             c.average_gradients([np.ones(2), everybody])
         assert everybody.tolist() == list(range(6))
@@ -237,10 +239,10 @@ def test_how_many_operations(ranks: Any, count: int, size: int, operations: int)
 
     def work(c: Communicator) -> int:
         arrays = [np.full(size, float(c.rank + i)) for i in range(count)]
-        before = c._context.operations
+        before = context_of(c).operations
         c.average_gradients(arrays)
         assert all((x == i + 0.5).all() for i, x in enumerate(arrays))
-        return c._context.operations - before
+        return context_of(c).operations - before
 
     assert ranks(2, work) == [operations] * 2
 
@@ -284,7 +286,7 @@ def test_batches(ranks: Any, n: int) -> None:
 
     def work(c: Communicator) -> list[list[int]]:
         x = np.arange(23)
-        y = c._context.store.share(x * 2.0)
+        y = context_of(c).store.share(x * 2.0)
         seen: list[list[int]] = []
         for epoch in range(3):
             seen.append([])
@@ -352,16 +354,16 @@ def test_some_ranks_say_more(ranks: Any, n: int, size: int) -> None:
     def work(c: Communicator) -> bytes:
         packed = None
         if c.rank == 0:
-            mine = c._context.store.share(np.zeros(size))
-            packed = c._context.memory.packed(mine, c._context.memory.place(mine))
+            mine = context_of(c).store.share(np.zeros(size))
+            packed = context_of(c).memory.packed_flat(mine)
         packed = c.broadcast(packed, src=0)
-        theirs = c._context.memory.attach(packed, writable=True) if c.rank == n - 1 else np.zeros(size)
+        theirs = context_of(c).memory.attach(packed, writable=True) if c.rank == n - 1 else np.zeros(size)
         for turn in range(3):
             arrays = [np.full(7, 1.0 * c.rank), theirs, np.full((3, 2), c.rank, "c8")]
             theirs[...] = c.rank + turn
-            before = c._context.operations
+            before = context_of(c).operations
             c.average_gradients(arrays)
-            assert c._context.operations - before > 1
+            assert context_of(c).operations - before > 1
             assert [x.ravel()[0] for x in arrays] == [(n - 1) / 2, (n - 1) / 2 + turn, (n - 1) / 2]
         c.barrier()
         return theirs.tobytes()

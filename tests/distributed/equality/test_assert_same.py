@@ -27,6 +27,7 @@ from nbparallel.errors import (
     PeerFailedError,
     UnpicklableError,
 )
+from nbparallel.testing.ranks import context_of
 from nbparallel.wire.control import State
 from tests.distributed.collectives.test_data_movement import DTYPES, example
 
@@ -80,7 +81,7 @@ def test_equal_data(ranks: Any, n: int) -> None:
         strided[...] = x
         frozen = x.copy()
         frozen.flags.writeable = False
-        shared = c._context.store.share(x)
+        shared = context_of(c).store.share(x)
         nan = np.array([-np.nan, 1.0]) if c.rank else np.array([np.nan, 1.0])
         nan.view(np.uint64)[0] ^= c.rank  # another NaN on every rank
         items = {"w": x, "b": nan, 3: [1, 2.5, "three", None]}
@@ -185,13 +186,13 @@ def test_only_what_differs_travels(ranks: Any, n: int) -> None:
 
     def work(c: Communicator) -> tuple[str, list[int]]:
         x = np.zeros((5000, 600))
-        x = c._context.store.share(x) if c.rank else x
+        x = context_of(c).store.share(x) if c.rank else x
         moved = []
 
         def compare(value: Any) -> str:
-            before = c._context.nbytes
+            before = context_of(c).nbytes
             text = message(c, value)
-            moved.append(c._context.nbytes - before)
+            moved.append(context_of(c).nbytes - before)
             return text
 
         assert compare(x) == ""
@@ -308,17 +309,17 @@ def test_everybody_gets_the_error(outcomes: Any) -> None:
         def last_step_late(*args: Any) -> Any:
             if next(step) == 2:
                 if c.rank == 0:
-                    while c._context.view.read_slot(1).state is not State.WAITING:
+                    while context_of(c).view.read_slot(1).state is not State.WAITING:
                         time.sleep(0.001)
                 else:
-                    check, view = c._context.check, c._context.view
+                    check, view = context_of(c).check, context_of(c).view
 
                     def late(wait: Any) -> None:
                         while not view.words[view.word_failed(0)]:
                             time.sleep(0.001)
                         check(wait)
 
-                    c._context.check = late  # type: ignore[method-assign]
+                    context_of(c).check = late  # type: ignore[method-assign]
             return run(*args)
 
         c._run = last_step_late  # type: ignore[method-assign]
@@ -333,7 +334,7 @@ def test_somebody_writes_meanwhile(ranks: Any) -> None:
     """Data that change while they are compared give an error or silence, never a wait or a crash."""
 
     def work(c: Communicator) -> int:
-        shared = c.broadcast(c._context.store.share(np.zeros(300_000)) if c.rank == 0 else None, view=True)
+        shared = c.broadcast(context_of(c).store.share(np.zeros(300_000)) if c.rank == 0 else None, view=True)
         if c.rank == 0:
             stop = threading.Event()
 

@@ -9,6 +9,7 @@ import pytest
 
 from nbparallel.distributed import Communicator, strict_sync
 from nbparallel.errors import CollectiveMismatchError, CollectiveTimeoutError, DeadlockError, PeerFailedError
+from nbparallel.testing.ranks import context_of
 
 VALUES: list[Any] = [
     0, -(10**30), 1.5, None, True, "text", "long" * 20_000, b"bytes",
@@ -58,7 +59,7 @@ def test_value_semantics(ranks: Any) -> None:
             for shared in (False, True):
                 x = np.ones(size)
                 if shared:
-                    x = c._context.store.share(x)
+                    x = context_of(c).store.share(x)
                 if c.rank == 0:
                     c.send(x, 1)
                     x[...] = 2
@@ -80,7 +81,7 @@ def test_views_and_shared_arrays_inside_objects(ranks: Any) -> None:
     """view=True shows the sender's memory read-only; a shared array inside an object is the same memory."""
 
     def work(c: Communicator) -> None:
-        x = c._context.store.share(np.ones(200_000))
+        x = context_of(c).store.share(np.ones(200_000))
         if c.rank == 0:
             c.send(x[::2], 1, view=True)
             c.send({"inside": x}, 1)

@@ -20,7 +20,7 @@ from nbparallel.errors import (
     NbParallelError,
     SharedMemoryFullError,
 )
-from nbparallel.testing.ranks import Running
+from nbparallel.testing.ranks import Running, context_of
 
 CHUNK = 16 << 10
 WINDOW = CHUNK * streaming.CHUNKS
@@ -108,7 +108,7 @@ def test_any_layout(ranks: Any, monkeypatch: Any) -> None:
         for array in arrays:
             if c.rank == 0:
                 c.send(array, 1)
-                c.send(c._context.store.share(array), 1)
+                c.send(context_of(c).store.share(array), 1)
             else:
                 buffer = np.zeros(array.shape, array.dtype, order="F")
                 c.recv(buffer, src=0)
@@ -323,7 +323,7 @@ def test_no_memory_for_a_late_receiver(outcomes: Any, monkeypatch: Any, comes: b
             def full(*_: Any, **__: Any) -> Any:
                 raise SharedMemoryFullError("no memory in this test")
 
-            monkeypatch.setattr(c._context.store, "empty", full)
+            monkeypatch.setattr(context_of(c).store, "empty", full)
             c.send(octets(LONG), 1)
         else:
             time.sleep(0.3)

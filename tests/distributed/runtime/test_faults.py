@@ -15,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import ForkedRankError, NbParallelError, PeerFailedError
-from nbparallel.testing.ranks import Outcome, Running
+from nbparallel.testing.ranks import Outcome, Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "16 MiB": 2 << 20}
 PATIENCE = 5
@@ -24,7 +24,7 @@ PATIENCE = 5
 
 def work_all_reduce(c: Communicator, count: int, shared: bool, *, late: bool = False) -> Any:
     """Reduce until somebody fails; return who, when, and whether anybody wrote to the array afterwards."""
-    x = c._context.store.empty(count) if shared else np.empty(count)
+    x = context_of(c).store.empty(count) if shared else np.empty(count)
     pause = 0.02
     while True:
         x[...] = c.rank
@@ -128,7 +128,7 @@ def test_interrupted_inside_all_reduce(outcomes: Any, size: str, shared: bool, a
     for point, victim in itertools.product(points, (0, 2)):
 
         def work(c: Communicator, victim: int = victim) -> Any:
-            x = c._context.store.empty(SIZES[size]) if shared else np.empty(SIZES[size])
+            x = context_of(c).store.empty(SIZES[size]) if shared else np.empty(SIZES[size])
             if c.rank != victim:
                 return work_all_reduce(c, SIZES[size], shared)
             try:
@@ -190,7 +190,7 @@ def test_interrupts_at_random_moments(outcomes: Any) -> None:
         moment, victim = rng.uniform(0.03, 0.08), int(rng.integers(3))
 
         def work(c: Communicator) -> Any:
-            x, y = np.ones(10), c._context.store.empty(200_000)
+            x, y = np.ones(10), context_of(c).store.empty(200_000)
             y[...] = 1
             while True:
                 c.all_reduce(x, "max")
@@ -216,7 +216,7 @@ def test_no_late_writer(outcomes: Any) -> None:
     """A rank whose peer is stopped while it writes into others' arrays raises only after it was freed."""
 
     def work(c: Communicator) -> Any:
-        x = c._context.store.empty(2 << 20)
+        x = context_of(c).store.empty(2 << 20)
         x[...] = 1
         begin = time.monotonic()
         try:
@@ -248,7 +248,7 @@ def test_no_late_writer(outcomes: Any) -> None:
     # Rank 0 stops in the middle of writing; rank 1 is interrupted by nobody but fails with rank 2's death.
     def failing(c: Communicator) -> Any:
         if c.rank == 2:
-            x = c._context.store.empty(2 << 20)
+            x = context_of(c).store.empty(2 << 20)
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             signal.signal(signal.SIGALRM, signal.default_int_handler)
             try:

@@ -14,7 +14,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
-from nbparallel.testing.ranks import Running
+from nbparallel.testing.ranks import Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "4 MiB": 1 << 19}
 
@@ -35,7 +35,7 @@ def test_stopped_at_every_point(outcomes: Any, size: str) -> None:
         victim, shared = turn % 2, bool(turn % 3)
 
         def work(c: Communicator, shared: bool = shared, victim: int = victim) -> int:
-            make = c._context.store.empty if shared else np.empty
+            make = context_of(c).store.empty if shared else np.empty
             x = make(SIZES[size])
             for i in range(4):
                 if c.rank != victim:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime.waiting import _bit
+from nbparallel.testing.ranks import context_of
 
 MESSAGES = 25
 EARLY_SECONDS = 0.04
@@ -16,7 +17,7 @@ EARLY_SECONDS = 0.04
 
 def _watch(c: Communicator) -> list[bool]:
     """Return a list that grows by one entry for each sleep: whether something ended it before its time."""
-    waiter, early = c._context.waiter, []
+    waiter, early = context_of(c).waiter, []
 
     def sleep(*args: Any, sleep: Callable[..., None] = waiter._futex_wait) -> None:
         began = time.monotonic()

@@ -13,6 +13,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.slots import slot_protocol
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
+from nbparallel.testing.ranks import context_of
 
 Call = Callable[[Communicator, np.ndarray[Any, Any]], Any]
 
@@ -49,7 +50,7 @@ def test_every_pair_of_calls(outcomes: Any, size: int) -> None:
             c: Communicator, shared: bool = shared, one: str = one, other: str = other
         ) -> tuple[str, bool]:
             call, array = calls(size)[one if c.rank == 0 else other]
-            array = c._context.store.share(array) if shared else array
+            array = context_of(c).store.share(array) if shared else array
             before = array.tobytes()
             try:
                 call(c, array)
@@ -75,7 +76,7 @@ def altered(c: Communicator, size: int, operation: str, change: str) -> tuple[Ca
     shape = (size + n,) if change == "count" else (size, 1) if change == "shape" else (size,)
     root = 1 if change == "root" else 0
     op = "max" if change == "operator" else "sum"
-    make = c._context.store.share if change == "shared" else np.array
+    make = context_of(c).store.share if change == "shared" else np.array
     x = make(np.arange(shape[0], dtype=dtype).reshape(shape))
     outputs = [make(np.full(shape, -1, dtype)) for _ in range(n)]
     lists = [make(np.full(shape, r, dtype)) for r in range(n)]
@@ -159,7 +160,7 @@ def test_one_operation_for_another(outcomes: Any) -> None:
     for one, other in itertools.pairwise([*calls, calls[0]]):
 
         def work(c: Communicator, one: Call = one, other: Call = other) -> str:
-            a = c._context.store.share(np.ones(3))
+            a = context_of(c).store.share(np.ones(3))
             try:
                 (one if c.rank == 1 else other)(c, a)
             except CollectiveMismatchError as error:
