@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from nbparallel.errors import NO_RANKS
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
+from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets import panel as panels
 from nbparallel_widgets.panel import Panel
 from nbparallel_widgets.panel_view import PanelView
@@ -24,14 +25,6 @@ RANKS = (
 )
 RUNNING = SessionActivity(True, 4, 1.41, RANKS, "file_descriptor", 2, 3 << 20, 1 << 20)
 IDLE = SessionActivity(False, 4, 2.5, RANKS[:2], "mmap", 1, 80, 0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    limit = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < limit, "it never came to be"
-        time.sleep(0.005)
 
 
 class Scene:
@@ -93,19 +86,19 @@ def test_it_looks_only_while_something_runs(panel: Panel, scene: Scene) -> None:
     time.sleep(0.1)
     assert scene.looks == 1
     panel.begin()
-    until(lambda: scene.looks > 3)
+    wait_until(lambda: scene.looks > 3)
     scene.now = RUNNING
-    until(lambda: "runs on ranks" in panel.widget.value)
+    wait_until(lambda: "runs on ranks" in panel.widget.value)
     panel.end()  # the ranks go on: a cell with --async
     before = scene.looks
-    until(lambda: scene.looks > before + 3)
+    wait_until(lambda: scene.looks > before + 3)
     sent: list[Any] = []
     panel.widget.observe(sent.append, "value")
     before = scene.looks
-    until(lambda: scene.looks > before + 3)
+    wait_until(lambda: scene.looks > before + 3)
     assert sent == []
     scene.now = IDLE
-    until(lambda: "In[4] took 2.5 s" in panel.widget.value)
+    wait_until(lambda: "In[4] took 2.5 s" in panel.widget.value)
     time.sleep(0.1)
     before = scene.looks
     time.sleep(0.1)
@@ -126,7 +119,7 @@ def test_closing(panel: Panel, scene: Scene, monkeypatch: pytest.MonkeyPatch) ->
     assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= set(data)
     scene.now = IDLE
     panel.begin()
-    until(lambda: "took 2.5 s" in panel.widget.value)
+    wait_until(lambda: "took 2.5 s" in panel.widget.value)
     panel.close()
     panel.close()
     assert [identity for _, identity in updated] == [first, shown[1][1]]
@@ -138,4 +131,4 @@ def test_an_error_is_shown(panel: Panel, scene: Scene) -> None:
     """If looking fails, the panel says so where the figures were; nothing is swallowed."""
     scene.error = ValueError("no such thing")
     panel.begin()
-    until(lambda: panel.widget.value == "the panel has ended: ValueError: no such thing")
+    wait_until(lambda: panel.widget.value == "the panel has ended: ValueError: no such thing")

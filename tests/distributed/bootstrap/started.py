@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
+from nbparallel.testing.waiting import wait_until
 
 SECONDS = 300.0
 """A generous bound for scripts that end within a second: the machine may be busy with something else."""
@@ -71,7 +71,7 @@ class Script:
             assert found or self.process.poll() is None, self.stderr
             return bool(found)
 
-        until(look)
+        wait_until(look)
         return found[0]
 
 
@@ -110,11 +110,3 @@ class Launcher:
             if script.process.poll() is None:
                 script.process.kill()
             script.process.wait(SECONDS)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    limit = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < limit, "it never came to be"
-        time.sleep(0.005)

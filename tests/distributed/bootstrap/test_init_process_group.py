@@ -12,7 +12,8 @@ import pytest
 
 from nbparallel.distributed.bootstrap import init_method
 from nbparallel.distributed.bootstrap.init_method import InitMethod
-from tests.distributed.bootstrap.started import Launcher, until
+from nbparallel.testing.waiting import wait_until
+from tests.distributed.bootstrap.started import Launcher
 
 pytestmark = pytest.mark.time_limit(400)
 
@@ -65,7 +66,7 @@ say(sum=dist.all_reduce(int(os.environ["VALUE"])))
         launcher.start(code, NAME=name, PLACE=place, VALUE=value)
         for name, place, value in (("a", 0, 1), ("b", 1, 10), ("a", 1, 2), ("b%20c", 0, 20))
     ]
-    until(lambda: "b c" in launcher.places())
+    wait_until(lambda: "b c" in launcher.places())
     scripts.append(launcher.start(code, NAME="b%20c", PLACE=1, VALUE=30))
     scripts.append(launcher.start(code, NAME="b", PLACE=0, VALUE=40))
     assert [script.wait()["sum"] for script in scripts] == [3, 50, 3, 50, 50, 50]

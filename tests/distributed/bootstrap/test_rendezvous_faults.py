@@ -13,7 +13,8 @@ import pytest
 from nbparallel.supervisor.external.listener import SOCKET
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
-from tests.distributed.bootstrap.started import PREAMBLE, Launcher, Script, until
+from nbparallel.testing.waiting import wait_until
+from tests.distributed.bootstrap.started import PREAMBLE, Launcher, Script
 
 pytestmark = [pytest.mark.time_limit(400), pytest.mark.fault("rendezvous")]
 
@@ -34,7 +35,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path)
     yield launcher
     launcher.close()
-    until(lambda: not launcher.supervisors())
+    wait_until(lambda: not launcher.supervisors())
     assert launcher.places() == []
 
 
@@ -50,7 +51,7 @@ def end_supervisor(launcher: Launcher) -> None:
 
 def _supervisor(launcher: Launcher) -> ProcessRecord:
     """Return the only supervisor of a world, once its first half, from which it forked away, has exited."""
-    until(lambda: len(launcher.supervisors()) == 1)
+    wait_until(lambda: len(launcher.supervisors()) == 1)
     return launcher.supervisors()[0]
 
 
@@ -61,7 +62,7 @@ def _supervisor(launcher: Launcher) -> ProcessRecord:
 def test_a_rank_that_never_comes_is_named(launcher: Launcher) -> None:
     """After the time-out all who came learn who did not; a shorter time-out of one is told to all."""
     scripts = [launcher.start(JOIN, RANK=rank, WORLD_SIZE=5) for rank in (1, 3)]
-    until(lambda: listening(launcher) and _connections(launcher) == 2)
+    wait_until(lambda: listening(launcher) and _connections(launcher) == 2)
     scripts.append(launcher.start(JOIN, RANK=0, WORLD_SIZE=5, SECONDS=2))
     for script in scripts:
         said = script.wait()
@@ -73,7 +74,7 @@ def test_a_rank_that_never_comes_is_named(launcher: Launcher) -> None:
 def test_a_rank_that_comes_twice(launcher: Launcher) -> None:
     """Both processes of one rank are named to everybody, at once."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=3)
-    until(lambda: listening(launcher))
+    wait_until(lambda: listening(launcher))
     scripts = [first, *(launcher.start(JOIN, RANK=1, WORLD_SIZE=3) for _ in range(2))]
     pids = [str(script.process.pid) for script in scripts[1:]]
     for script in scripts:
@@ -106,8 +107,8 @@ def test_versions_that_differ(launcher: Launcher) -> None:
 def test_one_that_ends_while_the_others_come(launcher: Launcher, number: int) -> None:
     """A process that dies or is interrupted while it waits ends the meeting; others are told."""
     waiting = [launcher.start(JOIN, RANK=rank, WORLD_SIZE=3) for rank in range(2)]
-    until(lambda: listening(launcher))
-    until(lambda: _connections(launcher) == 2)
+    wait_until(lambda: listening(launcher))
+    wait_until(lambda: _connections(launcher) == 2)
     waiting[0].process.send_signal(number)
     said = waiting[1].wait()
     assert said["kind"] == "RendezvousError"
@@ -124,7 +125,7 @@ def _connections(launcher: Launcher) -> int:
 def test_a_supervisor_that_is_killed_while_they_meet(launcher: Launcher) -> None:
     """Those who wait start another one, and say that the place was stale."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
-    until(lambda: listening(launcher) and _connections(launcher) == 1)
+    wait_until(lambda: listening(launcher) and _connections(launcher) == 1)
     end_supervisor(launcher)
     second = launcher.start(JOIN, RANK=1, WORLD_SIZE=2)
     assert [first.wait()["sum"], second.wait()["sum"]] == [2, 2]
@@ -134,7 +135,7 @@ def test_a_supervisor_that_is_killed_while_they_meet(launcher: Launcher) -> None
 def test_a_stale_place_is_used_again(launcher: Launcher) -> None:
     """What a killed world has left, its supervisor included, does not hang the next one, which says so."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
-    until(lambda: listening(launcher) and _connections(launcher) == 1)
+    wait_until(lambda: listening(launcher) and _connections(launcher) == 1)
     os.kill(first.process.pid, signal.SIGSTOP)  # else it would start another supervisor
     end_supervisor(launcher)
     first.process.kill()
@@ -186,7 +187,7 @@ def test_places_that_cannot_be_used(launcher: Launcher, tmp_path: Path, made: st
 def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
     """A program of this user that talks nonsense, or nothing, is sent away; the world comes about."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
-    until(lambda: listening(launcher))
+    wait_until(lambda: listening(launcher))
     (place,) = (path for path in launcher.places() if path.endswith(f"/{SOCKET}"))
     strangers = []
     for words in ([], [b"hello"], [b"NBP1" + b"\xff" * 60], [b"x" * 60_000, b"y"]):
@@ -210,7 +211,7 @@ def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can act as another user")
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
-    until(lambda: listening(launcher))
+    wait_until(lambda: listening(launcher))
     (door,) = (launcher.protocol / place for place in launcher.places() if place.endswith(f"/{SOCKET}"))
     assert [path.stat().st_mode & 0o077 for path in (door, door.parent)] == [0, 0]
     if opened:
@@ -333,18 +334,19 @@ nbp.set_sharing_strategy("file_system")
 x = nbp.zeros(100_000)
 dist.all_gather(x, view=True)
 dist.barrier()
-say(names=len([name for name in os.listdir("/dev/shm") if name.startswith("nbp_")]))
+say(names=sorted({line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/nbp_" in line}))
 say(ready=True)
 time.sleep(1000)
 """
     scripts = launcher.world(2, MEET + code)
-    assert _victim(scripts).until_it_says("names") >= 2
+    names = _victim(scripts).until_it_says("names")
+    assert len(names) >= 2
     for script in scripts:
         script.process.kill()
     for script in scripts:
         script.wait(-signal.SIGKILL)
-    until(lambda: not launcher.supervisors())
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("nbp_")]
+    wait_until(lambda: not launcher.supervisors())
+    assert not [name for name in names if os.path.exists(name)]
 
 
 @pytest.mark.parametrize("ending", ["raise", "exit"])

@@ -7,15 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
 from nbparallel.session import Session
-
-GENEROUS_SECONDS = 5.0
-"""A watchdog's bound; the promise is 1 s."""
+from nbparallel.testing.waiting import Promised, wait_until
 
 WAYS = {
     "subprocess": "pids.append(subprocess.Popen(['sleep', '1000']).pid)",
@@ -66,24 +62,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], what: object) -> None:
-    """Fail unless `condition` comes to hold."""
-    deadline = time.monotonic() + GENEROUS_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
 @pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.parametrize("way", WAYS)
-def test_f14_what_a_rank_started_goes_when_the_rank_is_killed(way: str) -> None:
+def test_f14_what_a_rank_started_goes_when_the_rank_is_killed(way: str, promised: Promised) -> None:
     """The dead rank's processes end with it; those of the living rank are left alone."""
     with Session(2) as session:
         session.run(START + WAYS[way])
         mine, others = session.pull("pids")[1], session.pull("pids")[0]
         assert all(map(alive, mine + others))
         os.kill(session.statistics().ranks[1].pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(alive, mine)), mine)
+        with promised(1.0):
+            wait_until(lambda: not any(map(alive, mine)), mine)
         assert all(map(alive, others)), "the living rank's were killed"
         assert session.run("rank").values == [0, 1]
         assert all(map(alive, others))
@@ -100,7 +89,7 @@ sys.stdin.read()
 
 @pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.parametrize("way", WAYS)
-def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str) -> None:
+def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str, promised: Promised) -> None:
     """Whatever it was started as, the supervisor finds it before it ends."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER.format(source=START + WAYS[way])],
@@ -113,9 +102,11 @@ def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str) -> N
         supervisor, *pids = json.loads(owner.stdout.readline())
         assert all(map(alive, pids))
         owner.kill()
-        wait_until(lambda: not any(map(alive, [supervisor, *pids])), pids)
+        with promised(1.0):
+            wait_until(lambda: not any(map(alive, [supervisor, *pids])), pids)
 
 
+@pytest.mark.alone  # every new session of this machine ends what a killed one left
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", ["setsid", "daemon", "subprocess in a session of its own"])
 def test_f14_what_a_rank_started_goes_when_everybody_is_killed(way: str) -> None:

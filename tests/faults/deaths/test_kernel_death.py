@@ -11,9 +11,7 @@ import time
 import pytest
 
 from nbparallel.testing.processes import ProcessRecord, family
-
-GENEROUS_SECONDS = 5.0
-"""The promise is 2 s; a loaded machine gets more."""
+from nbparallel.testing.waiting import Promised, wait_until
 
 OWNER = """
 import os, sys, threading
@@ -71,11 +69,7 @@ def members(session: str) -> list[str]:
 
 def wait_until_gone(session: str) -> None:
     """Fail unless every process of the session ends."""
-    deadline = time.monotonic() + GENEROUS_SECONDS
-    while left := members(session):
-        if time.monotonic() > deadline:
-            pytest.fail("still there:\n" + "\n".join(left))
-        time.sleep(0.01)
+    wait_until(lambda: not members(session), lambda: "\n".join(members(session)))
 
 
 def close(owner: subprocess.Popen[str]) -> None:
@@ -87,7 +81,7 @@ def close(owner: subprocess.Popen[str]) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["kill", "killpg"])
-def test_f10_a_killed_owner_leaves_nothing(state: str, how: str) -> None:
+def test_f10_a_killed_owner_leaves_nothing(state: str, how: str, promised: Promised) -> None:
     """Kill -9 of the process, or of its whole group: no process of the session is left."""
     owner, session = start(STATES[state])
     assert members(session)
@@ -95,13 +89,16 @@ def test_f10_a_killed_owner_leaves_nothing(state: str, how: str) -> None:
         owner.kill()
     else:
         os.killpg(owner.pid, signal.SIGKILL)
-    wait_until_gone(session)
+    with promised(2.0):
+        wait_until_gone(session)
     close(owner)
 
 
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", ["returns", "raises", "exits"])
-def test_f13_an_owner_that_exits_while_ranks_compute_ends_them_and_itself(how: str) -> None:
+def test_f13_an_owner_that_exits_while_ranks_compute_ends_them_and_itself(
+    how: str, promised: Promised
+) -> None:
     """Leaving a script, whatever the way, takes the ranks along within two seconds."""
     call = {
         "returns": "threading.Thread(target=session.run, args=(source,), daemon=True).start()",
@@ -119,7 +116,8 @@ def test_f13_an_owner_that_exits_while_ranks_compute_ends_them_and_itself(how: s
     assert time.monotonic() - begin < 10
     session = done.stdout.split()[0]
     assert done.returncode == {"returns": 0, "raises": 1, "exits": 3}[how]
-    wait_until_gone(session)
+    with promised(2.0):
+        wait_until_gone(session)
     for word in ("Exception ignored", "leaked", "resource_tracker"):
         assert word not in done.stderr
 

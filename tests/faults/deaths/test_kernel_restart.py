@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.plugin import old_ipykernel
-
-GENEROUS_SECONDS = 5.0
-"""The promise is 2 s."""
+from nbparallel.testing.processes import ProcessRecord
+from nbparallel.testing.waiting import Promised, wait_until
 
 START = """
 %load_ext nbparallel
@@ -44,36 +42,38 @@ def begin(kernel: Kernel, state: str) -> None:
 
 def wait_until_alone(kernel: Kernel, but: int) -> None:
     """Fail unless every process below the kernel, and every former one, is gone."""
-    deadline = time.monotonic() + GENEROUS_SECONDS
-    while left := [record for record in kernel.descendants() if record.pid != but]:
-        if time.monotonic() > deadline:
-            pytest.fail("still there:\n" + "\n".join(map(str, left)))
-        time.sleep(0.01)
+
+    def left() -> list[ProcessRecord]:
+        return [record for record in kernel.descendants() if record.pid != but]
+
+    wait_until(lambda: not left(), left)
 
 
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("now", [False, True])
-def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool) -> None:
+def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool, promised: Promised) -> None:
     """Again and again, with ranks in an endless loop: the new kernel has no process of the old one."""
     with Kernel() as kernel:
         for state in ("computing", LOADED, "idle", "holding the GIL in C"):
             begin(kernel, state)
             assert kernel.descendants()
             kernel.restart(now=now or state not in ("idle", LOADED))
-            wait_until_alone(kernel, kernel.pid)
+            with promised(2.0):
+                wait_until_alone(kernel, kernel.pid)
         assert kernel.run("1 + 1").status == "ok"
 
 
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("state", STATES)
-def test_f10_a_killed_kernel_leaves_nothing(state: str) -> None:
+def test_f10_a_killed_kernel_leaves_nothing(state: str, promised: Promised) -> None:
     """Kill -9 of the kernel, in every state of its ranks."""
     with Kernel() as kernel:
         begin(kernel, state)
         assert kernel.descendants()
         kernel.kill()
-        wait_until_alone(kernel, -1)
+        with promised(2.0):
+            wait_until_alone(kernel, -1)
 
 
 @pytest.mark.slow
@@ -98,9 +98,7 @@ def test_f13_exit_in_a_cell_ends_everything() -> None:
     with Kernel() as kernel:
         begin(kernel, "idle")
         kernel.begin("exit()")
-        deadline = time.monotonic() + GENEROUS_SECONDS
-        while kernel.alive and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: not kernel.alive)
         wait_until_alone(kernel, -1)
 
 

@@ -19,19 +19,10 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.testing.leaks import names_of
+from nbparallel.testing.waiting import Promised, wait_until
 from nbparallel.wire.identity import process_state
 
-GENEROUS_SECONDS = 5.0
-"""A watchdog's bound; the promise is 1 s."""
 MAKE = "mine = [nbp.share(np.full(50_000, rank), strategy=s) for s in ('file_system', 'mmap')]"
-
-
-def wait_until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
-    """Fail unless `condition` comes to hold."""
-    deadline = time.monotonic() + GENEROUS_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.005)
 
 
 def open_files(pid: int) -> list[str]:
@@ -47,7 +38,7 @@ def open_files(pid: int) -> list[str]:
 
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT", "SIGBUS"])
-def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str) -> None:
+def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str, promised: Promised) -> None:
     """The dead rank's names and memory are gone, what others made or hold stays."""
     x = nbp.share(np.ones(50_000), strategy="file_system")
     with Session(2) as session:
@@ -61,15 +52,14 @@ def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str) -> Non
         session.run(MAKE, ranks=[1], namespace={"np": np})
         dying = set(names_of(os.getpid())) - set(kept)
         assert len(dying) == 2
-        begin = time.monotonic()
-        with pytest.raises(ParallelError):
-            session.run(f"import signal, os; os.kill(os.getpid(), signal.{name})", ranks=[1])
-        wait_until(lambda: names_of(os.getpid()) == kept, lambda: names_of(os.getpid()))
-        wait_until(
-            lambda: not any(path.startswith(tuple(dying)) for path in open_files(seen.supervisor_pid)),
-            lambda: open_files(seen.supervisor_pid),
-        )
-        assert time.monotonic() - begin < GENEROUS_SECONDS
+        with promised(1.0):
+            with pytest.raises(ParallelError):
+                session.run(f"import signal, os; os.kill(os.getpid(), signal.{name})", ranks=[1])
+            wait_until(lambda: names_of(os.getpid()) == kept, lambda: names_of(os.getpid()))
+            wait_until(
+                lambda: not any(path.startswith(tuple(dying)) for path in open_files(seen.supervisor_pid)),
+                lambda: open_files(seen.supervisor_pid),
+            )
         assert session.run("float(x.sum())", namespace={"x": x}).values == [50_000.0] * 2
         assert session.run("int(mine[1].sum())", ranks=[0]).values[0] == 0
     assert x.sum() == 50_000

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output.cell_output import CellOutput
 from tests.magics.output.page import Page
 
@@ -17,12 +18,9 @@ def page() -> Page:
     return Page()
 
 
-def wait_until(page: Page, words: str) -> None:
+def wait_until_shown(page: Page, words: str) -> None:
     """Wait until a page shows some words."""
-    end = time.monotonic() + 5
-    while words not in page.text:
-        assert time.monotonic() < end, page.text
-        time.sleep(0.002)
+    wait_until(lambda: words in page.text, lambda: page.text)
 
 
 def test_a_short_cell_is_shown_once(page: Page) -> None:
@@ -41,16 +39,16 @@ def test_values_are_in_rank_order_where_nothing_can_be_taken_back() -> None:
     out = CellOutput(page)
     out.result(2, {"text/plain": "two"}, {})
     out.stream(1, "stdout", "text\n")
-    wait_until(page, "[rank 1] text\n")
+    wait_until_shown(page, "[rank 1] text\n")
     out.result(1, {"text/plain": "one"}, {})
     out.stream(0, "stdout", "more\n")
-    wait_until(page, "more")
+    wait_until_shown(page, "more")
     assert "Out" not in page.text
     out.result(0, {"text/plain": "two"}, {})
     out.finish()
     assert page.text == "[rank 1] text\n[rank 0] more\nOut[ranks 0, 2]: two\nOut[rank 1]: one\n"
     out.result(1, {"text/plain": "late"}, {})
-    wait_until(page, "late")
+    wait_until_shown(page, "late")
 
 
 def test_blocks_have_one_label(page: Page) -> None:
@@ -116,10 +114,10 @@ def test_output_is_live_and_then_in_order(page: Page) -> None:
     out = CellOutput(page)
     started = time.monotonic()
     out.stream(1, "stdout", "first\n")
-    wait_until(page, "[rank 1] first\n")
+    wait_until_shown(page, "[rank 1] first\n")
     assert time.monotonic() - started < 0.2
     out.stream(0, "stdout", "second\n")
-    wait_until(page, "[rank 0] second\n")
+    wait_until_shown(page, "[rank 0] second\n")
     assert page.text == "[rank 1] first\n[rank 0] second\n"
     out.finish()
     assert page.text == "[rank 0] second\n[rank 1] first\n"
@@ -130,9 +128,9 @@ def test_what_is_in_order_stays(page: Page) -> None:
     """Output that came in rank order is not cleared."""
     out = CellOutput(page)
     out.stream(0, "stdout", "a\nb\n")
-    wait_until(page, "b\n")
+    wait_until_shown(page, "b\n")
     out.stream(0, "stdout", "c\n")
-    wait_until(page, "c\n")
+    wait_until_shown(page, "c\n")
     out.stream(1, "stdout", "d\n")
     out.finish()
     assert page.text == "[rank 0]\na\nb\nc\n[rank 1] d\n"
@@ -144,7 +142,7 @@ def test_a_slow_rank_gets_one_block_in_the_end(page: Page) -> None:
     out = CellOutput(page)
     for epoch in range(3):
         out.stream(0, "stdout", f"epoch {epoch}\n")
-        wait_until(page, f"epoch {epoch}\n")
+        wait_until_shown(page, f"epoch {epoch}\n")
     assert page.text == "[rank 0] epoch 0\n[rank 0] epoch 1\n[rank 0] epoch 2\n"
     out.finish()
     assert page.text == "[rank 0]\nepoch 0\nepoch 1\nepoch 2\n"
@@ -155,7 +153,7 @@ def test_dots_stay_on_their_line(page: Page) -> None:
     out = CellOutput(page)
     for number in range(3):
         out.stream(0, "stdout", f"{number}.")
-        wait_until(page, f"{number}.")
+        wait_until_shown(page, f"{number}.")
     out.stream(0, "stdout", "\ndone\n")
     out.finish()
     assert page.text == "[rank 0]\n0.1.2.\ndone\n"
@@ -167,7 +165,7 @@ def test_stream_order_stays_as_it_came(page: Page) -> None:
         page = Page(can_clear=can_clear)
         out = CellOutput(page, order=order)
         out.stream(1, "stdout", "first\n")
-        wait_until(page, "first")
+        wait_until_shown(page, "first")
         out.stream(0, "stdout", "second\n")
         out.finish()
         assert page.text == "[rank 1] first\n[rank 0] second\n"
@@ -188,7 +186,7 @@ def test_an_interrupt_while_the_end_is_shown_loses_nothing(page: Page) -> None:
     out = CellOutput(page)
     for rank in (1, 0):
         out.stream(rank, "stdout", f"a{rank}\n")
-        wait_until(page, f"a{rank}")
+        wait_until_shown(page, f"a{rank}")
         out.stream(rank, "stderr", f"b{rank}\n")
     stream, page.stream = page.stream, interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
@@ -224,15 +222,15 @@ def test_late_output_is_shown_as_it_comes(page: Page) -> None:
     out = CellOutput(page)
     out.finish()
     out.stream(3, "stdout", "late\n")
-    wait_until(page, "[rank 3] late\n")
+    wait_until_shown(page, "[rank 3] late\n")
     out.stream(3, "stdout", "more\n")
-    wait_until(page, "[rank 3] more\n")
+    wait_until_shown(page, "[rank 3] more\n")
     out.display(3, {"image/png": "x"}, {}, {"display_id": "a"}, False)
-    wait_until(page, "<display>")
+    wait_until_shown(page, "<display>")
     out.display(3, {"image/png": "y"}, {}, {"display_id": "a"}, True)
     out.clear(3, False)
     out.stream(3, "stdout", "last\n")
-    wait_until(page, "last\n")
+    wait_until_shown(page, "last\n")
     assert page.shown[-2][1] == {"image/png": "y"}
     assert page.clears == 0
     end = time.monotonic() + 5
@@ -246,7 +244,7 @@ def test_updates_belong_to_their_rank(page: Page) -> None:
     out = CellOutput(page)
     for rank in (1, 0):
         out.display(rank, {"image/png": "old"}, {}, {"display_id": "same"}, False)
-        wait_until(page, f"[rank {rank}]")
+        wait_until_shown(page, f"[rank {rank}]")
     out.display(1, {"image/png": "new"}, {}, {"display_id": "same"}, True)
     out.finish()
     displays = [s for s in page.shown if s[0] == "display"]
@@ -261,12 +259,12 @@ def test_clear_output_of_a_rank(page: Page) -> None:
     for number in range(3):
         out.clear(0, number > 0)
         out.stream(0, "stdout", f"frame {number}\n")
-        wait_until(page, f"frame {number}")
+        wait_until_shown(page, f"frame {number}")
     out.finish()
     assert page.text == "[rank 0] frame 2\n[rank 1] of 1\n"
     out = CellOutput(page := Page())
     out.stream(0, "stdout", "gone\n")
-    wait_until(page, "gone")
+    wait_until_shown(page, "gone")
     out.clear(0, False)
     out.finish()
     assert page.text == ""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.monitoring.activity import SessionActivity
+from nbparallel.testing.waiting import wait_until
 
 SECONDS = 60.0
 
 
-def until(session: Session, condition: Callable[[SessionActivity], bool]) -> SessionActivity:
-    """Look until something is so."""
-    limit = time.monotonic() + SECONDS
-    while not condition(seen := session.activity()):
-        assert time.monotonic() < limit, seen
-        time.sleep(0.02)
-    return seen
+def waits(now: SessionActivity) -> bool:
+    """Return whether rank 0 has waited for a while."""
+    return now.ranks[0].state == "waiting" and now.ranks[0].seconds > 0.1
 
 
 CELL = """\
@@ -44,7 +38,7 @@ def test_a_cell_from_its_begin_to_its_end(tmp_path: object) -> None:
         session.push(PATH=f"{tmp_path}/go")
         assert session.activity().seconds == 0.0, "what the session does by itself is no cell"
         pending = session.submit(CELL, execution_count=7)
-        seen = until(session, lambda now: now.ranks[0].state == "waiting" and now.ranks[0].seconds > 0.1)
+        seen = wait_until(lambda: now if waits(now := session.activity()) else None, session.activity)
         first, second = seen.ranks
         assert (first.operation, first.waits_for, first.line) == ("all_reduce", (1,), 5)
         assert (second.state, second.line, second.waits_for) == ("computing", 3, ())

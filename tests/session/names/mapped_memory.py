@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -15,11 +13,3 @@ def mapped(pid: int | str = "self") -> int:
             begin, _, end = line.split()[0].partition("-")
             total += int(end, 16) - int(begin, 16)
     return total
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait, bounded, without a call of ours."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -9,7 +9,8 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.sharing import current_store
-from tests.session.names.mapped_memory import mapped, wait_for
+from nbparallel.testing.waiting import wait_until
+from tests.session.names.mapped_memory import mapped
 
 COUNT = """
 import collections, os, time
@@ -112,7 +113,7 @@ def test_memory_goes_back_although_ranks_kept_it(ranks):
     session.run("del y, x")
     assert [mapped(pid) >= size + 8_000_000 for pid, size in zip(others, before, strict=True)] == [True] * 2
     session.run("current_store().drain(); current_store().trim()", ranks=[0])
-    wait_for(lambda: all(mapped(pid) < size + 8_000_000 for pid, size in zip(others, before, strict=True)))
+    wait_until(lambda: all(mapped(pid) < size + 8_000_000 for pid, size in zip(others, before, strict=True)))
 
 
 @pytest.mark.time_limit(60)
@@ -126,7 +127,7 @@ def test_the_notebooks_arrays_too():
         assert not _below(pids, before)
         session.run("del x")
         names.clear()
-        wait_for(lambda: _gives_back() and _below(pids, before))
+        wait_until(lambda: _gives_back() and _below(pids, before))
 
 
 def _gives_back():
@@ -150,7 +151,7 @@ def test_a_rank_dies(ranks, victim):
     assert mapped(pids[2]) >= before + 8_000_000
     os.kill(pids[victim], signal.SIGKILL)
     if victim == 0:
-        wait_for(lambda: mapped(pids[2]) < before + 8_000_000)
+        wait_until(lambda: mapped(pids[2]) < before + 8_000_000)
     session.restart(victim)
     session.run(COUNT, ranks=[victim])
     session.run("x = nbp.zeros(100_000) if rank == 0 else None")
@@ -202,7 +203,7 @@ def test_interrupts_while_views_come_and_go(ranks):
         session.run("if rank == 0: x[0] = 0")
     session.run("x = y = None")
     held = "current_store().drain(); [s.nbytes for s in nbp.segments() if s.phase != 'pooled']"
-    wait_for(lambda: session.run(held).values == [[], [], []])
+    wait_until(lambda: session.run(held).values == [[], [], []])
 
 
 @pytest.mark.time_limit(60)

@@ -10,6 +10,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.sharing import current_store
+from nbparallel.testing.waiting import wait_until
 from tests.session.names import holders
 from tests.session.names.holders import HOLDERS
 
@@ -22,12 +23,9 @@ def skip_without_torch(kind):
         pytest.skip("torch is not installed")
 
 
-def wait_until_gone(segment, seconds=5.0):
+def wait_until_gone(segment):
     """Fail unless a segment goes."""
-    deadline = time.monotonic() + seconds
-    while segment in segments():
-        assert time.monotonic() < deadline, nbp.segments()
-        time.sleep(0.005)
+    wait_until(lambda: segment not in segments(), nbp.segments)
 
 
 def segments():

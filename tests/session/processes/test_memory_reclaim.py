@@ -8,7 +8,8 @@ import pytest
 import nbparallel as nbp
 from nbparallel.sharing import current_store
 from nbparallel.sharing.lifecycle import memory_pool
-from tests.session.names.mapped_memory import mapped, wait_for
+from nbparallel.testing.waiting import wait_until
+from tests.session.names.mapped_memory import mapped
 
 KEEP = 0.3
 
@@ -37,7 +38,7 @@ def test_an_idle_rank_gives_its_pool_back():
         before = mapped(pid)
         session.run("import nbparallel as nbp\nx = nbp.ones(1_000_000)\ndel x")
         assert mapped(pid) >= before + 8_000_000, "it was not kept at all"
-        wait_for(lambda: mapped(pid) < before + 8_000_000)
+        wait_until(lambda: mapped(pid) < before + 8_000_000)
         used = cpu_seconds(pid)
         time.sleep(4 * KEEP)
         assert cpu_seconds(pid) - used < KEEP / 4
@@ -54,9 +55,9 @@ def test_an_idle_notebook_gives_its_pool_back():
         del lonely, sent
         current_store().drain()
         assert mapped() >= before + 12_000_000
-        wait_for(lambda: mapped() < before + 8_000_000)
+        wait_until(lambda: mapped() < before + 8_000_000)
         session.run("del sent")
-        wait_for(lambda: mapped() < before + 4_000_000)
+        wait_until(lambda: mapped() < before + 4_000_000)
 
 
 def test_without_a_session_nothing_is_kept():
