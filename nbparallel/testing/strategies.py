@@ -171,11 +171,11 @@ class StrategyTests:
         assert not nbp.is_shared(y + 1 if y.dtype.kind in "iuf" else y.copy())
 
     def test_it_is_made_by_this_strategy(self) -> None:
-        """`nbp.segments` says where an array lies."""
+        """`nbp.segments` names the strategy of an array's memory."""
         x = nbp.ones(10)
-        place = current_store().location(x)
-        assert place is not None
-        assert [s.strategy for s in nbp.segments() if s.segment == place.segment] == [self.strategy]
+        location = current_store().location(x)
+        assert location is not None
+        assert [s.strategy for s in nbp.segments() if s.segment == location.segment] == [self.strategy]
 
     # Arrays on ranks
 
@@ -248,7 +248,7 @@ class StrategyTests:
         most = held()
         for _ in range(_REPETITIONS):
             once()
-        # What ranks let go of is heard of a moment after their cell has ended.
+        # The notice that ranks released memory comes a moment after their cell has ended.
         deadline = time.monotonic() + 2.0
         while (now := held()) > most:
             assert time.monotonic() < deadline, (now, most)
@@ -300,7 +300,7 @@ class StrategyTests:
 
 def _check_sharing(session: nbp.Session, names: dict[str, Any], world_size: int) -> None:
     """Check with all ranks what torch's tests of sharing check with one child."""
-    everybody = range(world_size)
+    all_ranks = range(world_size)
     for length in (100, 100_000):
         x = names["x"] = nbp.zeros((4, length))
         names.update(row=x[2], column=x[:, 1], turned=x.T, y=np.arange(float(length)), none=nbp.empty((0, 3)))
@@ -313,7 +313,7 @@ count = len([s for s in nbp.segments() if not s.own])
 again is x, int(point), none.shape, count <= 4
 """
         assert session.run(cell, namespace=names).values == [(True, 7, (0, 3), True)] * world_size
-        assert [x[r, r + 5] for r in everybody] == [length - 1.0 + r for r in everybody]
+        assert [x[r, r + 5] for r in all_ranks] == [length - 1.0 + r for r in all_ranks]
         assert [names["row"][1], names["turned"][1, 0]] == [-3.0 if world_size > 2 else 0.0, -1.0]
         cell = """
 send(mine, (rank + 1) % world_size, view=True)
@@ -322,7 +322,7 @@ mine[0] = rank
 barrier()
 float(theirs[0]), nbp.is_shared(theirs), float(x[:4, 1].sum()), float(y.sum())
 """
-        total, left = -sum(r + 1.0 for r in everybody), [(r - 1) % world_size for r in everybody]
+        total, left = -sum(r + 1.0 for r in all_ranks), [(r - 1) % world_size for r in all_ranks]
         expected = [(float(r), True, total, length * (length - 1) / 2) for r in left]
         assert session.run(cell, namespace=names).values == expected
         names.update(dict.fromkeys(("x", "row", "column", "turned", "y", "none", "again", "point")))

@@ -160,7 +160,7 @@ class FetchedSegments:
 
     def disconnect(self, broker: SegmentBroker) -> None:
         """Detach the segments of a session that has ended; their arrays stay valid."""
-        self.cache.drop(broker)
+        self.cache.unmap(broker)
         self._requested = {request for request in self._requested if request[0] is not broker}
         for key, segment in list(self.by_id.items()):
             if key[0] is broker:

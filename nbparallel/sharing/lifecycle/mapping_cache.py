@@ -11,7 +11,7 @@ An array may begin on a kept mapping only if its handle names a use of that memo
 as is known here: ids of uses ascend, and the supervisor reports which have ended (`handle_notice`).  Rights
 are those of the mapping, so one for writing never serves an array for reading.
 
-Memory that its owner frees is unmapped as soon as this process acts on its notices (`drop`).
+Memory that its owner frees is unmapped as soon as this process acts on its notices (`unmap`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class MappingCache:
     def handle_notice(self, broker: SegmentBroker, notice: Notice) -> bool:
         """Act on a notice if it concerns memory that may be kept mapped, and return whether it does."""
         if notice.kind is NoticeKind.UNMAP:
-            self.drop(broker, notice.memory)
+            self.unmap(broker, notice.memory)
         elif notice.kind is NoticeKind.ENDED:
             for (whose, which, _), cached in list(self._cached.items()):
                 if whose is broker and which == notice.memory:
@@ -112,7 +112,7 @@ class MappingCache:
             return False
         return True
 
-    def drop(self, broker: SegmentBroker, memory: int | None = None) -> None:
+    def unmap(self, broker: SegmentBroker, memory: int | None = None) -> None:
         """Unmap a memory, or all of a session."""
         for key in list(self._cached):
             if key[0] is broker and memory in (None, key[1]):
