@@ -98,7 +98,7 @@ class ElasticPool:
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.stop()
-        self._names.forget_all()
+        self._names.all_ranks_lost()
 
     def _revive(self, pool: RankPool, interrupts: InterruptCounter) -> list[str]:
         """Start a fresh process for every dead rank; return a note for each."""
@@ -106,7 +106,7 @@ class ElasticPool:
         if not ends:
             return []
         for rank in ends:
-            self._names.forget(rank)
+            self._names.rank_lost(rank)
         pool.start(list(ends), len(pool.handles), interrupts)
         return [
             f"rank {rank} {describe_exit(end)}; it is back with its number, its variables are gone"

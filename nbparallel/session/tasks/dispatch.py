@@ -178,7 +178,7 @@ class TaskDispatcher:
                 "or %parallel_stop first"
             )
         for rank in ranks:
-            self._names.forget(rank)
+            self._names.rank_lost(rank)
         pool.shrink(world_size)
 
     def _send_strategy(self, pool: RankPool, handles: Iterable[RankHandle]) -> None:

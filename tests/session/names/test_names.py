@@ -399,7 +399,7 @@ def test_undelivered_updates_come_again(pair):
     assert len(pair.prepare("x, y")) == 2
     pair.names.delivered(0)
     assert pair.prepare("x, y") == ()
-    pair.names.forget(0)
+    pair.names.rank_lost(0)
     assert len(pair.prepare("x, y")) == 2
 
 
