@@ -22,7 +22,7 @@ MAX_SUBCLASSES = 2
 # What still breaks a rule.  The list only shrinks: an entry that is no longer true fails the test, too.
 KNOWN: dict[str, set[str]] = {
     "entries": {"nbparallel/distributed"},
-    "class names": {"Outcome"},
+    "class names": set(),
     "module names": set(),
     "functions' names": set(),
     "chains": {"Communicator < DataParallel < Reductions < OperationBase"},

@@ -87,7 +87,7 @@ class FolderBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RankOutcome:
     """How one rank ended."""
 
     rank: int
@@ -132,7 +132,7 @@ def run_ranks(
     participants: Sequence[int] | None = None,
     meanwhile: Callable[[Running], bool] | None = None,
     write_deaths: bool = True,
-) -> list[Outcome]:
+) -> list[RankOutcome]:
     """Run ``function(communicator)`` on forked ranks, in one cell, and return how each ended.
 
     Parameters
@@ -262,9 +262,9 @@ def _collect(
     running: Running,
     *,
     write_deaths: bool,
-) -> list[Outcome]:
+) -> list[RankOutcome]:
     limit = time.monotonic() + seconds
-    found: dict[int, Outcome] = {}
+    found: dict[int, RankOutcome] = {}
     data: dict[int, bytes] = dict.fromkeys(ranks, b"")
     open_pipes = {pipes[r]: r for r in ranks}
     while len(found) < len(ranks):
@@ -280,7 +280,7 @@ def _collect(
             received = data[rank]
             if len(received) >= 8 and len(received) - 8 == int.from_bytes(received[:8], "little"):
                 value, error, error_ns = pickle.loads(received[8:])
-                found[rank] = Outcome(rank, value, error, error_ns, None, 0)
+                found[rank] = RankOutcome(rank, value, error, error_ns, None, 0)
                 del open_pipes[reader]
             elif not part:
                 del open_pipes[reader]
@@ -288,7 +288,7 @@ def _collect(
                 number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
                 if write_deaths:
                     view.write_death(rank, exit_code=os.waitstatus_to_exitcode(status), signal=number)
-                found[rank] = Outcome(rank, None, None, 0, number or -1, time.monotonic_ns())
+                found[rank] = RankOutcome(rank, None, None, 0, number or -1, time.monotonic_ns())
     return [found[rank] for rank in ranks]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.ranks import Outcome, run_ranks
+from nbparallel.testing.ranks import RankOutcome, run_ranks
 
 
 @pytest.fixture
@@ -26,6 +26,6 @@ def ranks() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
-def outcomes() -> Callable[..., list[Outcome]]:
+def outcomes() -> Callable[..., list[RankOutcome]]:
     """Return a function that runs another on ranks and returns how each ended."""
     return run_ranks

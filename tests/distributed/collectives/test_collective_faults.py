@@ -15,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import NbParallelError, PeerFailedError
-from nbparallel.testing.ranks import Outcome, Running, context_of
+from nbparallel.testing.ranks import RankOutcome, Running, context_of
 
 POINTS = [p for p in fault_injection.POINTS if p != "waiting"]
 OPERATIONS = (
@@ -66,7 +66,7 @@ def repeat(c: Communicator, operation: str, count: int, shared: bool) -> Any:
             return type(error).__name__, getattr(error, "rank", None), ended, untouched, str(error)
 
 
-def check(found: list[Outcome], victim: int, *, died: bool) -> None:
+def check(found: list[RankOutcome], victim: int, *, died: bool) -> None:
     """Assert that the survivors were freed in time, know whom to blame, and own their memory."""
     for outcome in found:
         if outcome.rank == victim:

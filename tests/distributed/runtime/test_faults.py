@@ -15,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import ForkedRankError, NbParallelError, PeerFailedError
-from nbparallel.testing.ranks import Outcome, Running, context_of
+from nbparallel.testing.ranks import RankOutcome, Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "16 MiB": 2 << 20}
 PATIENCE = 5
@@ -41,7 +41,7 @@ def work_all_reduce(c: Communicator, count: int, shared: bool, *, late: bool = F
             return type(error).__name__, getattr(error, "rank", None), ended, untouched, str(error)
 
 
-def check(found: list[Outcome], victim: int, *, died: bool) -> None:
+def check(found: list[RankOutcome], victim: int, *, died: bool) -> None:
     """Assert that the survivors were freed in time, know whom to blame, and own their memory."""
     for outcome in found:
         if outcome.rank == victim:
