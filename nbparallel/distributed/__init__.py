@@ -1,7 +1,19 @@
 """Operations between ranks, named as in torch.distributed, for numpy arrays and any other objects.
 
 In a cell for ranks they are there without an import: ``total = all_reduce(rank)``; ``all_reduce?`` on a rank
-describes one.
+describes one.  One collective, from the call to the return::
+
+    all_reduce(x)            api          check the arguments, find the group
+      run(x, op)             collectives  find its fingerprint; choose the route of the bytes
+        write own slot       slots        payload, fingerprint, line; arrive += 1; wake sleepers
+        wait for all slots   runtime      spin, then sleep: peers that died, deadlocks, time-outs end it
+        compare              slots        every rank compares all fingerprints: raise alike, or go on
+        combine              collectives  INLINE: all slots; STAGED: chunk by chunk; DIRECT: the arrays
+        release own slot     slots        done = number of this collective
+
+With ``async_op=True`` a record of copies is written instead (`collectives.nonblocking`), and whatever this
+rank waits for later makes progress with it.  `send` and `recv` use a ring for each pair of ranks
+(`point_to_point`).
 """
 
 from __future__ import annotations
@@ -15,7 +27,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbparallel.distributed.api.point_to_point import P2POp
-from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.operators import ReduceOp
 from nbparallel.distributed.work import Work
@@ -29,53 +41,15 @@ __all__ = [
     "P2POp",
     "ReduceOp",
     "Work",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "assert_same",
-    "average_gradients",
-    "barrier",
-    "batch_isend_irecv",
-    "batches",
-    "broadcast",
-    "broadcast_object_list",
     "call_with_rank",
     "current",
     "destroy_process_group",
-    "gather",
-    "gather_object",
-    "get_global_rank",
-    "get_group_rank",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_size",
     "init_process_group",
-    "irecv",
     "is_available",
     "is_initialized",
-    "isend",
-    "local_slice",
-    "monitored_barrier",
-    "new_group",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
     "set_current",
-    "shard",
-    "split",
-    "strict_sync",
 ]
+__all__.extend(OPERATIONS)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _current: Communicator | None = None
@@ -209,7 +183,7 @@ def destroy_process_group(group: object = None) -> None:
 
 def call_with_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Return ``function(rank, *args)``: what `nbparallel.spawn` calls on every rank."""
-    return function(get_rank(), *args)
+    return function(current().rank, *args)
 
 
 def _as(name: str) -> Callable[[_F], _F]:
@@ -305,40 +279,9 @@ def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **op
     return (_current or current()).barrier(group, async_op)
 
 
-isend = _operation("isend")
-irecv = _operation("irecv")
-batch_isend_irecv = _operation("batch_isend_irecv")
+globals().update({name: _operation(name) for name in OPERATIONS if name not in globals()})
 
-reduce = _operation("reduce")
-gather = _operation("gather")
-all_gather = _operation("all_gather")
-scatter = _operation("scatter")
-reduce_scatter = _operation("reduce_scatter")
-all_to_all = _operation("all_to_all")
-monitored_barrier = _operation("monitored_barrier")
-strict_sync = _operation("strict_sync")
+if TYPE_CHECKING:
 
-all_gather_into_tensor = all_gather_single = _operation("all_gather_into_tensor")
-reduce_scatter_tensor = reduce_scatter_single = _operation("reduce_scatter_tensor")
-all_to_all_single = _operation("all_to_all_single")
-
-all_gather_object = _operation("all_gather_object")
-gather_object = _operation("gather_object")
-broadcast_object_list = _operation("broadcast_object_list")
-scatter_object_list = _operation("scatter_object_list")
-send_object_list = _operation("send_object_list")
-recv_object_list = _operation("recv_object_list")
-
-assert_same = _operation("assert_same")
-average_gradients = _operation("average_gradients")
-local_slice = _operation("local_slice")
-shard = _operation("shard")
-batches = _operation("batches")
-
-new_group = _operation("new_group")
-split = _operation("split")
-get_rank = _operation("get_rank")
-get_world_size = _operation("get_world_size")
-get_process_group_ranks = _operation("get_process_group_ranks")
-get_group_rank = _operation("get_group_rank")
-get_global_rank = _operation("get_global_rank")
+    def __getattr__(name: str) -> Callable[..., Any]:
+        """Stand for the operations that are defined above, for type checkers."""

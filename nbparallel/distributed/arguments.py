@@ -58,7 +58,7 @@ def value_and_outputs(first: Any, second: Any, operation: str) -> tuple[Any, Any
 
 
 def check_rank(rank: Any, name: str, ranks: Sequence[int], *, world: bool = True) -> int:
-    """Return the place of a rank of the world in `ranks`: those of the `world`, or of a group."""
+    """Return the index of a rank in `ranks`: those of the `world`, or of a group."""
     if isinstance(rank, bool | np.bool_) or not isinstance(rank, int | np.integer):
         raise TypeError(f"{name} must be the number of a rank, an int, not {type(rank).__name__} {rank!r}")
     if int(rank) in ranks:
@@ -72,13 +72,13 @@ def check_rank(rank: Any, name: str, ranks: Sequence[int], *, world: bool = True
     )
 
 
-def check_place(place: Any, name: str, ranks: Sequence[int]) -> int:
-    """Return a place in the group of `ranks`."""
-    if isinstance(place, bool | np.bool_) or not isinstance(place, int | np.integer):
-        raise TypeError(f"{name} must be a place in the group, an int, not {type(place).__name__} {place!r}")
-    if not 0 <= place < len(ranks):
-        raise ValueError(f"{name}={place}: the group has the places 0-{len(ranks) - 1}")
-    return int(place)
+def check_group_rank(rank: Any, name: str, ranks: Sequence[int]) -> int:
+    """Return a rank in the group of `ranks`."""
+    if isinstance(rank, bool | np.bool_) or not isinstance(rank, int | np.integer):
+        raise TypeError(f"{name} must be a rank in the group, an int, not {type(rank).__name__} {rank!r}")
+    if not 0 <= rank < len(ranks):
+        raise ValueError(f"{name}={rank}: the group has the ranks 0-{len(ranks) - 1}")
+    return int(rank)
 
 
 def check_tag(tag: Any) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import weakref
 
+from nbparallel.distributed.api._operation import UNTRACED, OnOperation
 from nbparallel.distributed.api.assert_same import AssertSame
+from nbparallel.distributed.api.data_movement import DataMovement
 from nbparallel.distributed.api.data_parallel import DataParallel
 from nbparallel.distributed.api.groups import GroupOperations
 from nbparallel.distributed.api.object_lists import ObjectLists
 from nbparallel.distributed.api.point_to_point import PointToPoint
+from nbparallel.distributed.api.reductions import Reductions
 from nbparallel.distributed.collectives.collectives import GroupCollectives
-from nbparallel.distributed.group import GroupTable
+from nbparallel.distributed.collectives.group_state import GroupTable
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.ring import RingPairs
 from nbparallel.distributed.point_to_point.sender import Sender
@@ -27,7 +30,9 @@ from nbparallel.wire.control import ControlView
 from nbparallel.wire.timeline import RankTimeline
 
 
-class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOperations):
+class Communicator(
+    PointToPoint, Reductions, DataMovement, ObjectLists, AssertSame, DataParallel, GroupOperations
+):
     """One rank's operations with the others, for one epoch.
 
     Parameters
@@ -74,6 +79,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
         self._tracer: OperationTracer | None = None
+        self._on_operation: OnOperation | None = None
         self.forgotten: list[str] = []
         """What the last cell has begun and never waited for."""
         self.unreceived: list[str] = []
@@ -83,7 +89,9 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
 
     def record(self) -> None:
         """Note from the next cell on when its statements and operations begin and end (`timeline`)."""
-        self._tracer = OperationTracer(self, self._context, self._world)
+        methods = {name: getattr(self, name) for name in TRACED}
+        self._tracer = OperationTracer(methods, vars(self), self._context, self._world)
+        self._on_operation = self._tracer
         self._context.hooks.waited = self._tracer.waited
 
     def timeline(self) -> RankTimeline | None:
@@ -130,7 +138,7 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
             As the operations themselves.
         """
         if self._context.ready:
-            self._talk(self._finish)
+            self._run_step(self._finish)
 
     def _finish(self) -> None:
         self._receiver.drain()
@@ -190,6 +198,11 @@ class Communicator(PointToPoint, DataParallel, AssertSame, ObjectLists, GroupOpe
         self._context = make_inert(self._context)
 
 
+OPERATIONS: tuple[str, ...] = tuple(
+    name for family in Communicator.__mro__[1:-1] for name in vars(family) if not name.startswith("_")
+)
+"""Every operation: the public methods of the families above."""
+TRACED = tuple(name for name in OPERATIONS if name not in UNTRACED)
 _living: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 

@@ -1,17 +1,21 @@
-"""Reduction operators, for arrays and for numbers."""
+"""Reduction operators.
+
+To add an operator, add a row to `OPERATORS` (and its name to `ReduceOp`); everything else reads the table.
+"""
 
 from __future__ import annotations
 
 import enum
 import functools
-import marshal
 import operator
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+_NUMERIC = "biufcmM"
+"""Kinds of dtypes that can be reduced at all."""
 
 
 class ReduceOp(enum.StrEnum):
@@ -29,36 +33,53 @@ class ReduceOp(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One way to combine two values."""
+    """One way to combine values."""
 
     name: str
     ufunc: np.ufunc
+    """Combines two arrays."""
     pair: Callable[[Any, Any], Any]
-    """The same for numbers of Python and numpy."""
+    """Combines two numbers of Python or numpy; ints stay exact."""
+    finish: Callable[[Any, int], Any] | None = None
+    """The last step: ``finish(total, count)`` returns the result, and changes an array in place."""
+    kinds: str = _NUMERIC
+    """Kinds of dtypes that it accepts."""
+    hint: str = ""
+    """What an error about another kind says, by the array's ``{dtype}``."""
+    inexact_kinds: str = ""
+    """Kinds whose last bits depend on the memory layout: every rank must combine them in the same layout."""
 
 
 def _lesser(a: Any, b: Any) -> Any:
-    return a if a != a or (b == b and a <= b) else b  # NaN is not itself, and wins
+    return a if a != a or (b == b and a <= b) else b  # NaN differs from itself, and wins
 
 
 def _greater(a: Any, b: Any) -> Any:
     return a if a != a or (b == b and a >= b) else b
 
 
+def _divide(total: Any, count: int) -> Any:
+    total /= count
+    return total
+
+
 OPERATORS = {
     op.name: op
     for op in (
         Operator("sum", np.add, operator.add),
-        Operator("avg", np.add, operator.add),
-        Operator("product", np.multiply, operator.mul),
+        Operator(
+            "avg", np.add, operator.add, finish=_divide, kinds="fc",
+            hint="needs floating-point numbers, and this array has dtype {dtype}: use x.astype(float), or "
+            "op='sum' and divide",
+        ),
+        Operator("product", np.multiply, operator.mul, inexact_kinds="c"),  # may be fused, or not
         Operator("min", np.minimum, _lesser),
         Operator("max", np.maximum, _greater),
-        Operator("band", np.bitwise_and, operator.and_),
-        Operator("bor", np.bitwise_or, operator.or_),
-        Operator("bxor", np.bitwise_xor, operator.xor),
+        Operator("band", np.bitwise_and, operator.and_, kinds="biu"),
+        Operator("bor", np.bitwise_or, operator.or_, kinds="biu"),
+        Operator("bxor", np.bitwise_xor, operator.xor, kinds="biu"),
     )
-}
-BITWISE = ("band", "bor", "bxor")
+}  # fmt: skip
 
 
 def find_operator(op: object) -> Operator:
@@ -67,7 +88,7 @@ def find_operator(op: object) -> Operator:
     Raises
     ------
     TypeError
-        `op` is no string.
+        `op` is not a string.
     ValueError
         There is no such operator; the message lists them.
     """
@@ -83,13 +104,10 @@ def find_operator(op: object) -> Operator:
 
 @functools.lru_cache(maxsize=1024)
 def check_dtype(op: Operator, dtype: np.dtype[Any]) -> None:
-    """Refuse what numpy cannot reduce in place; what it can is remembered: asking takes microseconds."""
-    if op.name == "avg" and dtype.kind not in "fc":
-        raise TypeError(
-            f"op='avg' needs floating-point numbers, and this array has dtype {dtype}: use x.astype(float), "
-            "or op='sum' and divide"
-        )
-    if dtype.kind not in "biufcmM":
+    """Reject a dtype that numpy cannot reduce in place; cached, since asking numpy takes microseconds."""
+    if dtype.kind not in op.kinds and op.hint:
+        raise TypeError(f"op={op.name!r} " + op.hint.format(dtype=dtype))
+    if dtype.kind not in _NUMERIC:
         raise TypeError(f"op={op.name!r} needs numbers, and this array has dtype {dtype}")
     probe = np.empty(0, dtype)
     try:
@@ -98,31 +116,10 @@ def check_dtype(op: Operator, dtype: np.dtype[Any]) -> None:
         raise TypeError(f"op={op.name!r} does not work for arrays of dtype {dtype}") from error
 
 
-def is_number(x: object) -> bool:
-    """Whether `x` is a number of Python or numpy."""
-    return isinstance(x, int | float | complex | np.number | np.bool_)
-
-
-def check_number(op: Operator, x: Any) -> Any:
-    """Return the number as it enters the operation: a bool counts as an int."""
-    if isinstance(x, bool | np.bool_):
-        return int(x)
-    if op.name in BITWISE and not isinstance(x, int | np.integer):
-        raise TypeError(f"op={op.name!r} needs integers, not {type(x).__name__}")
-    return x
-
-
-def combine_numbers(op: Operator, values: Sequence[Any]) -> Any:
-    """Return the combination of numbers in this order; ints stay exact."""
-    total = functools.reduce(op.pair, values)
-    return total / len(values) if op.name == "avg" else total
-
-
-def pack_number(x: Any) -> bytes:
-    """Return a number as bytes: marshal for Python's own, pickle for numpy's."""
-    return b"m" + marshal.dumps(x) if type(x) in (int, float, complex) else b"p" + pickle.dumps(x, 5)
-
-
-def unpack_number(data: bytes) -> Any:
-    """Undo `pack_number`."""
-    return marshal.loads(data[1:]) if data[:1] == b"m" else pickle.loads(data[1:])
+def combine(op: Operator, inputs: Sequence[Any], out: Any) -> None:
+    """Combine arrays in rank order into `out`, which is the first of them or none."""
+    ufunc, total = op.ufunc, inputs[0]
+    for other in inputs[1:]:
+        total = ufunc(total, other, out=out)
+    if op.finish is not None and len(inputs) > 1:  # dividing by 1 changes complex NaNs
+        op.finish(out, len(inputs))

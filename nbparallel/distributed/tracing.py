@@ -1,13 +1,17 @@
-"""Recorder: notes when a rank's statements and operations began and ended, for the timeline of its cell.
+"""The tracer of a rank's statements and operations: when they began and ended, for the timeline of its cell.
 
-An operation is noted by a function that stands before it in the communicator's own attributes, where Python
-looks first.  That costs a microsecond, a third of a small all_reduce.  So after `SHORT` short ones in a
-statement these functions are taken away from the quickest operations, which then cost what they cost without
-a recorder; they are only counted.  A wait that is long enough to sleep is always noted
-(`RankContext.wait`), and
-brings the functions back for a few operations.  What was noted last is kept, `KEPT` of it.
+A traced operation runs behind a function that the tracer puts into the communicator's own attributes, where
+Python looks before it looks at the class.  Tracing one costs a microsecond, a third of a small all_reduce.
+So after `SHORT` short operations in a statement the functions of the fastest operations are removed::
 
-Off by default: a rank of a session switches it on (`Communicator.record`).
+    statement begins     install: each call of all_reduce, … is traced
+    SHORT short calls    remove: calls run the class's methods, without any cost, and are only counted
+    a wait that sleeps   traced by `RankContext.wait` itself; install for the next AFTER_A_WAIT calls
+    next statement       install
+    cell ends            remove all
+
+An ``if`` in every operation instead was measured: docs/decisions/0016.  The last `KEPT` operations are kept.
+Off by default: a rank of a session enables it (`Communicator.record`).
 """
 
 from __future__ import annotations
@@ -17,17 +21,14 @@ import inspect
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from nbparallel.distributed.collectives.collectives import GroupCollectives
-from nbparallel.distributed.group import GroupState
+from nbparallel.distributed.collectives.group_state import GroupState
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.wire.timeline import Noted, RankTimeline, pack
-
-if TYPE_CHECKING:
-    from nbparallel.distributed.communicator import Communicator
 
 KEPT = 2000
 """Operations of one cell that are kept, the last ones; 50 bytes each on their way."""
@@ -39,39 +40,41 @@ SHORT_NS = 50_000
 AFTER_A_WAIT = 4
 """Operations to note after a sleep of at least a tenth of a millisecond."""
 QUICK = ("all_reduce", "barrier", "broadcast", "send", "recv")
-OTHERS = (
-    "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list",
-    "reduce", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all", "monitored_barrier",
-    "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
-    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list",
-    "assert_same", "average_gradients",
-)  # fmt: skip
 _clock = time.monotonic_ns
 _WORLD: tuple[int, ...] = ()
 
 
 class OperationTracer:
-    """One rank's notes on the cell that runs.
+    """Traces the operations of one rank, from `begin` to `end` of each cell.
 
     Parameters
     ----------
-    communicator : Communicator
-        Whose operations are noted from `begin` to `end`.
-    world : Collectives
+    methods : mapping
+        The operations to trace, by name.
+    attributes : dict
+        The attributes of the object whose methods they are; traced operations are put there.
+    world : GroupCollectives
         Those of all ranks.
     """
 
-    def __init__(self, communicator: Communicator, context: RankContext, world: GroupCollectives) -> None:
+    def __init__(
+        self,
+        methods: Mapping[str, Callable[..., Any]],
+        attributes: dict[str, Any],
+        context: RankContext,
+        world: GroupCollectives,
+    ) -> None:
         self._context, self._waiter, self._world = context, context.waiter, world
-        self._attributes = vars(communicator)
+        self._attributes = attributes
         self.state: GroupState | None = None
-        """Who met in the operation that runs, if it did not go the quickest way (`OperationBase._run`)."""
+        """The group of the operation that runs, unless it takes a fast path (`OperationBase._run`)."""
         self._noted: deque[Noted] = deque(maxlen=KEPT)
-        self._quick = {name: self._before(communicator, name) for name in QUICK}
-        self._others = {name: self._before(communicator, name) for name in OTHERS}
+        traced = {name: self._traced(name, method) for name, method in methods.items()}
+        self._quick = {name: traced.pop(name) for name in QUICK}
+        self._others = traced
         self._statements: deque[tuple[int, int]] = deque(maxlen=KEPT_STATEMENTS)
         self._count = self._short = self._operations = self._unseen = 0
-        self._left_at = -1  # member.operations when the functions were taken away
+        self._left_at = -1  # context.operations when the functions were removed
         self._began_ns = self._ended_ns = 0
         self._inside, self._awaited = False, -1
 
@@ -91,12 +94,12 @@ class OperationTracer:
         self._began_ns = _clock()
 
     def at_line(self, line: int) -> None:
-        """Note the beginning of a statement."""
+        """Record the beginning of a statement."""
         self._statements.append((line, _clock()))
-        self._come_back(SHORT)
+        self._install(SHORT)
 
     def end(self) -> None:
-        """Leave the operations alone until the next cell."""
+        """Stop tracing until the next cell."""
         self._ended_ns = _clock()
         if self._left_at >= 0:
             self._unseen += self._context.operations - self._left_at
@@ -121,7 +124,7 @@ class OperationTracer:
         )
 
     def close(self) -> None:
-        """Let go of the communicator."""
+        """Release the methods."""
         self._quick.clear()
         self._others.clear()
         self._attributes = {}
@@ -129,7 +132,7 @@ class OperationTracer:
     # -- operations ------------------------------------------------------------------------------------
 
     def waited(self, wait: WaitRecord, peer: int) -> None:
-        """Note a wait in which this rank was about to sleep; `peer` has ended it, if it is not -1."""
+        """Trace a wait in which this rank was about to sleep; `peer` has ended it, if it is not -1."""
         if self._inside:
             self._awaited = peer
             return
@@ -139,24 +142,23 @@ class OperationTracer:
         self._noted.append(
             (wait.operation.name, wait.line, begin, now, now - begin, 0, wait.peer, peer, 0, _WORLD, False)
         )
-        self._come_back(AFTER_A_WAIT)
+        self._install(AFTER_A_WAIT)
 
-    def _come_back(self, short: int) -> None:
-        """Note at least `short` short operations more."""
+    def _install(self, short: int) -> None:
+        """Trace at least `short` more short operations."""
         self._short = max(self._short, short)
         if self._left_at >= 0:
             self._unseen += self._context.operations - self._left_at
             self._left_at = -1
             self._attributes.update(self._quick)
 
-    def _leave(self) -> None:
+    def _remove(self) -> None:
         self._left_at = self._context.operations
         for name in self._quick:
             self._attributes.pop(name, None)
 
-    def _before(self, communicator: Communicator, name: str) -> Callable[..., Any]:
-        """Return what stands before an operation; it only stores, and `take` makes sense of it."""
-        method = getattr(communicator, name)
+    def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an operation that is traced: it only stores, and `take` interprets what it stored."""
         context, waiter, protocol, noted = self._context, self._waiter, self._world.protocol, self._noted
         place, keyword = _peer_argument(method)
         quick = name in QUICK
@@ -186,7 +188,7 @@ class OperationTracer:
             if quick and end - begin < SHORT_NS:
                 self._short -= 1
                 if self._short <= 0:
-                    self._leave()
+                    self._remove()
             return value
 
         return recorded
@@ -207,14 +209,14 @@ class OperationTracer:
             yield name, line, begin, end, slept, nbytes, known, awaited, number, group, failed
 
 
-def study(kind: type[Communicator]) -> None:
-    """Look at the operations' parameters, before this process is forked or its first cell begins."""
-    for name in (*QUICK, *OTHERS):
-        _peer_parameter(getattr(kind, name))
+def inspect_parameters(operations: Iterable[Callable[..., Any]]) -> None:
+    """Inspect the operations' parameters, before this process is forked or its first cell begins."""
+    for operation in operations:
+        _peer_parameter(operation)
 
 
 def _peer_argument(method: Callable[..., Any]) -> tuple[int, str]:
-    """Return where an operation is told its root or its other rank: place and keyword; (-1, "") if never."""
+    """Return position and keyword of an operation's root or other rank; (-1, "") if it has none."""
     place, name = _peer_parameter(getattr(method, "__func__", method))
     return (place - 1 if place > 0 and hasattr(method, "__func__") else place), name
 

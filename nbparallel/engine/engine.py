@@ -11,6 +11,7 @@ import nbparallel
 from nbparallel import distributed, sharing
 from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.distributed.api._operation import PREDEFINED
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, tasks
 from nbparallel.engine.debugger import Breakpoints
@@ -27,11 +28,6 @@ from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome, Task
 
-OPERATIONS = (
-    "send", "recv", "isend", "irecv", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
-    "reduce_scatter", "all_to_all", "barrier",
-)  # fmt: skip
-"""Operations that are predefined on a rank."""
 MANY_MODULES = 100
 """A cell that has imported so many leaves enough objects that a full collection is due soon; arbitrary."""
 
@@ -70,7 +66,7 @@ class Engine:
             rng=environment.random_streams(configure.seed, configure.rank),
             nbp=nbparallel,
             dist=distributed,
-            **{name: getattr(distributed, name) for name in OPERATIONS},
+            **{name: getattr(distributed, name) for name in PREDEFINED},
         )
         self.state = RankState(
             configure=configure,

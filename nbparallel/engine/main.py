@@ -44,7 +44,7 @@ def prepare() -> None:
     )
 
     environment.find_blas()
-    tracing.study(communicator.Communicator)
+    tracing.inspect_parameters(getattr(communicator.Communicator, name) for name in communicator.TRACED)
     _shell = shells.make()
     _shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
 

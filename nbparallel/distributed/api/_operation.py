@@ -1,29 +1,59 @@
-"""Calling: what every operation does before it begins and when it fails."""
+"""The scaffold of every operation: what it does before it begins, how it starts, and what a failure does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
+from nbparallel.distributed.arguments import MISSING, check_outputs, deadline
 from nbparallel.distributed.collectives.collectives import GroupCollectives
-from nbparallel.distributed.collectives.nonblocking import PendingOperation
-from nbparallel.distributed.deferring import Deferring, Plan
-from nbparallel.distributed.group import Group, GroupState, GroupTable
+from nbparallel.distributed.collectives.group_state import GroupState, GroupTable
+from nbparallel.distributed.collectives.movements import Pattern
+from nbparallel.distributed.collectives.nonblocking import (
+    NonblockingCall,
+    NonblockingCalls,
+    PendingOperation,
+)
+from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.work import Tickets, Work
 
-if TYPE_CHECKING:
-    from nbparallel.distributed.tracing import OperationTracer
-
 T = TypeVar("T")
 GroupLike = Group | None
 """What `group=` takes: None is the world."""
+F = TypeVar("F", bound=Callable[..., Any])
+Timeout = float | datetime.timedelta | None
+
+PREDEFINED: list[str] = []
+"""Operations whose names are defined on every rank, without an import."""
+UNTRACED: list[str] = []
+"""Operations that the timeline does not show."""
+
+
+def predefined(operation: F) -> F:
+    """Define an operation's name on every rank."""
+    PREDEFINED.append(operation.__name__)
+    return operation
+
+
+def untraced(operation: F) -> F:
+    """Leave an operation out of the timeline."""
+    UNTRACED.append(operation.__name__)
+    return operation
+
+
+class OnOperation(Protocol):
+    """An observer of operations, such as the tracer."""
+
+    state: GroupState | None
+    """The group of the operation that runs."""
 
 
 class OperationBase:
-    """The base of a communicator: the families of operations stand on it, each in a file of its own."""
+    """The base of a communicator: each family of operations extends it, in a file of its own."""
 
     rank: int
     world_size: int
@@ -33,10 +63,26 @@ class OperationBase:
     _receiver: Receiver
     _group_table: GroupTable
     _tickets: Tickets
-    _tracer: OperationTracer | None
+    _on_operation: OnOperation | None
+
+    def _operation(
+        self,
+        name: str,
+        group: GroupLike,
+        timeout: Timeout = None,
+        async_op: bool = False,
+        *,
+        view: bool = False,
+    ) -> OperationCall:
+        """Return one call of a collective, with its group and its deadline resolved."""
+        deadline_ns = None if timeout is None else deadline(timeout)
+        state = self._group_state(group)
+        if view and async_op:
+            raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
+        return OperationCall(self, name, state, deadline_ns, async_op=async_op, view=view)
 
     def _group_state(self, group: GroupLike) -> GroupState:
-        """Return the team for a collective that begins now; raises why none can."""
+        """Return the state of a group for a collective that begins now; raises if none can begin."""
         context = self._context
         if group is None:
             if not (context.ready and context.whole):
@@ -47,15 +93,15 @@ class OperationBase:
         return self._group_table.find(group)
 
     def _run(self, state: GroupState, deadline_ns: int | None, call: Callable[[GroupCollectives], T]) -> T:
-        """Run one collective of a team."""
+        """Run one blocking collective of a group, after those that are pending there."""
         context = self._context
         context.ready = False
-        if self._tracer is not None:
-            self._tracer.state = state
+        if self._on_operation is not None:
+            self._on_operation.state = state
         try:
             collectives = state.collectives or self._group_table.open(state, deadline_ns)
-            if collectives.begun:
-                collectives.begun.flush(deadline_ns=deadline_ns)
+            if collectives.pending:
+                collectives.pending.flush(deadline_ns=deadline_ns)
             value = call(collectives)
             context.ready = True
         except BaseException as error:
@@ -63,8 +109,8 @@ class OperationBase:
             raise
         return value
 
-    def _talk(self, call: Callable[[], T]) -> T:
-        """Run one step of an operation that needs no team."""
+    def _run_step(self, call: Callable[[], T]) -> T:
+        """Run one step of an operation that needs no group state."""
         context = self._context
         if not context.ready:
             context.refuse(world=False)
@@ -77,15 +123,19 @@ class OperationBase:
             raise
         return value
 
-    def _begin(
-        self, state: GroupState, name: str, describe: Callable[[Deferring], Plan], filled: Any = None
+    def _start(
+        self,
+        state: GroupState,
+        name: str,
+        describe: Callable[[NonblockingCalls], NonblockingCall],
+        filled: Any = None,
     ) -> Work:
-        """Begin one collective of a team, to be finished later; `filled` is what it returns then."""
+        """Start a nonblocking collective of a group; `filled`, if given, is its result."""
         work = Work(f"{name}(async_op=True)", self._context.call_site.line())
 
         def start() -> None:
             collectives = state.collectives or self._group_table.open(state, None)
-            movement, complete = describe(collectives.later)
+            movement, complete = describe(collectives.nonblocking)
 
             def finish(found: Any) -> Any:
                 value = complete(found)
@@ -93,20 +143,96 @@ class OperationBase:
 
             pending = PendingOperation(movement, finish, work)
             self._tickets.add(work)
-            collectives.begun.add(pending)
+            collectives.pending.add(pending)
 
         def push(deadline_ns: int | None, wait: bool) -> None:
             collectives = state.collectives
             if collectives is not None:
-                begun = collectives.begun
-                self._talk(lambda: begun.flush(work, deadline_ns) if wait else begun.look(work))
+                engine = collectives.pending
+                self._run_step(lambda: engine.flush(work, deadline_ns) if wait else engine.poll(work))
 
         work.begin(push)
-        self._talk(start)
+        self._run_step(start)
         return work
 
-    def _of_two(self, group: GroupLike) -> GroupState:
-        """Return the team for a message that is sent or received now."""
+    def _message_group(self, group: GroupLike) -> GroupState:
+        """Return the state of a group for a message that is sent or received now."""
         if not self._context.ready:
             self._context.refuse(world=False)
         return self._group_table.world if group is None else self._group_table.find(group)
+
+
+class OperationCall:
+    """One call of a collective: its group, its deadline, and whether it blocks."""
+
+    __slots__ = ("_async_op", "_base", "_deadline_ns", "_name", "_view", "state")
+
+    def __init__(
+        self,
+        base: OperationBase,
+        name: str,
+        state: GroupState,
+        deadline_ns: int | None,
+        *,
+        async_op: bool,
+        view: bool,
+    ) -> None:
+        self._base, self._name, self.state, self._deadline_ns = base, name, state, deadline_ns
+        self._async_op, self._view = async_op, view
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.state.ranks)
+
+    def root(self, rank: int | None, group_rank: int | None, name: str) -> int:
+        """Return the group rank of the root that the caller named; the first member by default."""
+        return self.state.group_rank(rank, group_rank, name, self.state.ranks[0])
+
+    def outputs(self, outputs: Any) -> list[Any]:
+        """Return the arrays to fill, one for each member; none for `MISSING`."""
+        if outputs is MISSING:
+            return []
+        if self._view:
+            raise ValueError(f"{self._name} with view=True returns views and fills no array")
+        return list(check_outputs(outputs, self.size, self._name, "the list of arrays to fill"))
+
+    def move(
+        self,
+        pattern: Pattern,
+        values: Sequence[Any],
+        outputs: Sequence[Any] = (),
+        root: int | None = None,
+        *,
+        filled: Any = None,
+    ) -> Any:
+        """Move values as a pattern says.
+
+        Parameters
+        ----------
+        filled : object, optional
+            What the user passed to be filled: it is returned instead of the outputs.
+        """
+        limit, view = self._deadline_ns, self._view
+        if self._async_op:
+            return self._base._start(
+                self.state, self._name, lambda calls: calls.move(pattern, values, outputs, root), filled
+            )
+        found = self._base._run(
+            self.state, limit, lambda c: c.move(pattern, values, outputs, root, limit, view=view)
+        )
+        return found if filled is None else filled
+
+    def run(
+        self,
+        blocking: Callable[[GroupCollectives, int | None], Any],
+        nonblocking: Callable[[NonblockingCalls], NonblockingCall],
+        *,
+        filled: Any = None,
+    ) -> Any:
+        """Run an operation that has a blocking algorithm of its own."""
+        limit = self._deadline_ns
+        if self._async_op:
+            return self._base._start(self.state, self._name, nonblocking, filled)
+        found = self._base._run(self.state, limit, lambda c: blocking(c, limit))
+        return found if filled is None else filled

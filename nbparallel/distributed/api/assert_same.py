@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase
-from nbparallel.distributed.api.reductions import Timeout
+from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout
 from nbparallel.distributed.arguments import deadline
 from nbparallel.distributed.equality.difference import find_difference
 from nbparallel.distributed.equality.flatten import digest_of, take_apart

@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase
-from nbparallel.distributed.api.reductions import Timeout
+from nbparallel.distributed.api._operation import GroupLike, OperationBase, OperationCall, Timeout, predefined
 from nbparallel.distributed.arguments import (
     MISSING,
     check_output,
-    check_outputs,
     deadline,
     equal_parts,
     parts_of,
     rows_of,
     value_and_outputs,
 )
+from nbparallel.distributed.collectives.movements import ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, SCATTER
 
 
 class DataMovement(OperationBase):
@@ -29,6 +28,7 @@ class DataMovement(OperationBase):
     read-only views of them return, which show what their owner writes later.
     """
 
+    @predefined
     def broadcast(
         self,
         tensor: Any,
@@ -60,7 +60,6 @@ class DataMovement(OperationBase):
         CollectiveMismatchError
             On all ranks, before any array is touched.
         """
-        limit = None if timeout is None else deadline(timeout)
         context = self._context
         if (
             group is None
@@ -70,9 +69,10 @@ class DataMovement(OperationBase):
             and context.plain
             and group_src is None
         ):
+            limit = None if timeout is None else deadline(timeout)
             root = 0 if src is None else src
             if type(root) is not int or not 0 <= root < self.world_size:
-                root = self._group_table.world.place(src, None, "src")
+                root = self._group_table.world.group_rank(src, None, "src")
             context.ready = False
             try:
                 value = self._world.broadcast(tensor, root, limit)
@@ -81,17 +81,28 @@ class DataMovement(OperationBase):
                 context.failed(error)
                 raise
             return value
-        state = self._group_state(group)
-        root = state.place(src, group_src, "src", state.ranks[0])
-        if view and tensor is not None and state.index != root:
-            raise ValueError(
-                "broadcast with view=True returns the root's array: pass None on the other ranks"
-            )
-        if async_op:
-            _refuse_views(view)
-            return self._begin(state, "broadcast", lambda later: later.broadcast(tensor, root))
-        return self._run(state, limit, lambda c: c.broadcast(tensor, root, limit, view=view))
+        return self._broadcast(
+            tensor, src, group_src, view, self._operation("broadcast", group, timeout, async_op, view=view)
+        )
 
+    def _broadcast(
+        self, tensor: Any, src: int | None, group_src: int | None, view: bool, call: OperationCall
+    ) -> Any:
+        # Not in the method itself: a variable that a lambda refers to is slower in its whole function.
+        root = call.root(src, group_src, "src")
+        mine = call.state.index == root
+        if view:
+            if tensor is not None and not mine:
+                raise ValueError(
+                    "broadcast with view=True returns the root's array: pass None on the other ranks"
+                )
+            return call.move(BROADCAST, (tensor,) if mine else (), root=root)
+        return call.run(
+            lambda c, limit: c.broadcast(tensor, root, limit),
+            lambda calls: calls.broadcast(tensor, root),
+        )
+
+    @predefined
     def all_gather(
         self,
         tensor_list: Any = MISSING,
@@ -126,21 +137,12 @@ class DataMovement(OperationBase):
         ValueError
             A list of the wrong length, arrays that share memory, or memory that another rank uses.
         """
-        limit = deadline(timeout)
-        state = self._group_state(group)
+        call = self._operation("all_gather", group, timeout, async_op, view=view)
         value, to_fill = value_and_outputs(tensor_list, tensor, "all_gather")
-        outputs = _outputs(to_fill, len(state.ranks), "all_gather", view=view)
-        if async_op:
-            _refuse_views(view)
-            return self._begin(
-                state,
-                "all_gather",
-                lambda later: later.all_gather(value, outputs),
-                tensor_list if outputs else None,
-            )
-        found = self._run(state, limit, lambda c: c.all_gather(value, outputs, limit, view=view))
-        return tensor_list if outputs else found
+        outputs = call.outputs(to_fill)
+        return call.move(ALL_GATHER, (value,), outputs, filled=tensor_list if outputs else None)
 
+    @predefined
     def gather(
         self,
         tensor: Any,
@@ -172,24 +174,18 @@ class DataMovement(OperationBase):
         CollectiveMismatchError, ValueError
             As `all_gather`.
         """
-        limit = deadline(timeout)
-        state = self._group_state(group)
+        call = self._operation("gather", group, timeout, async_op, view=view)
         if isinstance(gather_list, int | np.integer):
             raise TypeError(f"gather takes a list of arrays as its second argument: write dst={gather_list}")
-        root = state.place(dst, group_dst, "dst", state.ranks[0])
+        root = call.root(dst, group_dst, "dst")
         outputs: list[Any] = []
         if gather_list is not None:
-            if state.index != root:
-                raise ValueError(f"only rank {state.ranks[root]}, the destination, passes a gather_list")
-            outputs = _outputs(gather_list, len(state.ranks), "gather", view=view)
-        if async_op:
-            _refuse_views(view)
-            return self._begin(
-                state, "gather", lambda later: later.gather(tensor, root, outputs), gather_list or None
-            )
-        found = self._run(state, limit, lambda c: c.gather(tensor, root, outputs, limit, view=view))
-        return gather_list if outputs else found
+            if call.state.index != root:
+                raise ValueError(f"only rank {call.state.ranks[root]}, the destination, passes a gather_list")
+            outputs = call.outputs(gather_list)
+        return call.move(GATHER, (tensor,), outputs, root, filled=gather_list if outputs else None)
 
+    @predefined
     def scatter(
         self,
         tensor: Any,
@@ -222,39 +218,29 @@ class DataMovement(OperationBase):
         CollectiveMismatchError
             On all ranks: other calls, or a part does not fit the array that is to take it.
         """
-        limit = deadline(timeout)
-        state = self._group_state(group)
+        call = self._operation("scatter", group, timeout, async_op, view=view)
         if isinstance(scatter_list, int | np.integer):
             raise TypeError(f"scatter takes the values as its second argument: write src={scatter_list}")
-        root = state.place(src, group_src, "src", state.ranks[0])
+        root = call.root(src, group_src, "src")
+        source = call.state.ranks[root]
         values: Sequence[Any] = ()
-        output = None
-        if state.index == root:
-            if scatter_list is not None:
-                output = None if tensor is None else check_output(tensor, "scatter")
-            values = parts_of(tensor if scatter_list is None else scatter_list, len(state.ranks), "scatter")
-        else:
-            if scatter_list is not None:
-                raise ValueError(f"only rank {state.ranks[root]}, the source, passes a scatter_list")
-            if tensor is not None and not isinstance(tensor, np.ndarray):
-                raise TypeError(
-                    f"only rank {state.ranks[root]}, the source, passes values to scatter; the others pass "
-                    f"None, or an array to fill, not {type(tensor).__name__}"
-                )
-            output = None if tensor is None else check_output(tensor, "scatter")
-        if view and output is not None:
-            raise ValueError("scatter with view=True returns views and fills no array")
-        if async_op:
-            _refuse_views(view)
-            return self._begin(
-                state,
-                "scatter",
-                lambda later: later.scatter(values, root, output),
-                tensor if output is not None else None,
+        to_fill = tensor
+        if call.state.index == root:
+            to_fill = None if scatter_list is None else tensor
+            values = parts_of(tensor if scatter_list is None else scatter_list, call.size, "scatter")
+        elif scatter_list is not None:
+            raise ValueError(f"only rank {source}, the source, passes a scatter_list")
+        elif tensor is not None and not isinstance(tensor, np.ndarray):
+            raise TypeError(
+                f"only rank {source}, the source, passes values to scatter; the others pass None, or an "
+                f"array to fill, not {type(tensor).__name__}"
             )
-        found = self._run(state, limit, lambda c: c.scatter(values, root, output, limit, view=view))
-        return tensor if output is not None else found
+        outputs = [] if to_fill is None else [check_output(to_fill, "scatter")]
+        if view and outputs:
+            raise ValueError("scatter with view=True returns views and fills no array")
+        return call.move(SCATTER, values, outputs, root, filled=to_fill)
 
+    @predefined
     def all_to_all(
         self,
         output_tensor_list: Any = MISSING,
@@ -285,22 +271,11 @@ class DataMovement(OperationBase):
         CollectiveMismatchError, ValueError
             As `all_gather`.
         """
-        limit = deadline(timeout)
-        state = self._group_state(group)
-        size = len(state.ranks)
+        call = self._operation("all_to_all", group, timeout, async_op, view=view)
         values, to_fill = value_and_outputs(output_tensor_list, input_tensor_list, "all_to_all")
-        outputs = _outputs(to_fill, size, "all_to_all", view=view)
-        parts = parts_of(values, size, "all_to_all")
-        if async_op:
-            _refuse_views(view)
-            return self._begin(
-                state,
-                "all_to_all",
-                lambda later: later.all_to_all(parts, outputs),
-                output_tensor_list if outputs else None,
-            )
-        found = self._run(state, limit, lambda c: c.all_to_all(parts, outputs, limit, view=view))
-        return output_tensor_list if outputs else found
+        outputs = call.outputs(to_fill)
+        parts = parts_of(values, call.size, "all_to_all")
+        return call.move(ALL_TO_ALL, parts, outputs, filled=output_tensor_list if outputs else None)
 
     # -- one array for all parts -------------------------------------------------------------------------
 
@@ -312,20 +287,12 @@ class DataMovement(OperationBase):
         async_op: bool = False,
     ) -> Any:
         """Fill one array with the equal arrays of all ranks, behind each other or stacked; returns it."""
-        state = self._group_state(group)
+        call = self._operation("all_gather_into_tensor", group, None, async_op)
         output = check_output(output_tensor, "all_gather_into_tensor")
         if not isinstance(input_tensor, np.ndarray):
             raise TypeError(f"all_gather_into_tensor needs an array, not {type(input_tensor).__name__}")
-        rows = equal_parts(output, input_tensor, len(state.ranks), "all_gather_into_tensor", "output_tensor")
-        if async_op:
-            return self._begin(
-                state,
-                "all_gather_into_tensor",
-                lambda later: later.all_gather(input_tensor, rows),
-                output_tensor,
-            )
-        self._run(state, None, lambda c: c.all_gather(input_tensor, rows, None, view=False))
-        return output_tensor
+        rows = equal_parts(output, input_tensor, call.size, "all_gather_into_tensor", "output_tensor")
+        return call.move(ALL_GATHER, (input_tensor,), rows, filled=output_tensor)
 
     all_gather_single = all_gather_into_tensor
 
@@ -345,27 +312,9 @@ class DataMovement(OperationBase):
         output_split_sizes, input_split_sizes : sequence of int, optional
             Rows from and for each rank, 0 allowed; by default equal parts.
         """
-        state = self._group_state(group)
-        size, name = len(state.ranks), "all_to_all_single"
+        name = "all_to_all_single"
+        call = self._operation(name, group, None, async_op)
         target = check_output(output, name)
-        outputs = rows_of(target, output_split_sizes, size, name, "output")
-        parts = rows_of(input, input_split_sizes, size, name, "input")
-        if async_op:
-            return self._begin(
-                state, "all_to_all_single", lambda later: later.all_to_all(parts, outputs), output
-            )
-        self._run(state, None, lambda c: c.all_to_all(parts, outputs, None, view=False))
-        return output
-
-
-def _refuse_views(view: bool) -> None:
-    if view:
-        raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
-
-
-def _outputs(outputs: Any, size: int, operation: str, *, view: bool) -> list[Any]:
-    if outputs is MISSING:
-        return []
-    if view:
-        raise ValueError(f"{operation} with view=True returns views and fills no array")
-    return list(check_outputs(outputs, size, operation, "the list of arrays to fill"))
+        outputs = rows_of(target, output_split_sizes, call.size, name, "output")
+        parts = rows_of(input, input_split_sizes, call.size, name, "input")
+        return call.move(ALL_TO_ALL, parts, outputs, filled=output)

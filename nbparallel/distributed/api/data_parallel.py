@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike
-from nbparallel.distributed.api.reductions import Reductions, Timeout
+from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout, untraced
 from nbparallel.distributed.arguments import deadline, part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
 from nbparallel.distributed.data_parallel.buckets import BUCKET, label_of_one
@@ -22,9 +21,10 @@ from nbparallel.errors import CollectiveMismatchError
 from nbparallel.wire.control import Operation
 
 
-class DataParallel(Reductions):
+class DataParallel(OperationBase):
     """Small helpers on top of the operations, for training loops."""
 
+    @untraced
     def local_slice(self, n: Any, group: GroupLike = None) -> slice:
         """Return which part of ``range(n)`` is this rank's.
 
@@ -52,6 +52,7 @@ class DataParallel(Reductions):
             raise ValueError(f"rank {self.rank} is not in {state.group}, and has no part")
         return part_of(count, state.index, len(state.ranks))
 
+    @untraced
     def shard(self, x: Any, group: GroupLike = None) -> Any:
         """Return this rank's part of `x` along axis 0: ``x[local_slice(len(x))]``.
 
@@ -79,6 +80,7 @@ class DataParallel(Reductions):
             raise TypeError(f"shard divides an array or a list, not {type(x).__name__}")
         return x[self.local_slice(len(x), group)]
 
+    @untraced
     def batches(
         self,
         *arrays: AnyArray,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike
-from nbparallel.distributed.api.data_movement import DataMovement
-from nbparallel.distributed.arguments import check_place
+from nbparallel.distributed.api._operation import GroupLike, OperationBase, untraced
+from nbparallel.distributed.arguments import check_group_rank
+from nbparallel.distributed.collectives.movements import ALL_GATHER
 from nbparallel.distributed.group import Group, checked_ranks
 
 _OF_TORCH = {
@@ -18,9 +18,10 @@ _OF_TORCH = {
 """Arguments of torch's `new_group` that scripts pass."""
 
 
-class GroupOperations(DataMovement):
+class GroupOperations(OperationBase):
     """Some of the ranks as a group of their own."""
 
+    @untraced
     def new_group(self, ranks: Iterable[int] | None = None, tag: str = "", **torch_options: Any) -> Group:
         """Return the group of some ranks, sorted; of all without `ranks`.
 
@@ -61,17 +62,20 @@ class GroupOperations(DataMovement):
         for name, value in (("color", color), ("key", key)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
                 raise TypeError(f"{name} must be an int or None, not {type(value).__name__}")
-        ranks = self._group_state(group).ranks
-        found = self.all_gather((None if color is None else int(color), int(key or 0)), group=group)
+        call = self._operation("split", group)
+        ranks = call.state.ranks
+        found = call.move(ALL_GATHER, ((None if color is None else int(color), int(key or 0)),))
         if color is None:
             return None
         order = sorted((key, i) for i, (other, key) in enumerate(found) if other == color)
         return Group(tuple(ranks[i] for _, i in order), "" if group is None else group.tag)
 
+    @untraced
     def get_rank(self, group: GroupLike = None) -> int:
         """Return this rank's number, or its place in a group; -1 if it is no member."""
         return self.rank if group is None else self._group_table.know(group).index
 
+    @untraced
     def get_world_size(self, group: GroupLike = None) -> int:
         """Return how many ranks there are, in all or in a group; -1 if this rank is no member."""
         if group is None:
@@ -79,10 +83,12 @@ class GroupOperations(DataMovement):
         state = self._group_table.know(group)
         return len(state.ranks) if state.index >= 0 else -1
 
+    @untraced
     def get_process_group_ranks(self, group: GroupLike = None) -> list[int]:
         """Return the ranks of a group, in its order."""
         return list((self._group_table.world if group is None else self._group_table.know(group)).ranks)
 
+    @untraced
     def get_group_rank(self, group: GroupLike, global_rank: int) -> int:
         """Return the place of a rank in a group.
 
@@ -92,8 +98,9 @@ class GroupOperations(DataMovement):
             It is no member.
         """
         state = self._group_table.world if group is None else self._group_table.know(group)
-        return state.place(global_rank, None, "global_rank")
+        return state.group_rank(global_rank, None, "global_rank")
 
+    @untraced
     def get_global_rank(self, group: GroupLike, group_rank: int) -> int:
         """Return which rank has a place in a group.
 
@@ -103,4 +110,4 @@ class GroupOperations(DataMovement):
             There is no such place.
         """
         state = self._group_table.world if group is None else self._group_table.know(group)
-        return state.ranks[check_place(group_rank, "group_rank", state.ranks)]
+        return state.ranks[check_group_rank(group_rank, "group_rank", state.ranks)]

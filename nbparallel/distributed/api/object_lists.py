@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.api._operation import GroupLike
-from nbparallel.distributed.api.data_movement import DataMovement
+from nbparallel.distributed.api._operation import GroupLike, OperationBase
+from nbparallel.distributed.collectives.movements import ALL_GATHER, GATHER, SCATTER
 
 
-class ObjectLists(DataMovement):
+class ObjectLists(OperationBase):
     """Operations that fill lists; all members of the group must call the same."""
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
         """Fill a list, one element for each rank, with the objects of all."""
-        self._check_list(object_list, group, "all_gather_object")
-        object_list[:] = self.all_gather(obj, group=group)
+        call = self._operation("all_gather_object", group)
+        _check_list(object_list, call.size, "all_gather_object")
+        object_list[:] = call.move(ALL_GATHER, (obj,))
 
     def gather_object(
         self,
@@ -26,13 +27,15 @@ class ObjectLists(DataMovement):
         group_dst: int | None = None,
     ) -> None:
         """Fill a list on rank `dst`, one element for each rank, with the objects of all."""
-        state = self._group_state(group)
-        root = state.place(dst, group_dst, "dst", state.ranks[0])
-        if state.index == root:
-            self._check_list(object_gather_list, group, "gather_object")
+        call = self._operation("gather_object", group)
+        root = call.root(dst, group_dst, "dst")
+        if call.state.index == root:
+            _check_list(object_gather_list, call.size, "gather_object")
         elif object_gather_list is not None:
-            raise ValueError(f"only rank {state.ranks[root]}, the destination, passes an object_gather_list")
-        found = self.gather(obj, group=group, group_dst=root)
+            raise ValueError(
+                f"only rank {call.state.ranks[root]}, the destination, passes an object_gather_list"
+            )
+        found = call.move(GATHER, (obj,), (), root)
         if found is not None and object_gather_list is not None:
             object_gather_list[:] = found
 
@@ -48,8 +51,9 @@ class ObjectLists(DataMovement):
         if not isinstance(object_list, list):
             raise TypeError(f"broadcast_object_list fills a list, not {type(object_list).__name__}")
         state = self._group_state(group)
-        root = state.place(src, group_src, "src", state.ranks[0])
-        found = self.broadcast(object_list if state.index == root else None, group=group, group_src=root)
+        root = state.group_rank(src, group_src, "src", state.ranks[0])
+        value = object_list if state.index == root else None
+        found = self._run(state, None, lambda c: c.broadcast(value, root, None))
         if len(found) != len(object_list):
             raise ValueError(
                 f"the list on rank {state.ranks[root]} has length {len(found)}, this one {len(object_list)}"
@@ -73,18 +77,19 @@ class ObjectLists(DataMovement):
             )
         if not scatter_object_output_list:
             raise ValueError("scatter_object_list needs an output list with at least one element")
-        state = self._group_state(group)
-        root = state.place(src, group_src, "src", state.ranks[0])
-        if state.index == root:
-            self._check_list(scatter_object_input_list, group, "scatter_object_list")
-        values = scatter_object_input_list if state.index == root else None
-        scatter_object_output_list[0] = self.scatter(values, group=group, group_src=root)
+        call = self._operation("scatter_object_list", group)
+        root = call.root(src, group_src, "src")
+        values: list[Any] = []
+        if call.state.index == root:
+            values = _check_list(scatter_object_input_list, call.size, "scatter_object_list")
+        scatter_object_output_list[0] = call.move(SCATTER, values, (), root)
 
-    def _check_list(self, values: Any, group: GroupLike, operation: str) -> None:
-        size = len(self._group_state(group).ranks)
-        if not isinstance(values, list):
-            raise TypeError(
-                f"{operation} needs a list with one element for each rank, not {type(values).__name__}"
-            )
-        if len(values) != size:
-            raise ValueError(f"{operation} needs one element for each of the {size} ranks, not {len(values)}")
+
+def _check_list(values: Any, size: int, operation: str) -> list[Any]:
+    if not isinstance(values, list):
+        raise TypeError(
+            f"{operation} needs a list with one element for each rank, not {type(values).__name__}"
+        )
+    if len(values) != size:
+        raise ValueError(f"{operation} needs one element for each of the {size} ranks, not {len(values)}")
+    return values

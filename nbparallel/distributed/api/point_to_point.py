@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase
+from nbparallel.distributed.api._operation import GroupLike, OperationBase, predefined, untraced
 from nbparallel.distributed.arguments import check_buffer, check_tag, deadline
 from nbparallel.distributed.point_to_point.matching import Receive
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -48,6 +48,7 @@ class P2POp:
 class PointToPoint(OperationBase):
     """Operations between two ranks."""
 
+    @predefined
     def send(
         self,
         tensor: Any,
@@ -92,10 +93,10 @@ class PointToPoint(OperationBase):
         context = self._context
         word = 0
         if group is not None or group_dst is not None or not context.ready:
-            state = self._of_two(group)
-            dst, word = state.ranks[state.place(dst, group_dst, "dst")], state.word
+            state = self._message_group(group)
+            dst, word = state.ranks[state.group_rank(dst, group_dst, "dst")], state.word
         elif type(dst) is not int or not 0 <= dst < self.world_size:
-            dst = self._group_table.world.place(dst, None, "dst")
+            dst = self._group_table.world.group_rank(dst, None, "dst")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
         context.ready = False
@@ -113,6 +114,7 @@ class PointToPoint(OperationBase):
             context.failed(error)
             raise
 
+    @predefined
     def recv(
         self,
         tensor: Any = None,
@@ -193,13 +195,13 @@ class PointToPoint(OperationBase):
         sources: Sequence[int] = ()
         state = self._group_table.world
         if group is not None or not context.ready:
-            state = self._of_two(group)
+            state = self._message_group(group)
             word, sources = state.word, state.ranks
         buffer = check_buffer(tensor) if tensor is not None else None
         if group_src is not None or (
             src is not None and (type(src) is not int or word or not 0 <= src < self.world_size)
         ):
-            src = state.ranks[state.place(src, group_src, "src")]
+            src = state.ranks[state.group_rank(src, group_src, "src")]
         if type(tag) is not int or tag:
             tag = check_tag(tag)
         context.ready = False
@@ -212,6 +214,7 @@ class PointToPoint(OperationBase):
             raise
         return found
 
+    @predefined
     def isend(
         self,
         tensor: Any,
@@ -238,9 +241,10 @@ class PointToPoint(OperationBase):
             work.finish()
             return work
         state = self._group_table.world if group is None else self._group_table.find(group)
-        push = self._sender.sent(work, state.ranks[state.place(dst, group_dst, "dst")])
-        return work.begin(lambda limit, wait: self._talk(lambda: push(limit, wait)))
+        push = self._sender.sent(work, state.ranks[state.group_rank(dst, group_dst, "dst")])
+        return work.begin(lambda limit, wait: self._run_step(lambda: push(limit, wait)))
 
+    @predefined
     def irecv(
         self,
         tensor: Any = None,
@@ -257,17 +261,17 @@ class PointToPoint(OperationBase):
             Its `result` is the value, or `tensor`, filled; `source_rank()` the sender.  Receives are
             served in the order in which they were begun.
         """
-        state = self._of_two(group)
+        state = self._message_group(group)
         buffer = check_buffer(tensor) if tensor is not None else None
         if src is not None or group_src is not None:
-            src = state.ranks[state.place(src, group_src, "src")]
+            src = state.ranks[state.group_rank(src, group_src, "src")]
         tag = check_tag(tag)
         shown = f"irecv(src={src}{f', tag={tag}' if tag else ''})"
         work = Work(shown, self._context.call_site.line())
         receive = Receive(work, tensor, buffer, src, tag, state.word, state.ranks)
-        work.begin(lambda limit, wait: self._talk(lambda: self._receiver.push(receive, limit, wait)))
+        work.begin(lambda limit, wait: self._run_step(lambda: self._receiver.push(receive, limit, wait)))
         self._tickets.add(work)
-        return self._talk(lambda: self._receiver.post(receive))
+        return self._run_step(lambda: self._receiver.post(receive))
 
     def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[Work]:
         """Begin several sends and receives; returns their works, in order.
@@ -291,6 +295,7 @@ class PointToPoint(OperationBase):
             works.append(getattr(self, name)(op.tensor, group=op.group, tag=op.tag, **place))
         return works
 
+    @untraced
     def strict_sync(self, on: bool = True) -> None:
         """Make every `send` of this rank wait until its message was received, to show latent deadlocks."""
         self._sender.strict = bool(on)

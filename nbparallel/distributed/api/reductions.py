@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase
+from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout, predefined
 from nbparallel.distributed.arguments import (
     MISSING,
     check_output,
@@ -16,13 +15,13 @@ from nbparallel.distributed.arguments import (
     parts_of,
     value_and_outputs,
 )
-
-Timeout = float | datetime.timedelta | None
+from nbparallel.distributed.collectives.movements import BARRIER
 
 
 class Reductions(OperationBase):
     """Operations that combine the values of all members of a group; all of them must call the same."""
 
+    @predefined
     def all_reduce(
         self,
         tensor: Any,
@@ -67,12 +66,13 @@ class Reductions(OperationBase):
         return value
 
     def _all_reduce_of(self, tensor: Any, op: str, group: GroupLike, async_op: bool, timeout: Timeout) -> Any:
-        # Not in the method itself: what a lambda refers to is slower everywhere in its function.
-        limit, state = deadline(timeout), self._group_state(group)
-        if async_op:
-            return self._begin(state, "all_reduce", lambda later: later.all_reduce(tensor, op))
-        return self._run(state, limit, lambda c: c.all_reduce.run(tensor, op, limit))
+        # Not in the method itself: a variable that a lambda refers to is slower in its whole function.
+        return self._operation("all_reduce", group, timeout, async_op).run(
+            lambda c, limit: c.all_reduce.run(tensor, op, limit),
+            lambda calls: calls.all_reduce(tensor, op),
+        )
 
+    @predefined
     def barrier(
         self,
         group: GroupLike = None,
@@ -90,10 +90,9 @@ class Reductions(OperationBase):
         """
         context = self._context
         if not (context.ready and context.plain) or group is not None or async_op:
-            limit, state = deadline(timeout), self._group_state(group)
-            if async_op:
-                return self._begin(state, "barrier", lambda later: later.barrier())
-            return self._run(state, limit, lambda c: c.barrier(limit))
+            return self._operation("barrier", group, timeout, async_op).run(
+                lambda c, limit: c.barrier(limit), lambda calls: calls.move(BARRIER, (), (), None)
+            )
         context.ready = False
         try:
             self._world.barrier(None if timeout is None else deadline(timeout))
@@ -118,6 +117,7 @@ class Reductions(OperationBase):
         """
         self.barrier(group, timeout=timeout)
 
+    @predefined
     def reduce(
         self,
         tensor: Any,
@@ -151,13 +151,13 @@ class Reductions(OperationBase):
         ValueError
             The array on `dst` would be written and is another rank's too.
         """
-        limit = deadline(timeout)
-        state = self._group_state(group)
-        root = state.place(dst, group_dst, "dst", state.ranks[0])
-        if async_op:
-            return self._begin(state, "reduce", lambda later: later.reduce(tensor, root, op))
-        return self._run(state, limit, lambda c: c.reduce(tensor, root, op, limit))
+        call = self._operation("reduce", group, timeout, async_op)
+        root = call.root(dst, group_dst, "dst")
+        return call.run(
+            lambda c, limit: c.reduce(tensor, root, op, limit), lambda calls: calls.reduce(tensor, root, op)
+        )
 
+    @predefined
     def reduce_scatter(
         self,
         tensor: Any = MISSING,
@@ -196,25 +196,20 @@ class Reductions(OperationBase):
         ValueError
             Wrong sizes; or an output lies over another rank's shared memory.
         """
-        limit = deadline(timeout)
-        state = self._group_state(group)
+        call = self._operation("reduce_scatter", group, timeout, async_op)
         if output is not MISSING:
             if tensor is not MISSING or input_list is MISSING:
                 raise TypeError("reduce_scatter fills output from an input_list: pass both, and no tensor")
             tensor = output
         values, to_fill = value_and_outputs(tensor, input_list, "reduce_scatter")
         target = None if to_fill is MISSING else check_output(to_fill, "reduce_scatter")
-        parts = parts_of(values, len(state.ranks), "reduce_scatter")
-        if async_op:
-            return self._begin(
-                state,
-                "reduce_scatter",
-                lambda later: later.reduce_scatter(parts, op, target),
-                tensor if target is not None else None,
-            )
+        parts = parts_of(values, call.size, "reduce_scatter")
         whole = values if type(values) is np.ndarray else None
-        found = self._run(state, limit, lambda c: c.reduce_scatter(parts, whole, op, target, limit))
-        return found if target is None else tensor
+        return call.run(
+            lambda c, limit: c.reduce_scatter(parts, whole, op, target, limit),
+            lambda calls: calls.reduce_scatter(parts, op, target),
+            filled=None if target is None else tensor,
+        )
 
     def reduce_scatter_tensor(
         self,
@@ -231,15 +226,15 @@ class Reductions(OperationBase):
         input : array
             Of all parts one behind the other along axis 0, or stacked along a first axis of `world_size`.
         """
-        state = self._group_state(group)
-        target = check_output(output, "reduce_scatter_tensor")
-        parts = equal_parts(input, target, len(state.ranks), "reduce_scatter_tensor", "input")
-        if async_op:
-            return self._begin(
-                state, "reduce_scatter_tensor", lambda later: later.reduce_scatter(parts, op, target), output
-            )
+        name = "reduce_scatter_tensor"
+        call = self._operation(name, group, None, async_op)
+        target = check_output(output, name)
+        parts = equal_parts(input, target, call.size, name, "input")
         whole = input if type(input) is np.ndarray else None
-        self._run(state, None, lambda c: c.reduce_scatter(parts, whole, op, target, None))
-        return output
+        return call.run(
+            lambda c, limit: c.reduce_scatter(parts, whole, op, target, limit),
+            lambda calls: calls.reduce_scatter(parts, op, target),
+            filled=output,
+        )
 
     reduce_scatter_single = reduce_scatter_tensor

@@ -1,8 +1,9 @@
-"""all_reduce: which way the bytes take.
+"""all_reduce: the route of the bytes.
 
-Small arrays and numbers go through the slots: one synchronisation, every rank combines all slots itself.
-Larger ones: if every rank's array lies in shared memory, directly (`direct`); else through scratch memory
-(`scratch`), a chunk at a time.  All ranks see the same bits in all slots, so they choose alike.
+Small arrays and numbers go through the slots: one synchronization, and every rank combines all slots itself.
+Larger arrays go directly (`direct`) if every rank's array lies in shared memory, else through the staging
+buffers (`staging`), a chunk at a time.  All ranks read the same bits in all slots, so they choose the same
+route.
 """
 
 from __future__ import annotations
@@ -12,16 +13,10 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_all_reduce
-from nbparallel.distributed.collectives.scalars import exchange_numbers
+from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
+from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
-from nbparallel.distributed.operators import (
-    Operator,
-    check_dtype,
-    check_number,
-    combine_numbers,
-    find_operator,
-    is_number,
-)
+from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
@@ -41,7 +36,7 @@ class ReductionSignature:
     """What is the same in every all_reduce of one operator, dtype and shape."""
 
     __slots__ = (
-        "averaged", "fingerprint", "fused", "inline", "may_differ", "nbytes", "operation", "operator",
+        "fingerprint", "fused", "inline", "may_differ", "nbytes", "operation", "operator",
         "special", "ufunc", "views",
     )  # fmt: skip
 
@@ -56,11 +51,10 @@ class ReductionSignature:
         self.operation = _ALL_REDUCE
         self.may_differ = False
         """Whether ranks that bring different content get no error: see `average_if_same`."""
-        self.averaged = operator.name == "avg"
         self.inline = self.nbytes <= inline_nbytes
-        # Complex products may be fused differently for different layouts: all ranks compute them in one.
-        self.fused = dtype.kind == "c" and operator.name == "product"
-        self.special = self.averaged or self.fused
+        self.fused = dtype.kind in operator.inexact_kinds
+        """Whether the result is computed in an array of its own: in one layout on all ranks."""
+        self.special = self.fused or operator.finish is not None
         self.views: list[list[AnyArray] | None] = [None] * GENERATIONS
 
 
@@ -186,87 +180,67 @@ class AllReduce:
 
     def _combine_many(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
         out = np.empty(x.shape, x.dtype) if plan.fused else x
-        ufunc = plan.ufunc
-        ufunc(views[0], views[1], out=out)
-        for view in views[2:]:
-            ufunc(out, view, out=out)
-        if plan.averaged:
-            np.true_divide(out, self._size, out)
+        combine(plan.operator, views, out)
         if out is not x:
             x[...] = out
 
-    def _all_reduce_large(self, x: AnyArray, plan: ReductionSignature, place: SharedSpan | None) -> bool:
-        protocol = self._protocol
-        generation = protocol.begin(plan.operation, plan.fingerprint, self._context.call_site.line())
-        through_slots = plan.nbytes <= protocol.payload_nbytes
-        if through_slots and place is None:
-            views = plan.views[generation] or self._views(plan, generation, x)
-            if fault_injection.ARMED:
-                fault_injection.hit("half_payload", self._context.rank)
-            views[self._index][...] = x
-        direct = place is not None and place.direct
-        source: AnyArray = x if x.flags.c_contiguous else np.ascontiguousarray(x)
-        pieces = StagingLayout(x.size, x.itemsize, self._size)
-        if place is not None and direct:
-            protocol.put(self._memory.packed(x, place))
-            self._context.exposed = True
-        elif not through_slots:
-            protocol.put(self._staging.offer(source, pieces))
-        elif place is not None:
-            views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
-            views[self._index][...] = x
-        bits = (SHARED if place is not None else 0) | (DIRECT if direct else 0)
-        if not protocol.arrive_and_wait(bits, place):
-            if not plan.may_differ:
-                protocol.compare()
-            elif not protocol.agree():
-                self._context.exposed = False
-                return False
-        everybody = protocol.bits()
-        if any(everybody):
-            self._check_overlap(everybody)
-        if all(b & DIRECT for b in everybody):
-            assert direct, "this rank is one of them"
-            direct_all_reduce(self._context, protocol, x, plan.operator, averaged=plan.averaged)
-            self._context.exposed = False
-            return True
-        self._context.exposed = False
-        if through_slots:
-            if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the slots
-                if direct:
-                    views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
-                    views[self._index][...] = x
-                protocol.synchronize()
-            views = plan.views[protocol.generation] or self._views(plan, protocol.generation, x)
-            self._combine_slots(plan, views, x)
-            return True
-        if any(b & DIRECT for b in everybody):  # likewise for the scratch memory
+    def _all_reduce_large(self, x: AnyArray, plan: ReductionSignature, span: SharedSpan | None) -> bool:
+        """Combine an array that is not small; returns False if ranks differ in what may differ."""
+        context, protocol = self._context, self._protocol
+        protocol.begin(plan.operation, plan.fingerprint, context.call_site.line())
+        fits, direct = plan.nbytes <= protocol.payload_nbytes, span is not None and span.direct
+        source: AnyArray = x if fits or x.flags.c_contiguous else np.ascontiguousarray(x)
+        layout = StagingLayout(x.size, x.itemsize, self._size)
+
+        def leave() -> None:
+            if fits:
+                if fault_injection.ARMED:
+                    fault_injection.hit("half_payload", context.rank)
+                self._slots(plan, x)[self._index][...] = x
+            else:
+                protocol.put(self._staging.offer(source, layout))
+
+        if span is not None and direct:
+            protocol.put(self._memory.packed(x, span))
+        else:
+            leave()
+        with context.exposing(direct):
+            bits = (SHARED if span is not None else 0) | (DIRECT if direct else 0)
+            if not protocol.arrive_and_wait(bits, span):
+                if not plan.may_differ:
+                    protocol.compare()
+                elif not protocol.agree():
+                    return False
+            offers = protocol.bits()
+            if any(offers):
+                protocol.check_overlap(offers)
+            route = choose_route(offers, fits=fits)
+            if route is Route.DIRECT:
+                direct_all_reduce(context, protocol, x, plan.operator)
+                return True
+        if offers_differ(offers):
             if direct:
-                protocol.put(self._staging.offer(source, pieces))
+                leave()  # the slot holds a handle, which the route that is taken does not use
             protocol.synchronize()
-        self._staging.reduce(source, plan.operator, pieces, source.reshape(-1), averaged=plan.averaged)
+        if route is Route.INLINE:
+            self._combine_slots(plan, self._slots(plan, x), x)
+            return True
+        self._staging.reduce(source, plan.operator, layout, source.reshape(-1))
         if source is not x:
             x[...] = source
         return True
 
-    def _check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
-        try:
-            self._protocol.check_overlap(bits, root=root)
-        except ValueError:
-            self._context.exposed = False  # nobody writes: all ranks have seen the same
-            raise
+    def _slots(self, plan: ReductionSignature, x: AnyArray) -> list[AnyArray]:
+        """Return every rank's slot of the collective that has begun, in the form of `x`."""
+        generation = self._protocol.generation
+        return plan.views[generation] or self._views(plan, generation, x)
 
     def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
         operator = find_operator(op)
         if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
             self.run(x.view(np.ndarray), op, deadline_ns)
             return x
-        if not is_number(x):
-            raise TypeError(
-                f"all_reduce needs an array or a number, not {type(x).__name__}"
-                + (": use np.array(x)" if isinstance(x, list | tuple) else "")
-            )
-        value = check_number(operator, x)
+        value = check_number(operator, x, "all_reduce")
         if self._size == 1:
             return combine_numbers(operator, [value])
         self._protocol.deadline_ns = deadline_ns

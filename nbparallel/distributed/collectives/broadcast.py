@@ -1,6 +1,7 @@
-"""broadcast: the root leaves its bytes, or where they lie; everybody else copies them out.
+"""broadcast: the root writes its bytes, or their handle, into its slot; all other members copy them out.
 
-If all arrays are large and lie in shared memory, every member copies one slice of the root's to all others'.
+If all arrays are large and lie in shared memory, every member copies one slice of the root's array to all
+others.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_broadcast
+from nbparallel.distributed.collectives.route import Route, choose_route
 from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.point_to_point import packing
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
+    SharedSpan,
     as_plain_array,
     decode_handle,
     encode_handle,
@@ -30,7 +33,7 @@ from nbparallel.wire.handles import ArrayHandle
 
 _HEAD = struct.Struct("<BxxxI")
 """What the root left, and the length of the pickled (dtype, shape) before it."""
-_INLINE, _SHARED, _SCRATCH, _OBJECT, _BLOB = range(1, 6)
+_INLINE, _SHARED, _STAGED, _OBJECT, _BLOB = range(1, 6)
 MAX_LABELS = 1024
 _READ_ONLY = "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
 
@@ -43,72 +46,72 @@ class Broadcast:
         self._labels: dict[tuple[Any, ...], Fingerprint] = {}
 
     def __call__(self, x: Any, root: int) -> Any:
-        """Return what `root` has; an array of this rank is filled."""
+        """Return the value of `root`; an array of this rank is filled."""
         context, protocol = self._context, self._protocol
         mine = protocol.index == root
         array = as_plain_array(x)
-        place = None if array is None else context.memory.place(array)
-        looks = array is not None and not mine and not array.flags.writeable
-        if looks and place is None:  # else it may be what the root has, and nothing is to be written
-            raise ValueError(_READ_ONLY)
+        span = None if array is None else context.memory.place(array)
+        if array is not None and not mine and not array.flags.writeable:
+            return self._into_read_only(x, array, span, root)
         if len(protocol.ranks) == 1:
             return x
-        data, keep = (b"", None) if array is not None or not mine else packing.dumps(x, context.store)
+        pickled = packing.dumps(x, context.store) if mine and array is None else (b"", None)
         protocol.begin(Operation.broadcast, self._label(x, array, root, mine=mine), context.call_site.line())
-        if mine and array is not None:
-            source = np.ascontiguousarray(array)
-            lasting = self._leave_array(array, source, place is not None)
+        source = np.ascontiguousarray(array) if mine and array is not None else None
+        left, keepalive = 0, None
+        if array is not None and source is not None:
+            left = self._leave_array(array, source, span is not None)
         elif mine:
-            lasting, keep = self._leave_object(data, keep)
-            source = None
-        direct = 0
-        if (
-            array is not None
-            and place is not None
-            and place.direct
-            and not looks
-            and array.nbytes > protocol.payload_nbytes
-        ):
-            direct = DIRECT  # if everybody's is, all members copy a slice each
-            if not mine:
-                protocol.put(context.memory.packed(array, place))
-                context.exposed = True
-        same = protocol.arrive_and_wait((SHARED if place is not None else 0) | direct, place)
-        try:
-            if not same:
-                protocol.compare(root=root)
-            bits = protocol.bits()
-            if any(bits):
-                protocol.check_overlap(bits, root=root)
-        except ValueError:
-            context.exposed = False  # nobody writes: all ranks have seen the same
-            raise
-        if array is not None and all(b & DIRECT for b in bits):
-            self._copy_together(array, root)
-            context.exposed = False
-            protocol.release()
-            return x
-        context.exposed = False
-        if mine:
-            if source is not None and lasting == _SCRATCH:
-                self._staging.broadcast(source.reshape(-1).view(np.uint8), root, b"")
-            elif lasting in (_SHARED, _BLOB, _OBJECT):
-                protocol.wait_until_read()  # others look at this rank's memory until then
-            result = x
-        elif looks and array is not None:
-            seen = bool(bits[root] & SHARED) and self._shows(array, root)
-            result = x if seen else self._take(None, None, root)  # the others go on in any case
-            protocol.release()
-            if not seen:
-                raise ValueError(_READ_ONLY)
-            return result
-        else:
-            result = self._take(x, array, root)
+            left, keepalive = self._leave_object(*pickled)
+        direct = (
+            array is not None and span is not None and span.direct and array.nbytes > protocol.payload_nbytes
+        )
+        if array is not None and span is not None and direct and not mine:
+            protocol.put(context.memory.packed(array, span))
+        with context.exposing(direct and not mine):
+            offers = self._arrive_and_compare(DIRECT if direct else 0, span, root)
+            if array is not None and choose_route(offers, fits=False) is Route.DIRECT:
+                self._copy_directly(array, root)
+                protocol.release()
+                return x
+        if not mine:
+            x = self._take(x, array, root)
+        elif source is not None and left == _STAGED:
+            self._staging.broadcast(source.reshape(-1).view(np.uint8), root, b"")
+        elif left in (_SHARED, _BLOB, _OBJECT):
+            protocol.wait_until_read()  # until then the other ranks read this rank's memory
+        del keepalive
         protocol.release()
-        return result
+        return x
 
-    def _copy_together(self, array: AnyArray, root: int) -> None:
-        """Copy one slice of the root's array to everybody else's, as all members do."""
+    def _into_read_only(self, x: Any, array: AnyArray, span: SharedSpan | None, root: int) -> Any:
+        """Return a read-only array that was passed, if it is the root's own memory: nothing is written."""
+        protocol = self._protocol
+        if span is None:
+            raise ValueError(_READ_ONLY)
+        line = self._context.call_site.line()
+        protocol.begin(Operation.broadcast, self._label(x, array, root, mine=False), line)
+        offers = self._arrive_and_compare(0, span, root)
+        same = bool(offers[root] & SHARED) and self._is_of_root(array, root)
+        if not same:
+            self._take(None, None, root)  # the other ranks continue
+        protocol.release()
+        if not same:
+            raise ValueError(_READ_ONLY)
+        return x
+
+    def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:
+        """Wait for all members; returns their bits, or raises alike on all."""
+        protocol = self._protocol
+        if not protocol.arrive_and_wait((SHARED if span is not None else 0) | bits, span):
+            protocol.compare(root=root)
+        offers = protocol.bits()
+        if any(offers):
+            protocol.check_overlap(offers, root=root)
+        return offers
+
+    def _copy_directly(self, array: AnyArray, root: int) -> None:
+        """Copy this member's slice of the root's array to all other members' arrays."""
         context, protocol = self._context, self._protocol
         source, targets = array, []
         for i in range(len(protocol.ranks)):
@@ -153,7 +156,7 @@ class Broadcast:
         elif shared and (handle := context.store.handle(array, writable=False)) is not None:
             kind, body = _SHARED, encode_handle(handle)
         else:
-            kind, body = _SCRATCH, self._staging.offer(source.reshape(-1).view(np.uint8))
+            kind, body = _STAGED, self._staging.offer(source.reshape(-1).view(np.uint8))
         protocol.put(_HEAD.pack(kind, len(meta)) + meta + body)
         return kind
 
@@ -171,9 +174,9 @@ class Broadcast:
         protocol.put(_HEAD.pack(_BLOB, 0) + encode_handle(handle))
         return _BLOB, (blob, keep)
 
-    # -- everybody else's ------------------------------------------------------------------------------
+    # -- the other ranks' ------------------------------------------------------------------------------
 
-    def _shows(self, array: AnyArray, root: int) -> bool:
+    def _is_of_root(self, array: AnyArray, root: int) -> bool:
         """Whether a shared array is the root's: the same elements in the same memory."""
         if not self._protocol.spans.same(self._protocol.generation, self._protocol.index, root):
             return False
@@ -182,11 +185,11 @@ class Broadcast:
         body = bytes(payload[_HEAD.size + length :])
         if kind == _INLINE:
             return body[: array.nbytes] == array.tobytes()
-        return kind == _SHARED and self._lies_as(array, decode_handle(body))
+        return kind == _SHARED and self._is_laid_out_as(array, decode_handle(body))
 
-    def _lies_as(self, array: AnyArray, theirs: ArrayHandle) -> bool:
+    def _is_laid_out_as(self, array: AnyArray, other: ArrayHandle) -> bool:
         own = self._context.store.handle(array, writable=False)
-        return own is not None and (own.offset, own.strides) == (theirs.offset, theirs.strides)
+        return own is not None and (own.offset, own.strides) == (other.offset, other.strides)
 
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
         context, protocol = self._context, self._protocol
@@ -217,10 +220,10 @@ class Broadcast:
     def _copy_shared(self, array: AnyArray, packed: bytes) -> None:
         context = self._context
         place = context.memory.place(array)
-        theirs = decode_handle(packed)
-        if place is not None and place.segment == theirs.segment and self._lies_as(array, theirs):
-            return  # the very same memory
-        # Attached as it lies: the root's strides need not be ours.
+        other = decode_handle(packed)
+        if place is not None and place.segment == other.segment and self._is_laid_out_as(array, other):
+            return  # the same memory
+        # Attached as it lies: the root's strides may differ from this array's.
         np.copyto(array, context.memory.look(packed))
-        # A root that failed meanwhile may be changing it already.
+        # A root that has failed may be changing it already.
         context.check_peers(self._protocol.peers)

@@ -1,13 +1,14 @@
-"""Letters: what a member of a group leaves in its slot when values are to be moved.
+"""Exchange records: what each rank writes into its slot for a data movement.
 
-A letter holds parcels (one for everybody, or one for each member), the *form* of each (dtype and shape, or
-"an object", as one word), the forms of the buffers that its writer wants to fill, and the shared memory that
-it will read or write.  So every member can check what every other brings and expects, before any buffer is
-touched::
+A record holds payloads (one for all members, or one for each), the *form* of each payload (dtype and shape,
+or "an object", as one word), the forms of the arrays that its writer fills, and the shared memory that it
+reads or writes.  So every member can check what every other member sends and expects, before any array is
+written::
 
-    head | forms brought | forms expected | spans | offsets | parcels
+    head | forms sent | forms expected | spans | offsets | payloads
 
-A letter that is too long for a slot lies in shared memory of its own, and the slot holds its handle.
+A record that is too long for a slot lies in shared memory of its own (indirect), and the slot holds its
+handle.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,19 +26,19 @@ from nbparallel.distributed.point_to_point.ring import Envelope
 from nbparallel.distributed.slots.overlaps import Span
 
 _HEAD = struct.Struct("<BBHHHQ")
-"""Where the letter lies, whether its writer waits for readers; numbers of parcels, expected forms, spans, and
-of the rounds in which large arrays come; elsewhere: the length of the handle."""
-_PARCEL = struct.Struct("<BxH")
+"""Inline or indirect, whether the writer waits for readers; numbers of payloads, expected forms and spans;
+the number of rounds in which large arrays come, or the length of an indirect record's handle."""
+_PAYLOAD = struct.Struct("<BxH")
 """Kind, and length of the description before the body."""
 _SPAN = struct.Struct("<QQQ")
-HERE, ELSEWHERE = 1, 2
+INLINE, INDIRECT = 1, 2
 OBJECT_FORM = 1
-"""What is no array."""
+"""The form of a value that is not an array."""
 _WRITES = 1 << 63
 OVERHEAD = 64
-"""More than a parcel costs beside its own bytes."""
+"""An upper bound of what a payload takes beside its own bytes."""
 NOTHING = Payload(0, b"", b"")
-"""Stands for what its writer takes itself."""
+"""Stands for a value that only its own member takes."""
 
 
 def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
@@ -48,26 +49,33 @@ def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 @dataclass(slots=True)
 class ExchangeRecordBuilder:
-    """A letter that is being written."""
+    """A record that is being written."""
 
-    payloads: list[Payload]
-    """None, one for everybody, or one for each member."""
-    brought: list[int]
+    payloads: list[Payload] = field(default_factory=list)
+    """None, one for all takers, or one for each member."""
+    brought: list[int] = field(default_factory=list)
     """Their forms."""
     expected: Sequence[int] = ()
-    """Forms of buffers: one (from the only member that sends), or one for each member; 0: anything."""
-    reads: Sequence[Span] = ()
-    """The writer's own shared memory that others read."""
+    """Forms of the arrays to fill: one (from the only member that sends), or one for each member; 0: any."""
+    reads: list[Span] = field(default_factory=list)
+    """The writer's own shared memory that other members read."""
     writes: Sequence[Span] = ()
-    """The shared memory that the writer will write."""
+    """The shared memory that the writer of the record will write."""
     waits: bool = False
-    """Whether the writer waits until everybody has read its memory."""
+    """Whether the writer waits until all members have read its memory."""
     rounds: int = 0
-    """In how many steps the writer brings large arrays (`relaying`)."""
+    """Steps in which the writer's large arrays are copied (`StagedCopy`)."""
+    keepalive: list[object] = field(default_factory=list)
+    """What the record refers to, to be held until it was read."""
+
+    def add(self, payload: Payload, form: int) -> None:
+        """Append a value: its payload, and its dtype and shape as one word."""
+        self.payloads.append(payload)
+        self.brought.append(form)
 
     def pack(self) -> bytes:
-        """Return the letter."""
-        bodies = [_PARCEL.pack(p.kind, len(p.meta)) + p.meta + p.body for p in self.payloads]
+        """Return the record as bytes."""
+        bodies = [_PAYLOAD.pack(p.kind, len(p.meta)) + p.meta + p.body for p in self.payloads]
         spans = [_SPAN.pack(*span) for span in self.reads]
         spans += [_SPAN.pack(segment | _WRITES, start, stop) for segment, start, stop in self.writes]
         count, expected = len(bodies), len(self.expected)
@@ -76,24 +84,24 @@ class ExchangeRecordBuilder:
         for body in bodies:
             offset += len(body)
             offsets.append(offset)
-        head = _HEAD.pack(HERE, self.waits, count, expected, len(spans), self.rounds)
+        head = _HEAD.pack(INLINE, self.waits, count, expected, len(spans), self.rounds)
         forms = struct.pack(f"<{count + expected}Q", *self.brought, *self.expected)
         return b"".join([head, forms, *spans, struct.pack(f"<{count + 1}Q", *offsets), *bodies])
 
 
 def refer(packed: bytes, *, waits: bool) -> bytes:
-    """Return what stands in the slot for a letter that lies elsewhere."""
-    return _HEAD.pack(ELSEWHERE, waits, 0, 0, 0, len(packed)) + packed
+    """Return the slot's content for an indirect record, by the handle of its memory."""
+    return _HEAD.pack(INDIRECT, waits, 0, 0, 0, len(packed)) + packed
 
 
 def reference(data: memoryview) -> bytes | None:
-    """Return the handle of a letter that lies elsewhere, None if it is here."""
+    """Return the handle of an indirect record, None for an inline one."""
     kind, _, _, _, _, length = _HEAD.unpack_from(data)
-    return None if kind == HERE else bytes(data[_HEAD.size : _HEAD.size + length])
+    return None if kind == INLINE else bytes(data[_HEAD.size : _HEAD.size + length])
 
 
 class ExchangeRecord:
-    """A letter as its readers see it."""
+    """A record as its readers see it."""
 
     __slots__ = ("_data", "_expected", "_payloads", "_spans", "rounds", "waits")
 
@@ -104,18 +112,18 @@ class ExchangeRecord:
 
     @property
     def expects(self) -> bool:
-        """Whether its writer has buffers to fill."""
+        """Whether its writer fills arrays."""
         return bool(self._expected)
 
     def brought(self, reader: int) -> int:
-        """Return the form of what is meant for a member; 0: nothing is."""
+        """Return the form of the value for a member; 0 if there is none."""
         if not self._payloads:
             return 0
         at = reader if self._payloads > 1 else 0
         return int.from_bytes(self._data[_HEAD.size + 8 * at : _HEAD.size + 8 * at + 8], "little")
 
     def expected(self, source: int, root: int | None) -> int:
-        """Return the form that is expected of a member; 0: anything."""
+        """Return the form that is expected of a member; 0 accepts any."""
         if self._expected > 1 or (self._expected == 1 and root is None):
             at = source
         elif self._expected and source == root:
@@ -126,7 +134,7 @@ class ExchangeRecord:
         return int.from_bytes(self._data[start : start + 8], "little")
 
     def spans(self) -> list[tuple[Span, bool]]:
-        """Return the shared memory that is read or written, and which of the two."""
+        """Return the spans of shared memory, and whether each is written."""
         start = _HEAD.size + 8 * (self._payloads + self._expected)
         found = []
         for i in range(self._spans):
@@ -135,11 +143,11 @@ class ExchangeRecord:
         return found
 
     def payload(self, writer: int, reader: int) -> Envelope:
-        """Return what is meant for a member; its bytes are those of the slot."""
+        """Return the payload for a member; its body is a view of the slot."""
         at = reader if self._payloads > 1 else 0
         table = _HEAD.size + 8 * (self._payloads + self._expected) + _SPAN.size * self._spans
         start, stop = struct.unpack_from("<QQ", self._data, table + 8 * at)
-        kind, length = _PARCEL.unpack_from(self._data, start)
-        middle = start + _PARCEL.size + length
-        meta = bytes(self._data[start + _PARCEL.size : middle])
+        kind, length = _PAYLOAD.unpack_from(self._data, start)
+        middle = start + _PAYLOAD.size + length
+        meta = bytes(self._data[start + _PAYLOAD.size : middle])
         return Envelope(writer, 0, kind, 0, 0, meta, self._data[middle:stop])

@@ -1,57 +1,189 @@
-"""all_gather and gather: everybody's value, for everybody or for one."""
+"""Data movements: which members send values, which take them, and what each call returns.
+
+Each operation is one row of the table of patterns below.  A `Movement` is one call of one of them, as one
+member makes it: a value that says what moves where, not how.  Blocking and nonblocking calls pass it to the
+same `Exchange`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from nbparallel.distributed.collectives.exchange import Exchange, Labels, Movement
+import numpy as np
+
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
-from nbparallel.distributed.slots.fingerprint import Fingerprint
+from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.wire.control import Operation
 
+MAX_FINGERPRINTS = 4096
+"""Remembered for each operation; computing one takes two microseconds."""
 
-class Gathering:
-    """One rank's side of `all_gather` and `gather` in a group."""
 
-    def __init__(self, exchange: Exchange, ranks: Sequence[int], index: int) -> None:
-        self._exchange, self._index, self._ranks = exchange, index, ranks
-        self._everybody = range(len(ranks))
-        self._all_labels = Labels(Operation.all_gather, ranks)
-        self._labels = Labels(Operation.gather, ranks)
-        self._labels_of: dict[Operation, Labels] = {}
+class Members(enum.Enum):
+    """The members of a group that send, or that take, in one operation."""
 
-    def all_gather(
-        self, x: Any, outputs: Sequence[AnyArray], deadline_ns: int | None, *, view: bool
-    ) -> list[Any]:
-        """Return everybody's value in the order of the group; arrays in `outputs`, if there are any."""
-        label = self._all_labels((x,), outputs, None, view=view)
-        movement = Movement(
-            Operation.all_gather, label, (x,), self._everybody, dict(enumerate(outputs)), view=view
-        )
-        return self._exchange(movement, deadline_ns)
+    ALL = enum.auto()
+    ROOT = enum.auto()
+    NONE = enum.auto()
 
-    def tell(self, operation: Operation, shown: Any, value: Any, deadline_ns: int | None) -> list[Any]:
-        """Return everybody's value, as one step of an `operation` that the user called with `shown`."""
-        label = self.label(operation, shown)
-        return self._exchange(Movement(operation, label, (value,), self._everybody, {}), deadline_ns)
 
-    def label(self, operation: Operation, shown: Any) -> Fingerprint:
-        """Return the fingerprint of a step of an operation."""
-        labels = self._labels_of.get(operation)
-        if labels is None:
-            labels = self._labels_of[operation] = Labels(operation, self._ranks)
-        return labels((shown,), (), None, view=False)
+_ALL, _ROOT = Members.ALL, Members.ROOT  # attributes of an enumeration are slow to look up
 
-    def gather(
-        self, x: Any, root: int, outputs: Sequence[AnyArray], deadline_ns: int | None, *, view: bool
-    ) -> list[Any] | None:
-        """Return everybody's value on `root`, None elsewhere."""
-        label = self._labels((x,), outputs, root, view=view)
-        mine = self._index == root
-        movement = Movement(
-            Operation.gather, label, (x,), self._everybody if mine else (), dict(enumerate(outputs)),
-            root=root, to_root=True, view=view,
-        )  # fmt: skip
-        found = self._exchange(movement, deadline_ns)
-        return found if mine else None
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The members that send and those that take, in one operation."""
+
+    operation: Operation
+    senders: Members = Members.ALL
+    takers: Members = Members.ALL
+
+
+# The table: a collective that only moves values is a row here.
+BARRIER = Pattern(Operation.barrier, senders=Members.NONE, takers=Members.NONE)
+BROADCAST = Pattern(Operation.broadcast, senders=Members.ROOT)
+GATHER = Pattern(Operation.gather, takers=Members.ROOT)
+ALL_GATHER = Pattern(Operation.all_gather)
+SCATTER = Pattern(Operation.scatter, senders=Members.ROOT)
+ALL_TO_ALL = Pattern(Operation.all_to_all)
+
+
+class Movement(NamedTuple):
+    """One call of an operation that moves values, as one member makes it."""
+
+    pattern: Pattern
+    fingerprint: Fingerprint
+    values: Sequence[Any]
+    """What this member sends: nothing, one value for all takers, or one for each member."""
+    sources: Sequence[int]
+    """The members from which this one takes."""
+    outputs: Mapping[int, AnyArray]
+    """Arrays to fill, by the member whose value they take; one for each source, or none."""
+    root: int | None
+    view: bool
+
+    @property
+    def operation(self) -> Operation:
+        """The operation that was called."""
+        return self.pattern.operation
+
+    @property
+    def to_root(self) -> bool:
+        """Whether only the root takes."""
+        return self.pattern.takers is _ROOT
+
+    @property
+    def from_root(self) -> bool:
+        """Whether only the root sends."""
+        return self.pattern.senders is _ROOT
+
+    def result(self, values: list[Any]) -> Any:
+        """Return what the call returns, from what came from each source."""
+        if not self.sources:
+            return None
+        return values[0] if self.from_root else values
+
+
+class FingerprintCache:
+    """The fingerprints of the calls of one operation, by what is passed to it."""
+
+    def __init__(self, operation: Operation, ranks: Sequence[int], *, nonblocking: bool = False) -> None:
+        self._name, self._ranks = operation.name + ("+async" if nonblocking else ""), ranks
+        self._known: dict[Any, Fingerprint] = {}
+
+    def __call__(
+        self, values: Sequence[Any], outputs: Iterable[AnyArray], root: int | None, *, view: bool
+    ) -> Fingerprint:
+        """Return the fingerprint; dtypes and shapes are only in its text, for error messages."""
+        sent = tuple([_form_key(value) for value in values])
+        expected = tuple([(x.dtype, x.shape) for x in outputs])
+        key = (sent, expected, root, view)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MAX_FINGERPRINTS:
+                self._known.clear()
+            dtypes = list(dict.fromkeys(str(dtype) for dtype, _ in sent or expected))
+            shape = _shapes(sent)
+            if expected:
+                shape += " into " + _shapes(expected)
+            rank = None if root is None else self._ranks[root]
+            found = self._known[key] = fingerprint(
+                self._name, ", ".join(dtypes[:4]) or "-", shape, root=rank, operator="view" if view else "-"
+            )
+        return found
+
+
+def _form_key(value: Any) -> tuple[Any, Any]:
+    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, None)
+
+
+def _shapes(forms: Sequence[tuple[Any, Any]]) -> str:
+    shapes = ["-" if shape is None else str(shape) for _, shape in forms]
+    return shapes[0] if len(shapes) == 1 else f"[{', '.join(shapes)}]" if shapes else "-"
+
+
+class Movements:
+    """The movements of one rank in one group: makes each call's `Movement` from what the user passed."""
+
+    def __init__(self, ranks: Sequence[int], index: int, *, nonblocking: bool = False) -> None:
+        self._ranks, self._index, self._nonblocking = ranks, index, nonblocking
+        self._all = range(len(ranks))
+        self._caches: dict[Operation, FingerprintCache] = {}
+
+    def __call__(
+        self,
+        pattern: Pattern,
+        values: Sequence[Any],
+        outputs: Sequence[AnyArray] = (),
+        root: int | None = None,
+        *,
+        view: bool = False,
+    ) -> Movement:
+        """Return one call.
+
+        Parameters
+        ----------
+        outputs : sequence of array
+            One for each source, or none.
+        """
+        from_root = pattern.senders is _ROOT
+        filled: dict[int, AnyArray] = {}
+        if outputs:
+            filled = {root: outputs[0]} if from_root and root is not None else dict(enumerate(outputs))
+        sources: Sequence[int] = ()
+        if pattern.takers is _ALL or (pattern.takers is _ROOT and root == self._index):
+            sources = (root,) if from_root and root is not None else self._all
+        label = self.fingerprint(pattern.operation, values, outputs, root, view=view)
+        return Movement(pattern, label, values, sources, filled, root, view)
+
+    def step(self, operation: Operation, shown: Any, value: Any) -> Movement:
+        """Return a gathering of all members' values, as a step of an `operation` called with `shown`."""
+        label = self.fingerprint(operation, (shown,))
+        return Movement(Pattern(operation), label, (value,), self._all, {}, None, False)
+
+    def fingerprint(
+        self,
+        operation: Operation,
+        values: Sequence[Any],
+        outputs: Sequence[AnyArray] = (),
+        root: int | None = None,
+        *,
+        view: bool = False,
+    ) -> Fingerprint:
+        """Return the fingerprint of a call."""
+        cache = self._caches.get(operation)
+        if cache is None:
+            cache = FingerprintCache(operation, self._ranks, nonblocking=self._nonblocking)
+            self._caches[operation] = cache
+        return cache(values, outputs, root, view=view)
+
+    def of_reduction(
+        self, operation: Operation, label: Fingerprint, values: Sequence[Any], root: int | None = None
+    ) -> Movement:
+        """Return the movement of a nonblocking reduction, whose takers combine what comes from all."""
+        takers = _ALL if root is None else _ROOT
+        sources: Sequence[int] = self._all if root is None or root == self._index else ()
+        return Movement(Pattern(operation, takers=takers), label, values, sources, {}, root, False)

@@ -1,39 +1,53 @@
-"""Collectives that were begun with ``async_op=True`` and go on later, in their order.
+"""Nonblocking collectives: what ``async_op=True`` starts, and how it makes progress.
 
-One is *posted* when its letter lies in a slot and its rank has arrived; it is *finished* when all have, and
-this rank has taken what was for it.  Neither waits.  What finds no free slot is posted later.  Another
-collective of the same group finishes all that were begun before it: every member must come to those first, so
-that no wait is added that would not end.
+A collective is *posted* when its record lies in a slot and its rank has arrived; it is *complete* when all
+members have arrived, and this rank has read their records.  Neither step blocks.  A collective that finds no
+free slot is posted later.  Another collective of the same group first completes all that are pending: every
+member must reach those first, so this adds no wait that could not end.
+
+Every nonblocking collective is one exchange of records: a reduction moves all values, and each member
+combines them itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbparallel.distributed.collectives.exchange import Exchange, Movement, Prepared
+import numpy as np
+
+from nbparallel.distributed.collectives.exchange import Exchange, PreparedRecord
+from nbparallel.distributed.collectives.movements import BROADCAST, Movement, Movements, Pattern
+from nbparallel.distributed.collectives.scalars import check_number, combine_numbers
+from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
+from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.distributed.work import Work
+from nbparallel.wire.control import Operation
+
+MAX_FINGERPRINTS = 1024
+NonblockingCall = tuple[Movement, Callable[[list[Any]], Any]]
+"""What is moved, and the function from what came from each source to what the operation returns."""
 
 
 @dataclass(slots=True)
 class PendingOperation:
-    """One collective under way."""
+    """One collective that has begun and is not complete."""
 
     movement: Movement
     complete: Callable[[list[Any]], Any]
-    """From what came from each source to what the operation returns."""
+    """Returns the operation's result, from what came from each source."""
     work: Work
-    prepared: Prepared = (b"", None)
-    """Its letter, and what that refers to."""
+    record: PreparedRecord | None = None
     slot: PendingSlot | None = None
     """None until there is a slot for it."""
 
 
 class ProgressEngine:
-    """The collectives of one group that this rank has begun."""
+    """The pending collectives of one group on this rank."""
 
     def __init__(self, pending_slots: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
         self._pending_slots, self._exchange, self._changed = pending_slots, exchange, changed
@@ -44,23 +58,23 @@ class ProgressEngine:
         return bool(self._queue)
 
     def add(self, pending: PendingOperation) -> None:
-        """Begin a collective: what it brings is copied now, whenever there is a slot."""
-        pending.prepared = self._exchange.prepare(pending.movement)
+        """Begin a collective; its values are copied now, even if there is no slot yet."""
+        pending.movement, pending.record = self._exchange.prepare(pending.movement)
         self._queue.append(pending)
         self._changed()
         self.advance()
 
     def advance(self) -> None:
-        """Post and finish what can be, without waiting."""
+        """Post and complete collectives as far as possible, without blocking."""
         if self._busy or not self._queue:
             return
         self._busy = True
         try:
             while self._queue:
                 for pending in self._queue:
-                    if pending.slot is None and self._pending_slots.has_slot():
+                    if pending.slot is None and pending.record is not None and self._pending_slots.has_slot():
                         pending.slot = self._exchange.post(
-                            pending.movement, pending.prepared, pending.work.line
+                            pending.movement, pending.record, pending.work.line
                         )
                     if pending.slot is None:
                         break
@@ -72,11 +86,11 @@ class ProgressEngine:
             self._busy = False
 
     def _finish(self, pending: PendingOperation, slot: PendingSlot) -> None:
-        """Take and complete; what is wrong with this call alone is raised when it is waited for."""
+        """Complete a collective; an error of this call alone is raised by its `Work.wait`."""
         work = pending.work
         try:
             found = self._exchange.collect(pending.movement, slot)
-        except ValueError as error:  # overlapping memory: all members ended it, before anything was written
+        except ValueError as error:  # overlapping memory: all members ended it, before any array was written
             work.fail(error)
         except BaseException as error:
             work.fail(error)
@@ -84,32 +98,141 @@ class ProgressEngine:
         else:
             try:
                 work.finish(pending.complete(found))
-            except Exception as error:  # noqa: BLE001 - whatever the values of others raise when combined
+            except Exception as error:  # noqa: BLE001 - the values of other members can raise anything when combined
                 work.fail(error)
         finally:
             self._queue.popleft()
             self._changed()
 
     def flush(self, work: Work | None = None, deadline_ns: int | None = None) -> None:
-        """Wait until `work` is finished, or everything."""
+        """Block until `work` is complete, or all pending collectives."""
         while self._queue and (work is None or not work.done):
             self.advance()
             if self._queue and (work is None or not work.done):
-                self._busy = True  # what waits here has changed the meeting: nothing may be posted meanwhile
+                self._busy = True  # the wait has changed the protocol: nothing may be posted until it ends
                 try:
                     self._pending_slots.wait_for(self._queue[0].slot, deadline_ns)
                 finally:
                     self._busy = False
 
-    def look(self, work: Work) -> None:
-        """Go on without waiting; raises if `work` can never be finished, so that nobody asks for ever."""
+    def poll(self, work: Work) -> None:
+        """Advance without blocking; raises if `work` can never complete, so that no rank polls forever."""
         self.advance()
         first = self._queue[0] if self._queue and not work.done else None
         if first is not None and first.slot is not None and self._pending_slots.is_hopeless(first.slot):
             self.flush(work)
 
     def drop(self) -> None:
-        """End everything with its cell."""
+        """Drop all pending collectives at the end of their cell."""
         while self._queue:
             self._queue.popleft().work.drop()
         self._changed()
+
+
+class NonblockingCalls:
+    """The nonblocking form of each collective of one rank in one group."""
+
+    def __init__(self, ranks: Sequence[int], index: int) -> None:
+        self._ranks, self._index = ranks, index
+        self._movements = Movements(ranks, index, nonblocking=True)
+        self._reductions: dict[Any, Fingerprint] = {}
+
+    def move(
+        self, pattern: Pattern, values: Sequence[Any], outputs: Sequence[AnyArray], root: int | None
+    ) -> NonblockingCall:
+        """Move values, and return them."""
+        movement = self._movements(pattern, values, outputs, root)
+        return movement, movement.result
+
+    def broadcast(self, x: Any, root: int) -> NonblockingCall:
+        """Move the root's value to all members; returns `x` where it is the root's, or an array to fill."""
+        mine = self._index == root
+        array = None if mine else as_plain_array(x)
+        if array is not None and not array.flags.writeable:
+            raise ValueError("broadcast fills this array, and it is read-only: pass x.copy()")
+        movement = self._movements(BROADCAST, (x,) if mine else (), () if array is None else (array,), root)
+        return movement, lambda found: x if mine or array is not None else found[0]
+
+    def all_reduce(self, x: Any, op: str) -> NonblockingCall:
+        """Move all values to all members, which combine them in place."""
+        operator, value = _checked(x, op, "all_reduce", fills=True)
+        movement = self._moved(Operation.all_reduce, operator, (value,))
+        return movement, lambda found: _into(x, _combined(operator, found))
+
+    def reduce(self, x: Any, root: int, op: str) -> NonblockingCall:
+        """Move all values to the root, which combines them."""
+        mine = self._index == root
+        operator, value = _checked(x, op, "reduce", fills=False)
+        movement = self._moved(Operation.reduce, operator, (value,), root)
+        return movement, lambda found: _into(x, _combined(operator, found)) if mine else None
+
+    def reduce_scatter(self, parts: Sequence[Any], op: str, output: AnyArray | None) -> NonblockingCall:
+        """Move all parts each to its member, which combines them."""
+        checked = [_checked(part, op, "reduce_scatter", fills=False) for part in parts]
+        operator, values = checked[0][0], [value for _, value in checked]
+        mine = values[self._index]
+        if output is not None and (output.dtype, output.shape) != (mine.dtype, mine.shape):
+            raise ValueError(
+                f"the output of reduce_scatter has dtype {output.dtype} and shape {output.shape}, and this "
+                f"rank's part is {mine.dtype} {mine.shape}"
+            )
+
+        def complete(found: list[Any]) -> Any:
+            total = _combined(operator, found)
+            return total if output is None else _into(output, total)
+
+        return self._moved(Operation.reduce_scatter, operator, values), complete
+
+    def _moved(
+        self, operation: Operation, operator: Operator, values: Sequence[Any], root: int | None = None
+    ) -> Movement:
+        return self._movements.of_reduction(
+            operation, self._fingerprint(operation, operator, values, root), values, root
+        )
+
+    def _fingerprint(
+        self, operation: Operation, operator: Operator, values: Sequence[Any], root: int | None
+    ) -> Fingerprint:
+        forms = tuple([(x.dtype, x.shape) if isinstance(x, np.ndarray) else ("number", "-") for x in values])
+        key = (operation, operator.name, forms, root)
+        label = self._reductions.get(key)
+        if label is None:
+            if len(self._reductions) >= MAX_FINGERPRINTS:
+                self._reductions.clear()
+            shapes = str(forms[0][1]) if len(forms) == 1 else str([shape for _, shape in forms])
+            content = [(getattr(dtype, "str", "number"), shape) for dtype, shape in forms]
+            rank = None if root is None else self._ranks[root]
+            label = self._reductions[key] = fingerprint(
+                f"{operation.name}+async", str(forms[0][0]), shapes, root=rank, operator=operator.name,
+                content=content,
+            )  # fmt: skip
+        return label
+
+
+def _checked(x: Any, op: str, operation: str, *, fills: bool) -> tuple[Operator, Any]:
+    """Return the operator, and the value as it enters: a plain array or a number."""
+    operator = find_operator(op)
+    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
+        check_dtype(operator, x.dtype)
+        if fills and not x.flags.writeable:
+            raise ValueError(f"{operation} works in place and this array is read-only: pass x.copy()")
+        return operator, x.view(np.ndarray)
+    return operator, check_number(operator, x, operation)
+
+
+def _combined(operator: Operator, values: list[Any]) -> Any:
+    """Return the combination in rank order."""
+    if not isinstance(values[0], np.ndarray):
+        return combine_numbers(operator, values)
+    total = values[0]
+    with np.errstate(all="ignore"):
+        combine(operator, values, total)
+    return total
+
+
+def _into(x: Any, result: Any) -> Any:
+    """Return `x`, filled with an array's result if it can be; else the result."""
+    if isinstance(x, np.ndarray) and x.flags.writeable:
+        x[...] = result
+        return x
+    return result

@@ -1,8 +1,9 @@
-"""reduce and reduce_scatter: the values of all combined, for one member, or each its part.
+"""reduce and reduce_scatter: the combination of all members' values, for one member, or a part for each.
 
-Small arrays go through the slots, as in `all_reduce`.  Large ones, if every member's lies in shared memory:
-for `reduce_scatter` each member combines its part of all arrays where they lie; for `reduce` each combines
-one slice, and writes it to where the result is to be.  Else through scratch memory, a chunk at a time.
+Small arrays go through the slots, as in `all_reduce`.  Large arrays go directly if every member's lies in
+shared memory: in `reduce_scatter` each member combines its part of all arrays where they lie; in `reduce`
+each member combines one slice, and writes it into the result.  Other arrays go through the staging buffers, a
+chunk at a time.
 """
 
 from __future__ import annotations
@@ -16,16 +17,10 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_reduce, direct_reduce_scatter
-from nbparallel.distributed.collectives.scalars import exchange_numbers
+from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
+from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
-from nbparallel.distributed.operators import (
-    Operator,
-    check_dtype,
-    check_number,
-    combine_numbers,
-    find_operator,
-    is_number,
-)
+from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, decode_handle
@@ -33,36 +28,49 @@ from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 
-MAX_LABELS = 1024
+MAX_FINGERPRINTS = 1024
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class ScatterLayout:
+    """The memory of one `reduce_scatter`: where its parts lie, and where its result goes."""
+
+    source: AnyArray
+    """All parts, flat and contiguous."""
+    in_whole: bool
+    """Whether that is the user's own array."""
+    bounds: Sequence[tuple[int, int]]
+    """First element of each part and the one behind its last."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the parts."""
+    target: AnyArray
+    """Takes this member's part of the result; flat and contiguous."""
+    in_place: bool
+    """Whether that is the user's output."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reduction:
-    """One call, as one member makes it."""
+    """One call of a reduction, as one member makes it."""
 
     operation: Operation
     operator: Operator
     label: Fingerprint
     source: AnyArray
     """Flat and contiguous."""
-    place: SharedSpan | None
+    span: SharedSpan | None
     """Where the user's array lies, if it is shared."""
     direct: bool
     """Whether `source` is that very memory, so that others can read it there."""
     target: AnyArray | None
     """Flat and contiguous; takes the result, or this member's part of it."""
-    target_place: SharedSpan | None
+    target_span: SharedSpan | None
     """Where it lies, if others could pass the same memory."""
     start: int = 0
     """The first element of the result that `target` takes."""
     root: int | None = None
     parts: Sequence[tuple[int, int]] | None = None
     """First element and the one behind the last that each member takes, if not all take all."""
-
-    @property
-    def averaged(self) -> bool:
-        """Whether the sum is divided."""
-        return self.operator.name == "avg"
 
 
 class Reduce:
@@ -71,7 +79,7 @@ class Reduce:
     def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
         self._context, self._protocol, self._staging = context, protocol, staging
         self._index, self._size = protocol.index, len(protocol.ranks)
-        self._labels: dict[Any, Fingerprint] = {}
+        self._fingerprints: dict[Any, Fingerprint] = {}
 
     # -- reduce ------------------------------------------------------------------------------------------
 
@@ -86,16 +94,16 @@ class Reduce:
         mine = self._index == root
         if self._size == 1:
             return x if x.flags.writeable else array.copy()
-        place = self._context.memory.place(array)
+        span = self._context.memory.place(array)
         source = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
         fills = mine and array.flags.writeable
         in_place = fills and array.flags.c_contiguous
-        target = source if in_place else self._result(array, place) if mine else None
+        target = source if in_place else self._result(array, span) if mine else None
         self._run(
             Reduction(
-                Operation.reduce, operator, self._label("reduce", operator, array.dtype, array.shape, root),
-                source, place, place is not None and place.direct, target, place if fills else None,
-                root=root,
+                Operation.reduce, operator,
+                self._fingerprint("reduce", operator, array.dtype, array.shape, root),
+                source, span, span is not None and span.direct, target, span if fills else None, root=root,
             )
         )  # fmt: skip
         if not mine or target is None:
@@ -104,17 +112,17 @@ class Reduce:
             array[...] = target.reshape(array.shape)
         return x if fills else target.reshape(array.shape)
 
-    def _result(self, array: AnyArray, place: SharedSpan | None) -> AnyArray:
+    def _result(self, array: AnyArray, span: SharedSpan | None) -> AnyArray:
         """Return memory for a result that does not go into the user's array."""
-        if place is None or array.nbytes <= self._protocol.payload_nbytes:
+        if span is None or array.nbytes <= self._protocol.payload_nbytes:
             return np.empty(array.size, array.dtype)
         return self._context.store.empty((array.size,), array.dtype)
 
     def _reduce_number(self, x: Any, root: int, operator: Operator) -> Any:
-        value = _number(x, operator, "reduce")
+        value = check_number(operator, x, "reduce")
         if self._size == 1:
             return combine_numbers(operator, [value])
-        label = self._label("reduce", operator, type(value).__name__, "number", root)
+        label = self._fingerprint("reduce", operator, type(value).__name__, "number", root)
         values = exchange_numbers(self._context, self._protocol, Operation.reduce, label, value)
         return combine_numbers(operator, values) if self._index == root else None
 
@@ -139,99 +147,106 @@ class Reduce:
         self._protocol.deadline_ns = deadline_ns
         if not any(isinstance(part, np.ndarray) for part in parts):
             return self._reduce_scatter_numbers(parts, operator)
+        layout = self._validate(parts, whole, output)
+        check_dtype(operator, layout.target.dtype)
+        if self._size == 1:
+            result = layout.source
+        else:
+            span = None if whole is None else self._context.memory.place(whole)
+            shape: Any = layout.shapes if whole is None else whole.shape
+            self._run(
+                Reduction(
+                    Operation.reduce_scatter, operator,
+                    self._fingerprint("reduce_scatter", operator, layout.target.dtype, shape, None),
+                    layout.source, span, span is not None and layout.in_whole, layout.target,
+                    None if output is None else self._context.memory.place(output),
+                    start=layout.bounds[self._index][0], parts=layout.bounds,
+                )
+            )  # fmt: skip
+            result = layout.target
+        result = result.reshape(layout.shapes[self._index])
+        if output is None:
+            return result
+        if not layout.in_place or self._size == 1:
+            output[...] = result
+        return output
+
+    def _validate(
+        self, parts: Sequence[Any], whole: AnyArray | None, output: AnyArray | None
+    ) -> ScatterLayout:
+        """Check one call; returns where its parts lie and where its result goes."""
         arrays = [_part(part, i, parts[0]) for i, part in enumerate(parts)]
         mine = arrays[self._index]
-        check_dtype(operator, mine.dtype)
         if output is not None and (output.dtype, output.shape) != (mine.dtype, mine.shape):
             raise ValueError(
                 f"the output of reduce_scatter has dtype {output.dtype} and shape {output.shape}, and this "
                 f"rank's part is {mine.dtype} {mine.shape}"
             )
-        if self._size == 1:
-            if output is None:
-                return mine.copy()
-            output[...] = mine
-            return output
-        place = None if whole is None else self._context.memory.place(whole)
-        direct = whole is not None and whole.flags.c_contiguous
-        source = (
-            whole.reshape(-1)
-            if whole is not None and direct
-            else np.concatenate([a.reshape(-1) for a in arrays], dtype=mine.dtype)  # else in native order
-        )
-        ends = list(accumulate(a.size for a in arrays))
-        parts = list(zip([0, *ends], ends, strict=False))
+        in_whole = whole is not None and whole.flags.c_contiguous and self._size > 1
+        if whole is not None and in_whole:
+            source = whole.reshape(-1)
+        else:
+            source = np.concatenate([a.reshape(-1) for a in arrays], dtype=mine.dtype)  # else in native order
         in_place = output is not None and output.flags.c_contiguous
         if output is not None and any(np.may_share_memory(output, array) for array in arrays):
             in_place = False  # others may still read what would be written
         target = output.reshape(-1) if output is not None and in_place else np.empty(mine.size, mine.dtype)
-        shapes = tuple(a.shape for a in arrays) if whole is None else whole.shape
-        written = None if output is None else self._context.memory.place(output)
-        self._run(
-            Reduction(
-                Operation.reduce_scatter, operator,
-                self._label("reduce_scatter", operator, mine.dtype, shapes, None),
-                source, place, place is not None and direct, target, written,
-                start=parts[self._index][0], parts=parts,
-            )
-        )  # fmt: skip
-        result = target.reshape(mine.shape)
-        if output is None:
-            return result
-        if not in_place:
-            output[...] = result
-        return output
+        ends = list(accumulate(a.size for a in arrays))
+        bounds = list(zip([0, *ends], ends, strict=False))
+        return ScatterLayout(source, in_whole, bounds, tuple(a.shape for a in arrays), target, in_place)
 
     def _reduce_scatter_numbers(self, parts: Sequence[Any], operator: Operator) -> Any:
-        values = [_number(part, operator, "reduce_scatter") for part in parts]
+        values = [check_number(operator, part, "reduce_scatter") for part in parts]
         if self._size == 1:
             return combine_numbers(operator, values)
-        label = self._label("reduce_scatter", operator, "numbers", "number", None)
-        everybody = exchange_numbers(self._context, self._protocol, Operation.reduce_scatter, label, values)
-        return combine_numbers(operator, [theirs[self._index] for theirs in everybody])
+        label = self._fingerprint("reduce_scatter", operator, "numbers", "number", None)
+        lists = exchange_numbers(self._context, self._protocol, Operation.reduce_scatter, label, values)
+        return combine_numbers(operator, [numbers[self._index] for numbers in lists])
 
     # -- both ------------------------------------------------------------------------------------------------
 
     def _run(self, reduction: Reduction) -> None:
-        """Meet, compare, combine."""
+        """Arrive, compare, combine."""
         context, protocol, source = self._context, self._protocol, reduction.source
         protocol.begin(reduction.operation, reduction.label, context.call_site.line())
         context.operations += 1
         context.nbytes += source.nbytes
-        protocol.spans.declare_write(protocol.generation, reduction.target_place)
-        small = source.nbytes <= protocol.payload_nbytes
-        pieces = StagingLayout(source.size, source.itemsize, self._size, reduction.parts)
-        if small:
-            if fault_injection.ARMED:
-                fault_injection.hit("half_payload", context.rank)
-            self._slot(self._index, source)[...] = source
-        elif reduction.direct:
+        protocol.spans.declare_write(protocol.generation, reduction.target_span)
+        fits = source.nbytes <= protocol.payload_nbytes
+        direct = reduction.direct and not fits
+        layout = StagingLayout(source.size, source.itemsize, self._size, reduction.parts)
+
+        def leave() -> None:
+            if fits:
+                if fault_injection.ARMED:
+                    fault_injection.hit("half_payload", context.rank)
+                self._slot(self._index, source)[...] = source
+            else:
+                protocol.put(self._staging.offer(source, layout))
+
+        if direct:
             protocol.put(self._addresses(reduction))
         else:
-            protocol.put(self._staging.offer(source, pieces))
-        bits = (SHARED if reduction.place is not None else 0) | (DIRECT if reduction.direct else 0)
-        if not protocol.arrive_and_wait(bits, reduction.place):
-            protocol.compare()
-        everybody = protocol.bits()
-        try:
-            protocol.check_writes(everybody)
-        except ValueError:
-            context.exposed = False  # nobody writes: all ranks have seen the same
-            raise
-        if small:
-            self._combine_slots(reduction)
-        elif all(b & DIRECT for b in everybody):
-            self._combine_directly(reduction)
-        else:
-            context.exposed = False
-            if any(b & DIRECT for b in everybody):  # some have left a handle only: now they use the scratch
-                if reduction.direct:
-                    protocol.put(self._staging.offer(source, pieces))
+            leave()
+        writes_to_root = direct and reduction.root is not None and reduction.target is not None
+        with context.exposing(writes_to_root):
+            bits = (SHARED if reduction.span is not None else 0) | (DIRECT if direct else 0)
+            if not protocol.arrive_and_wait(bits, reduction.span):
+                protocol.compare()
+            offers = protocol.bits()
+            protocol.check_writes(offers)
+            route = choose_route(offers, fits=fits)
+            if route is Route.DIRECT:
+                self._combine_directly(reduction)
+        if route is not Route.DIRECT:
+            if offers_differ(offers):
+                if direct:
+                    leave()  # the slot holds addresses, which the route that is taken does not use
                 protocol.synchronize()
-            self._staging.reduce(
-                source, reduction.operator, pieces, reduction.target, reduction.start,
-                averaged=reduction.averaged,
-            )  # fmt: skip
+            if route is Route.INLINE:
+                self._combine_slots(reduction)
+            else:
+                self._staging.reduce(source, reduction.operator, layout, reduction.target, reduction.start)
         protocol.release()
 
     def _slot(self, index: int, like: AnyArray) -> AnyArray:
@@ -245,22 +260,16 @@ class Reduce:
             return
         start, stop = reduction.start, reduction.start + target.size
         views = [self._slot(i, reduction.source)[start:stop] for i in range(self._size)]
-        ufunc = reduction.operator.ufunc
         with np.errstate(all="ignore"):
-            ufunc(views[0], views[1], out=target)
-            for view in views[2:]:
-                ufunc(target, view, out=target)
-            if reduction.averaged:
-                np.true_divide(target, self._size, target)
+            combine(reduction.operator, views, target)
 
     def _addresses(self, reduction: Reduction) -> bytes:
         """Return where this member's array lies, and where the root wants the result."""
         memory, target = self._context.memory, reduction.target
-        assert reduction.place is not None, "only shared memory is worked on directly"
+        assert reduction.span is not None, "only shared memory is worked on directly"
         packed = memory.packed_flat(reduction.source)
         if reduction.root is None or target is None:
             return marshal.dumps((packed, b""))
-        self._context.exposed = True
         return marshal.dumps((packed, memory.packed_flat(target)))
 
     def _combine_directly(self, reduction: Reduction) -> None:
@@ -271,10 +280,9 @@ class Reduce:
             for i, (packed, _) in enumerate(addresses)
         ]
         if reduction.root is None:
-            assert reduction.target is not None, "every rank takes a part"
+            assert reduction.target is not None, "every member takes a part"
             direct_reduce_scatter(
-                context, protocol, arrays, reduction.target, reduction.start, reduction.operator,
-                averaged=reduction.averaged,
+                context, protocol, arrays, reduction.target, reduction.start, reduction.operator
             )  # fmt: skip
             protocol.announce_done()
             protocol.wait_until_read()
@@ -285,33 +293,25 @@ class Reduce:
             target = (
                 context.memory.attach(wanted, writable=True)
                 if wanted == packed
-                else context.attach(decode_handle(wanted), writable=True)  # made for this: it is not kept
+                else context.attach(decode_handle(wanted), writable=True)  # of this call only
             )
-        direct_reduce(context, protocol, arrays, target, reduction.operator, averaged=reduction.averaged)
-        context.exposed = False
+        direct_reduce(context, protocol, arrays, target, reduction.operator)
 
-    def _label(
+    def _fingerprint(
         self, operation: str, operator: Operator, dtype: Any, shape: Any, root: int | None
     ) -> Fingerprint:
         key = (operation, operator.name, dtype, shape, root)
-        label = self._labels.get(key)
-        if label is None:
-            if len(self._labels) >= MAX_LABELS:
-                self._labels.clear()
+        found = self._fingerprints.get(key)
+        if found is None:
+            if len(self._fingerprints) >= MAX_FINGERPRINTS:
+                self._fingerprints.clear()
             content = (getattr(dtype, "str", "number"), shape)
             rank = None if root is None else self._protocol.ranks[root]
-            label = self._labels[key] = fingerprint(
+            found = self._fingerprints[key] = fingerprint(
                 operation, str(dtype), "-" if shape == "number" else str(shape), root=rank,
                 operator=operator.name, content=content,
             )  # fmt: skip
-        return label
-
-
-def _number(x: Any, operator: Operator, operation: str) -> Any:
-    if not is_number(x):
-        hint = ": use np.array(x)" if isinstance(x, list | tuple) else ""
-        raise TypeError(f"{operation} needs an array or a number, not {type(x).__name__}{hint}")
-    return check_number(operator, x)
+        return found
 
 
 def _part(x: Any, index: int, first: Any) -> AnyArray:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import slice_bounds
-from nbparallel.distributed.operators import Operator
+from nbparallel.distributed.operators import Operator, combine
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -71,15 +71,6 @@ class StagingLayout:
         first, last = self._parts[context]
         low = min(first + chunk * self._share, last)
         return low, min(low + self._share, last), context * self._share
-
-
-def _combine(inputs: Sequence[AnyArray], out: AnyArray, operator: Operator, *, averaged: bool) -> None:
-    """Combine in rank order; `out` may be the array at its own place, or none of them."""
-    total = inputs[0]
-    for other in inputs[1:]:
-        total = operator.ufunc(total, other, out=out)
-    if averaged:
-        np.true_divide(out, len(inputs), out)
 
 
 class StagingBuffers:
@@ -170,8 +161,6 @@ class StagingBuffers:
         pieces: StagingLayout,
         target: AnyArray | None,
         start: int = 0,
-        *,
-        averaged: bool,
     ) -> None:
         """Combine a contiguous `x` of all members; everybody has offered the first chunk.
 
@@ -198,7 +187,7 @@ class StagingBuffers:
                 if not pieces.shown and target is not None:
                     out = target[low - start : high - start]
                 with np.errstate(all="ignore"):
-                    _combine(inputs, out, operator, averaged=averaged)
+                    combine(operator, inputs, out)
             self._position = position + 1
             if chunk + 1 < pieces.chunks:
                 self._copy_pieces(memories[index], flat, pieces, chunk + 1, position + 1)

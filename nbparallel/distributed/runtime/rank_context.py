@@ -279,6 +279,10 @@ class RankContext:
 
     # -- leaving after a failure ---------------------------------------------------------------------
 
+    def exposing(self, exposed: bool) -> Exposure:
+        """Return a context in which peers may write into this rank's arrays, if `exposed`."""
+        return Exposure(self, exposed)
+
     def failed(self, error: BaseException) -> None:
         """End an operation that raised `error`; returns when no peer can write into its arrays any more.
 
@@ -339,3 +343,20 @@ class RankContext:
                         "answer (stopped, or inside a long computation)\n"
                     )
                     sys.stderr.flush()
+
+
+class Exposure:
+    """Sets `RankContext.exposed`, and clears it at the end, but after a failure: peers may still write."""
+
+    __slots__ = ("_context", "_exposed")
+
+    def __init__(self, context: RankContext, exposed: bool) -> None:
+        self._context, self._exposed = context, exposed
+
+    def __enter__(self) -> None:
+        self._context.exposed = self._exposed
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # With no collective open all members have ended it alike, before any of them wrote.
+        if kind is None or not self._context.open:
+            self._context.exposed = False

@@ -55,7 +55,7 @@ def test_every_operation_in_every_group(ranks: Any) -> None:
     ranks(4, work, seconds=50)
 
 
-def test_names_and_places(ranks: Any) -> None:
+def test_names_and_group_ranks(ranks: Any) -> None:
     """Places and ranks are told apart; equal groups are the same; wrong ones raise on the caller."""
 
     def work(c: Communicator) -> None:
@@ -74,7 +74,7 @@ def test_names_and_places(ranks: Any) -> None:
                 c.new_group(ranks)
         with pytest.raises(ValueError, match="not in the group"):
             c.get_group_rank(group, 0)
-        with pytest.raises(ValueError, match="places 0-1"):
+        with pytest.raises(ValueError, match="ranks 0-1"):
             c.get_global_rank(group, 2)
         with pytest.raises(TypeError, match="new_group"):
             c.all_reduce(1, group=[1, 3])  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, tracing
+from nbparallel.distributed.communicator import TRACED
 from nbparallel.sharing import Store
 from nbparallel.wire import control
 from nbparallel.wire.timeline import RankTimeline
@@ -104,7 +105,7 @@ def test_the_quickest_ones_are_left_alone(alone: Communicator) -> None:
     assert notes.omitted == 2000 - len(notes.spans())
     assert notes.operations == 2000
     assert [line for line, _ in notes.statements()] == [2]
-    assert not {*tracing.QUICK, *tracing.OTHERS} & set(vars(alone))
+    assert not set(TRACED) & set(vars(alone))
 
 
 def test_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

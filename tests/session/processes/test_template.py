@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from nbparallel.distributed import tracing
-from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.communicator import TRACED, Communicator
 
 PROGRAM = """
 import inspect, re, sys, types
 from unittest import mock
 from nbparallel.distributed import tracing
-from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.communicator import TRACED, Communicator
 from nbparallel.engine import environment, main
 
 main.prepare()
@@ -28,7 +28,7 @@ environment.limit_blas(1)
 shell = main._shell
 shell.logger
 assert shell.transform_cell("x = 1") == "x = 1\\n"
-for name in (*tracing.QUICK, *tracing.OTHERS):
+for name in TRACED:
     tracing._peer_argument(types.MethodType(getattr(Communicator, name), object()))
 print(sorted(set(sys.modules) - modules), calls)
 """
@@ -40,7 +40,7 @@ def test_ranks_find_prepared_what_all_of_them_need() -> None:
     assert done.stdout == "[] []\n", done.stderr
 
 
-@pytest.mark.parametrize("name", [*tracing.QUICK, *tracing.OTHERS])
+@pytest.mark.parametrize("name", TRACED)
 def test_a_bound_operation_is_told_its_peer_where_its_signature_says(name: str) -> None:
     """The place counts without ``self``, as a caller's arguments do."""
     method = getattr(Communicator, name).__get__(SimpleNamespace())

@@ -1,0 +1,162 @@
+"""The state of the groups that a rank knows: member numbers, slot areas and pending collectives, per epoch.
+
+The members of a group communicate through a slot area of their own.  The first member allocates it in its
+first operation in the group and sends the handle to the others; they block in an ordinary receive, in which
+deadlocks are detected as in any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.arguments import check_group_rank, check_rank
+from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.group import Group
+from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
+from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
+from nbparallel.errors import InternalError, ProtocolError, rank_list
+
+
+class GroupState:
+    """One rank's state of one group: its number there, and the collectives of the group."""
+
+    __slots__ = ("cell", "collectives", "group", "index", "ranks", "word")
+
+    def __init__(self, group: Group, index: int, collectives: GroupCollectives | None = None) -> None:
+        self.group, self.ranks, self.index = group, group.ranks, index
+        self.collectives = collectives
+        """None until the first operation in the group."""
+        self.word = 0 if collectives is not None else group.word
+        self.cell = 0
+        """The last cell in which all members were known to take part."""
+
+    def group_rank(self, rank: Any, group_rank: Any, name: str, default: int | None = None) -> int:
+        """Return the member that ``name`` (in the world) or ``group_name`` (in the group) means."""
+        if rank is not None and group_rank is not None:
+            raise ValueError(f"{name} and group_{name} both say which rank is meant: pass one of them")
+        if group_rank is not None:
+            return check_group_rank(group_rank, f"group_{name}", self.ranks)
+        if rank is None:
+            if default is None:
+                raise TypeError(f"{name} is missing: the rank to communicate with")
+            rank = default
+        return check_rank(rank, name, self.ranks, world=self.word == 0)
+
+
+class GroupTable:
+    """The groups that one rank knows in one epoch."""
+
+    def __init__(
+        self, context: RankContext, sender: Sender, receiver: Receiver, world: GroupCollectives
+    ) -> None:
+        self._context, self._sender, self._receiver = context, sender, receiver
+        all_ranks = Group(tuple(range(context.world_size)))
+        self.world = GroupState(all_ranks, context.rank, world)
+        self._known = {all_ranks: self.world}
+
+    def find(self, group: object) -> GroupState:
+        """Return the state of a group, for an operation that begins now.
+
+        Raises
+        ------
+        TypeError
+            `group` is not a `Group`.
+        ValueError
+            This rank is not a member, or a member does not run this cell.
+        """
+        state = self._known.get(group) if isinstance(group, Group) else None
+        if state is None:
+            state = self.know(group)
+        context = self._context
+        if state.index < 0:
+            raise ValueError(
+                f"rank {context.rank} is not in {state.group}, and cannot take part in its operations"
+            )
+        if state.cell != context.cell.number:
+            missing = [r for r in state.ranks if r not in context.cell.ranks]
+            if missing and context.cell.number:
+                verb = "is" if len(missing) == 1 else "are"
+                raise ValueError(
+                    f"{rank_list(missing)} {verb} not in this cell, and an operation of {state.group} needs "
+                    "all its ranks"
+                )
+            state.cell = context.cell.number
+        return state
+
+    def know(self, group: object) -> GroupState:
+        """Return the state of a group, also of one without this rank."""
+        if not isinstance(group, Group):
+            raise TypeError(
+                f"group must be what new_group returned, or None for all, not {type(group).__name__}"
+            )
+        state = self._known.get(group)
+        if state is None:
+            rank, ranks = self._context.rank, group.ranks
+            if max(ranks) >= self._context.world_size:
+                raise ValueError(
+                    f"{group} was made for a larger world: there are {self._context.world_size} ranks"
+                )
+            state = self._known[group] = GroupState(group, ranks.index(rank) if rank in ranks else -1)
+        return state
+
+    def open(self, state: GroupState, deadline_ns: int | None) -> GroupCollectives:
+        """Return the group's collectives; the first call sets up the slot area with the other members."""
+        if state.collectives is None:
+            state.collectives = GroupCollectives(self._context, self._open_area(state, deadline_ns))
+        return state.collectives
+
+    def _open_area(self, state: GroupState, deadline_ns: int | None) -> SlotArea:
+        context, ranks = self._context, state.ranks
+        memory: np.ndarray[Any, np.dtype[Any]]
+        if state.index > 0:
+            packed = self._receiver.await_introduction(ranks[0], state.word, deadline_ns)
+            memory = context.attach(decode_handle(packed), writable=True)
+        else:
+            memory = context.store.empty((group_nbytes(len(ranks)),), np.uint8)
+            prepare(memory, ranks)
+            handle = context.store.handle(memory, writable=True)
+            if handle is None:
+                raise InternalError("the store's own array is not shared")
+            packed = encode_handle(handle)
+            for rank in ranks[1:]:
+                self._sender.introduce(rank, state.word, packed, deadline_ns)
+        area = group_area(memory, packed, context.rank)
+        if area is None or area.ranks != ranks:
+            raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {state.group}")
+        return area
+
+    def advance(self) -> None:
+        """Advance pending collectives, without blocking."""
+        for state in list(self._known.values()):
+            if state.collectives is not None:
+                state.collectives.pending.advance()
+
+    def flush(self) -> None:
+        """Complete all pending collectives."""
+        for state in list(self._known.values()):
+            if state.collectives is not None:
+                state.collectives.pending.flush()
+
+    def drop(self) -> None:
+        """Drop pending collectives at the end of their cell."""
+        for state in self._known.values():
+            if state.collectives is not None:
+                state.collectives.pending.drop()
+
+    def release(self) -> None:
+        """Release copies that all readers have read."""
+        for state in self._known.values():
+            if state.collectives is not None:
+                state.collectives.release()
+
+    def close(self) -> None:
+        """Release all memory."""
+        for state in self._known.values():
+            if state.collectives is not None:
+                state.collectives.close()
+        self._known.clear()
