@@ -197,7 +197,12 @@ class DataParallel(OperationBase):
             # One array may not take longer than its all_reduce.
             x = arrays[0]
             label = None
-            if type(x) is np.ndarray and x.flags.writeable and context.ready and context.plain:
+            if (
+                type(x) is np.ndarray
+                and type(bucket_nbytes) is int
+                and x.flags.writeable
+                and (context.ready and context.plain)
+            ):
                 label = label_of_one(x.dtype, x.shape, bucket_nbytes)
             if label is not None:
                 context.ready = False
