@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.operators import OPERATORS
-
+OPERATORS = {
+    "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+"""What every operator should do with two arrays; apart from the library's table on purpose."""
 DTYPES = ("b1", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4")
 
 
@@ -28,7 +31,7 @@ def example(dtype: str, size: int, rank: int, salt: int) -> np.ndarray[Any, Any]
 
 def expected(op: str, inputs: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the fold in rank order."""
-    total = functools.reduce(OPERATORS[op].ufunc, inputs)
+    total = functools.reduce(OPERATORS[op], inputs)
     average = op == "avg" and len(inputs) > 1
     return np.true_divide(total, len(inputs)).astype(total.dtype) if average else total
 

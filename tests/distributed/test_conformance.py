@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator
-from nbparallel.distributed.operators import OPERATORS
+from nbparallel.distributed import Communicator, operators
 from tests.distributed.conformance import (
     ALL,
     MOVES,
@@ -22,7 +21,7 @@ from tests.distributed.conformance import (
     groups,
 )
 from tests.distributed.guarded import LAYOUTS, Guards
-from tests.distributed.oracle import allowed
+from tests.distributed.oracle import OPERATORS, allowed
 
 SIZES = (7, 0, 1, 300, 1500)
 """They, the layouts and `async_op` take turns, so that each meets every collective; large arrays are in
@@ -78,6 +77,11 @@ def test_every_collective(ranks: Any, n: int, one_of: int, first: int, least: in
 def test_every_collective_whole(ranks: Any, n: int) -> None:
     """All of it with three and four ranks."""
     assert min(ranks(n, call_all, seconds=3000)) > 1900
+
+
+def test_the_oracle_knows_every_operator() -> None:
+    """What `all_reduce` accepts is what `ReduceOp` names, and every operator is in the cases above."""
+    assert set(operators.OPERATORS) == set(OPERATORS) == {op.value for op in operators.ReduceOp}
 
 
 def test_guards_notice(ranks: Any) -> None:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.operators import OPERATORS
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, PeerFailedError
 from nbparallel.testing.ranks import run_ranks
 from tests.distributed.conformance import ALL, REDUCTIONS, ROOTED, Setting, complete
 from tests.distributed.guarded import LAYOUTS
+from tests.distributed.oracle import OPERATORS
 
 SHOWN = {
     "reduce_scatter_tensor": "reduce_scatter", "all_gather_into_tensor": "all_gather",

@@ -39,7 +39,7 @@ class Reductions(OperationBase):
             An array is reduced in place, without a copy if every rank's lies in shared memory.  Python's
             ints stay exact, and numbers of different types may meet.
         op : str or ReduceOp
-            ``sum avg product min max band bor bxor``.
+            One of `ReduceOp`, or its name as in ``"sum"``.
 
         Returns
         -------

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
-from nbparallel.distributed.operators import OPERATORS
 from nbparallel.testing.ranks import context_of
-from tests.distributed.oracle import DTYPES, allowed, example, expected
+from tests.distributed.oracle import DTYPES, OPERATORS, allowed, example, expected
 
 SIZES = (0, 1, 7, 1000, 3000, 40_000, 300_000)
 """Inside a slot, beyond `SHARED_INLINE`, beyond a slot, several chunks."""

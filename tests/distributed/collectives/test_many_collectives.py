@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.operators import OPERATORS
 from tests.distributed.conformance import ALL, NUMERIC, OTHERS, REDUCTIONS, Case, Setting, complete, groups
 from tests.distributed.guarded import LAYOUTS
-from tests.distributed.oracle import allowed
+from tests.distributed.oracle import OPERATORS, allowed
 
 SIZES = [0, 1, 7, 300, 1500, 10_000, 60_000]
 """Inside a slot, beyond it, several chunks."""

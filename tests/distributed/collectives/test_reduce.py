@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.operators import OPERATORS
 from nbparallel.testing.ranks import context_of
-from tests.distributed.oracle import DTYPES, allowed, example, expected, same
+from tests.distributed.oracle import DTYPES, OPERATORS, allowed, example, expected, same
 
 SIZES = (0, 1, 7, 3000, 9000, 300_000)
 """Inside a slot, beyond it, several chunks."""
