@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.engine.engine import OPERATIONS
+from nbparallel.distributed.api._operation import PREDEFINED
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
@@ -17,7 +17,7 @@ def test_every_operation_is_there() -> None:
     x = nbp.share(np.arange(40_000.0))
     with Session(3) as session:
         code = "[name for name in names if globals()[name] is getattr(dist, name)]"
-        assert session.run(code, namespace={"names": OPERATIONS}).values[2] == list(OPERATIONS)
+        assert session.run(code, namespace={"names": PREDEFINED}).values[2] == list(PREDEFINED)
         code = """
 whole = all_gather(nbp.share(all_to_all(x)[0]), view=True)
 total = reduce(float(x.sum()), dst=1)
