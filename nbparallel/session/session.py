@@ -201,8 +201,8 @@ class Session:
         ranks : collection of int, optional
             Ranks that run it; by default all.  The others are not disturbed.
         namespace : mutable mapping, optional
-            Where the cell's free names are looked up, as DESIGN's "How names reach the ranks" says; arrays
-            found there are moved into shared memory and re-bound.  By default nothing is looked up.
+            Where the cell's free names are looked up, ``globals()`` as a rule.  Arrays found there are moved
+            into shared memory and re-bound; other objects are copied.  By default nothing is looked up.
         share : str or collection of str
             Names of arrays in `namespace` that ranks may write from now on, as ``["a", "b"]`` or ``"a,b"``.
         timeout : float, optional

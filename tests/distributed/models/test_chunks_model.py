@@ -1,4 +1,4 @@
-"""The chunks of a group (`scratch`, `relaying`), explored in every interleaving, over several operations.
+"""The chunks of a group (`staging`), explored in every interleaving, over several operations.
 
 Each member has three chunks that it uses in turn, and the only thing that keeps it from writing one that
 others still read is that it met them in between.

@@ -97,7 +97,7 @@ def step(world: World, r: int, program: Program, generations: int, *, guarded: b
 
 
 def stuck(world: World, program: Program) -> set[int]:
-    """Return who can never go on, as `diagnosis.stuck_ranks` finds it from slots and words alone."""
+    """Return who can never go on, as `deadlock.stuck_ranks` finds it from slots and words alone."""
     waiting: dict[int, set[int]] = {}
     finished = {r for r in program if world.ranks[r].call >= len(program[r])}
     for r in set(program) - finished:

@@ -1,4 +1,4 @@
-"""The protocol of slots and done counters (`meeting`), explored in every interleaving of a small model.
+"""The protocol of slots and done counters (`slot_protocol`), explored in every interleaving of a small model.
 
 No reader ever sees another operation's payload in a slot, and nobody waits for ever, for whole-world
 operations and for groups (where ranks drift apart by more than one operation); and without the done counters
