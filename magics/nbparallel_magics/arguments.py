@@ -1,4 +1,4 @@
-"""Flags of the magics: argparse's definitions, errors of one line, ranks that begin with a minus."""
+"""Parsing of the magics' lines: argparse with errors of one line, and ranks that begin with a minus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMS = "write numbers and ranges as in 0,2-3, a slice as in ::2, or -1 for the
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """Some ranks, before it is known how many there are."""
+    """A selection of ranks, to be resolved when their number is known."""
 
     text: str
     """As the user wrote it."""

@@ -23,13 +23,13 @@ Found = Iterable[tuple[str, str]]
 
 
 def parsers() -> Mapping[str, MagicParser]:
-    """Return the parser of every magic, by what a user types."""
+    """Return the parsers of all magics by their names."""
     found = [value for value in vars(flags).values() if isinstance(value, MagicParser)]
     return {parser.prog.split()[0]: parser for parser in found}
 
 
 class RankCompleter:
-    """A matcher for IPython's completer; gives nothing where a line or cell is not ours."""
+    """A matcher for IPython's completer, for lines and cells of these magics only."""
 
     completer_id = "nbparallel"
 
@@ -38,7 +38,7 @@ class RankCompleter:
         self._parsers = parsers()
 
     def install(self) -> None:
-        """Let IPython ask."""
+        """Register the matcher."""
         # one bound method: IPython finds out by an attribute which kind of matcher it is
         from IPython.core.completer import context_matcher
 
@@ -49,7 +49,7 @@ class RankCompleter:
         self._state.shell.Completer.custom_matchers.append(self._matcher)
 
     def remove(self) -> None:
-        """Let IPython ask no more."""
+        """Unregister the matcher."""
         matchers = self._state.shell.Completer.custom_matchers
         if self._matcher in matchers:
             matchers.remove(self._matcher)

@@ -37,7 +37,7 @@ def does_not_compile(error: SyntaxError) -> SyntaxError:
 
 
 def briefly(error: BaseException) -> BaseException:
-    """Have an error shown in a line, without our frames, unless it is a fault of ours."""
+    """Mark an error to be shown in one line, unless it is an internal error."""
     if not isinstance(error, (InternalError, ProtocolError)) and not hasattr(error, "_render_traceback_"):
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         error._render_traceback_ = lambda: text.splitlines()  # type: ignore[attr-defined]  # IPython's protocol
@@ -47,7 +47,7 @@ def briefly(error: BaseException) -> BaseException:
 
 @contextmanager
 def brief_errors() -> Iterator[None]:
-    """Have errors of nbparallel, and an interrupt, shown in a line if they leave this block."""
+    """Show errors of nbparallel and an interrupt in one line if they leave this block."""
     try:
         yield
     except (NbParallelError, KeyboardInterrupt) as error:
@@ -67,7 +67,7 @@ class ErrorRendering:
         self._previous_handler: Any = None
 
     def install(self) -> None:
-        """Take the slot."""
+        """Register the handler."""
         self._previous = tuple(self._shell.custom_exceptions)
         self._previous_handler = getattr(self._shell, "CustomTB", None)
         self._shell.set_custom_exc((*_OURS, *self._previous), self._handle)

@@ -1,4 +1,4 @@
-"""Loading and unloading the extension: what one puts in, the other takes out."""
+"""Loading and unloading the extension in an IPython shell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbparallel_magics.output.overflow import remove_abandoned
 from nbparallel_magics.state import ExtensionState
 
 BUDGET_SECONDS = 0.03
-"""What it does not get done in this time is left to the supervisor, which the first cell starts."""
+"""Time for the sweep; the rest is left to the supervisor, which the first cell starts."""
 AT_MOST = 64 << 20
 """Freeing so many bytes takes some milliseconds; larger names are left to the supervisor as well."""
 
@@ -50,11 +50,11 @@ def _has_names(directory: str) -> bool:
 
 
 _ATTRIBUTE = "_nbparallel_magics"
-"""The shell itself holds what is loaded into it: there may be several shells in one process."""
+"""Attribute of the shell with its `_LoadedExtension`: a process may have several shells."""
 
 
-class _Loaded:
-    """One loaded extension."""
+class _LoadedExtension:
+    """The extension in one shell: state, magics, error display, completer."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -83,11 +83,11 @@ class _Loaded:
 
 
 def load(shell: Any) -> None:
-    """Put the magics into an IPython shell; a second time does nothing, and neither does it on a rank."""
+    """Register the magics in an IPython shell (idempotent; does nothing on a rank)."""
     if _on_a_rank():
         print("nbparallel is loaded in the notebook; on a rank there is nothing to load")  # noqa: T201
     elif getattr(shell, _ATTRIBUTE, None) is None:
-        loaded = _Loaded(shell)
+        loaded = _LoadedExtension(shell)
         loaded.install()
         setattr(shell, _ATTRIBUTE, loaded)
         remove_abandoned()
@@ -103,7 +103,7 @@ def _on_a_rank() -> bool:
 
 
 def unload(shell: Any) -> None:
-    """End the ranks and take the magics out again; a second time does nothing."""
+    """End the ranks and remove the magics (idempotent)."""
     loaded = getattr(shell, _ATTRIBUTE, None)
     if loaded is not None:
         setattr(shell, _ATTRIBUTE, None)
@@ -111,6 +111,6 @@ def unload(shell: Any) -> None:
 
 
 def live_in(shell: Any) -> ExtensionState | None:
-    """Return what is running in a shell, or None if the extension is not loaded there."""
+    """Return the state of the extension in a shell, or None if it is not loaded there."""
     loaded = getattr(shell, _ATTRIBUTE, None)
     return None if loaded is None else loaded.state

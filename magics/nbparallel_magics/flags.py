@@ -1,4 +1,4 @@
-"""Which flags each magic has, with their help and an example."""
+"""The flags of every magic, with help and an example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running one cell on ranks: check it, run it in the session, show what came of it."""
+"""Running one cell on ranks: check it, run it in the session, show its outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WELCOME = (
 
 @dataclass(frozen=True, slots=True)
 class CellRequest:
-    """What a user wants to run, and how."""
+    """A cell and its flags."""
 
     source: str
     """The cell without its magic line."""

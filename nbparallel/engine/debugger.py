@@ -38,7 +38,7 @@ class Breakpoints:
         self._used = False
 
     def install(self) -> None:
-        """Take the place of Python's own hook, and of `set_trace` of pdb and of IPython."""
+        """Replace Python's own hook, and `set_trace` of pdb and of IPython."""
         sys.breakpointhook = self.stop
         pdb.set_trace = IPython.core.debugger.set_trace = self.set_trace
 
@@ -111,7 +111,7 @@ class RankDebugger(pdb.Pdb):
         return self._is_users(frame) and bool(super().stop_here(frame))
 
     def _is_users(self, frame: FrameType) -> bool:
-        """Whether a frame is the task's own, or was called by one without anything of ours between."""
+        """Whether a frame is the task's own, or called by one without library frames between."""
         above: FrameType | None = frame
         while above is not None and not above.f_code.co_filename.startswith(_OURS):
             if above.f_code.co_filename in self._task_files or above.f_code.co_filename.startswith("<In["):
@@ -134,7 +134,7 @@ class RankDebugger(pdb.Pdb):
 
 
 class _Questions(io.StringIO):
-    """A file of commands, each of which the user is asked for."""
+    """A file of debugger commands that come from the user's input."""
 
     def __init__(self, ask: Callable[[str], str]) -> None:
         super().__init__()

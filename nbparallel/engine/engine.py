@@ -33,7 +33,7 @@ MANY_MODULES = 100
 
 
 class Engine:
-    """The rank's side of a session: does what the kernel's frames say, one after the other.
+    """The rank's side of a session: handles the kernel's frames one after the other.
 
     Attributes
     ----------

@@ -34,7 +34,7 @@ def follow_context(before: WorkingContext, now: WorkingContext) -> tuple[str, ..
 
 
 def merged(mine: Sequence[str], before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return the notebook's path `now`, with what is ours beyond `before` around it.
+    """Return the notebook's path `now`, with the rank's own entries (not in `before`) around it.
 
     >>> merged(["own", "a", "b", "late"], before=["a", "b"], now=["c", "a"])
     ['own', 'c', 'a', 'late']
@@ -64,7 +64,7 @@ _blas: ThreadpoolController | None = None
 
 
 class Defaults:
-    """Names that are there until the user has their own; a user's own is never overwritten."""
+    """Predefined names; a name that the user has assigned is never overwritten."""
 
     def __init__(self, namespace: MutableMapping[str, Any], hidden: MutableMapping[str, Any]) -> None:
         self._namespace = namespace
@@ -146,7 +146,7 @@ def find_blas() -> None:
 
 
 def limit_blas(threads: int) -> None:
-    """Let BLAS use `threads` threads on this rank (the template had it at one)."""
+    """Allow BLAS `threads` threads on this rank (the template had limited it to one)."""
     if _blas is None:
         find_blas()
     assert _blas is not None

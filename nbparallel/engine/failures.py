@@ -1,4 +1,4 @@
-"""Turning an exception of a rank into what the kernel can fold, show and raise."""
+"""Conversion of a rank's exception into a message that the kernel can fold, show and raise."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def improve(error: BaseException, state: RankState) -> BaseException:
 
 
 def describe(error: BaseException, state: RankState) -> RankFailure:
-    """Return a picture of `error` that needs no object of this process."""
+    """Return a description of `error` that needs no object of this process."""
     when = time.monotonic_ns()
     trace = _user_part(error.__traceback__)
     error = error.with_traceback(trace)
@@ -97,7 +97,7 @@ def _is_ours(filename: str) -> bool:
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """Cut what is ours off both ends: the way to the cell, and our inside of an operation."""
+    """Return the frames of the user's code: without the way to the cell and the inside of an operation."""
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     last_user = step = trace

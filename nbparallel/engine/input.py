@@ -1,4 +1,4 @@
-"""``input()`` and ``getpass`` on a rank: the notebook's user is asked."""
+"""``input()`` and ``getpass`` on a rank, answered by the notebook's user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InputRequests:
         self.deferred: deque[Frame] = deque()
 
     def install(self) -> None:
-        """Take the places of Python's own functions: a rank has no terminal."""
+        """Replace Python's own functions: a rank has no terminal."""
         builtins.input = self.input
         getpass.getpass = self.getpass
 

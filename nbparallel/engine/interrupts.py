@@ -1,4 +1,4 @@
-"""Interrupts without races: words and a permanent handler.
+"""Interrupts of tasks without races: a word in shared memory and a permanent signal handler.
 
 The kernel writes (task number, sequence) into a word of shared memory and then signals.  The handler raises
 only if the word names the task that runs here and this sequence was not used yet.  So an interrupt never

@@ -1,4 +1,4 @@
-"""A rank: from its first instruction to its last.
+"""A rank process from start to exit: connections, main loop.
 
 `serve` runs in a process that the template forked (or that the supervisor started afresh); it never
 returns.  The loop waits for frames of the kernel; a task runs in the main thread, as in a notebook.
@@ -31,7 +31,7 @@ _shell: shells.RankShell | None = None
 
 
 def prepare() -> None:
-    """Make the shell, and what else every rank would make; the template calls this once, before any fork."""
+    """Create the shell and import what every rank needs; the template calls this once, before any fork."""
     global _shell
     import cloudpickle  # noqa: F401  imported here so that no rank has to
     import IPython.core.logger  # noqa: F401

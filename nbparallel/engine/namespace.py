@@ -139,13 +139,13 @@ class RankNames:
         )
 
     def origin(self, name: str) -> Origin:
-        """Return where this rank has a name from."""
+        """Return the origin of a name on this rank."""
         if self.is_own(name):
             return Origin.OWN
         return Origin.SHARED if name in self._handles else Origin.COPIED
 
     def is_only_here(self, name: str) -> bool:
-        """Whether something is lost if this rank goes, as far as is known.
+        """Whether something is lost if this rank exits, as far as is known.
 
         Modules can be imported again, and what the notebook delivered it can deliver again: unless it is an
         object that the rank may have changed in place.
@@ -243,7 +243,7 @@ class RankNames:
             broker=self._broker,
             home=self._namespace,
             name=update.name,
-            twins=False,
+            match_classes=False,
         )
 
     def _delete(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a rank prints and shows, in the order in which it did.
+"""Output of a rank, streams and displays, in order.
 
 File descriptors 1 and 2 are pipes that the *kernel* reads: C code, child processes and a crash's last words
 come through although no Python thread of the rank can run.  Rich outputs travel as frames on the socket.
@@ -201,7 +201,7 @@ class RankOutput:
         return task if task is not None and task != self.task and os.getpid() == self._pid else None
 
     def turn_to(self, stream: RankStream) -> None:
-        """Make `stream` the one that is written: what the other one holds has to be read first."""
+        """Switch to `stream` after the other stream's text has been read."""
         if stream is not self._last:
             self._last.flush()
             self._last = stream

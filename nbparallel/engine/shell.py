@@ -90,7 +90,7 @@ class RankCompiler(CachingCompiler):
         self.filename, self._defined = filename, False
         return filename
 
-    def see(self, code: CodeType) -> None:
+    def note_definitions(self, code: CodeType) -> None:
         """Record whether code of the cell, about to run, defines anything."""
         self._defined = self._defined or _outlives(code)
 
@@ -104,13 +104,13 @@ class RankCompiler(CachingCompiler):
 
 
 def _outlives(code: CodeType) -> bool:
-    """Return whether code holds a function, class or generator, which may run when it has ended itself."""
+    """Whether code defines a function, class or generator, which may run after the cell."""
     parts = [part for part in code.co_consts if isinstance(part, CodeType)]
     return any(part.co_name not in _COMPREHENSIONS or _outlives(part) for part in parts)
 
 
-class Unkept(defaultdict[int, list[Any]]):
-    """Takes what cells print and show, and keeps nothing: the notebook does, once."""
+class DiscardedOutputs(defaultdict[int, list[Any]]):
+    """A history of outputs that discards them: the notebook keeps them."""
 
     def __missing__(self, key: int) -> list[Any]:
         return []
@@ -209,7 +209,7 @@ class RankShell(InteractiveShell):
         manager.enabled = False
         super().init_history()
         history: Any = self.history_manager
-        history.outputs = Unkept()  # newer IPythons keep what every cell printed, forever
+        history.outputs = DiscardedOutputs()  # newer IPythons keep what every cell printed, forever
 
     compile: Any  # a RankCompiler
 
@@ -230,7 +230,7 @@ class RankShell(InteractiveShell):
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run one statement of a cell (IPython compiles each by itself), after reporting its line."""
-        self.compile.see(code_obj)
+        self.compile.note_definitions(code_obj)
         self.at_line(next((line for *_, line in code_obj.co_lines() if line), 0))
         return await super().run_code(code_obj, result, async_=async_)
 
@@ -239,7 +239,7 @@ class RankShell(InteractiveShell):
 
 
 def make() -> RankShell:
-    """Make the one shell of this process and warm what a first cell would import."""
+    """Create the one shell of this process and import what a first cell would."""
     shell = RankShell.instance()
     _refuse_magics(shell)
     shell.user_ns.pop("In", None)

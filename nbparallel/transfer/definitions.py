@@ -174,7 +174,7 @@ def fingerprint(cls: type) -> bytes:
     return digest.digest()
 
 
-def twin(identifier: str, qualname: str, print_: bytes, home: Mapping[str, Any]) -> type | None:
+def matching_class(identifier: str, qualname: str, print_: bytes, home: Mapping[str, Any]) -> type | None:
     """Return the home's own class if it came from the same source, and remember it under `identifier`.
 
     A cell that every rank ran has defined the class on each: an instance that rank 0 sends is an
@@ -194,9 +194,9 @@ def twin(identifier: str, qualname: str, print_: bytes, home: Mapping[str, Any])
 def make_class(
     home: Mapping[str, Any], identifier: str, qualname: str, print_: bytes, maker: Any, arguments: Any
 ) -> type:
-    """Return the class with that id, its twin in `home`, or a new one that `complete_class` completes."""
+    """Return the class with that id, its equal in `home`, or a new one that `complete_class` completes."""
     with LOCK:
-        known = known_class(identifier) or twin(identifier, qualname, print_, home)
+        known = known_class(identifier) or matching_class(identifier, qualname, print_, home)
         made: type = known if known is not None else maker(*arguments)
     return made
 

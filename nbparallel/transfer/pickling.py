@@ -170,7 +170,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, twins: bool) -> dict[str, Any]:
+def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, match_classes: bool) -> dict[str, Any]:
     """Return what stands behind the placeholders of `definitions` in this process."""
 
     def attach(fields: tuple[Any, ...]) -> np.ndarray[Any, Any]:
@@ -180,7 +180,7 @@ def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, twins: bo
     return {
         "attach": attach,
         "rebuild_function": partial(definitions.make_function, home),
-        "rebuild_class": partial(definitions.make_class, home if twins else {}),
+        "rebuild_class": partial(definitions.make_class, home if match_classes else {}),
         "set_class_state": definitions.complete_class,
         "class_reference": definitions.find_class,
     }
@@ -297,7 +297,7 @@ def _dump_with_globals(
 
 
 def _bind_globals(
-    parts: Globals, store: ArrayStore, broker: Any, home: dict[str, Any], *, twins: bool
+    parts: Globals, store: ArrayStore, broker: Any, home: dict[str, Any], *, match_classes: bool
 ) -> None:
     """Bind the globals that `home` lacks, all or none."""
     values = {}
@@ -309,7 +309,7 @@ def _bind_globals(
                 f"a function that was sent here reads the global {name!r}, which this rank lacks and which "
                 f"cannot be sent ({part}); assign {name!r} on this rank first"
             )
-        values[name] = loads(part, store, broker=broker, home=home, name=name, twins=twins)
+        values[name] = loads(part, store, broker=broker, home=home, name=name, match_classes=match_classes)
     home.update(values)
 
 
@@ -320,7 +320,7 @@ def loads(
     broker: Any = None,
     home: dict[str, Any] | None = None,
     name: str | None = None,
-    twins: bool = True,
+    match_classes: bool = True,
 ) -> Any:
     """Rebuild the object that `dumps` turned into `data`.
 
@@ -331,7 +331,7 @@ def loads(
     ----------
     home : dict, optional
         Globals of the notebook's functions inside.  None: this process's home, or ``__main__``'s.
-    twins : bool
+    match_classes : bool
         A class that `home` has from the same source is taken instead of a new one: ranks that ran the same
         cell understand each other's instances.
 
@@ -352,9 +352,9 @@ def loads(
             return pickle.loads(message[len(PLAIN) :])
         message, parts = split_globals(message)
         if parts:
-            _bind_globals(parts, store, broker, home, twins=twins)
+            _bind_globals(parts, store, broker, home, match_classes=match_classes)
         stream, buffers = parse_message(message, store, broker)
-        resolved = _resolved(store, broker, home, twins=twins)
+        resolved = _resolved(store, broker, home, match_classes=match_classes)
         return _Unpickler(io.BytesIO(stream), buffers, resolved, home).load()
     except (NbParallelError, MemoryError):
         raise

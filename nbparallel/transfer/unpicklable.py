@@ -1,4 +1,4 @@
-"""Say what inside an object cannot travel, and what to do about it."""
+"""Error messages for objects that cannot be pickled: which part, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a variable looks from outside: its class, and shape or length, without running the user's code.
+"""Descriptions of variables: class, and shape or length, without running the user's code.
 
 A property of the user's may raise, print, compute for an hour or end the process; it must not be run by
 a mere inspection.  So only C code and installed libraries are asked for a shape.
@@ -25,7 +25,7 @@ _DESCRIPTORS = (property, types.GetSetDescriptorType, types.MemberDescriptorType
 
 
 def describe_variable(name: str, value: Any, store: Store, origin: Origin = Origin.OWN) -> VariableInfo:
-    """Return how a variable looks; never raises, changes nothing, and copies no value."""
+    """Return a description of a variable; never raises, changes nothing, and copies no value."""
     try:
         if issubclass(type(value), np.ndarray):
             return _seen_array(name, value, store, origin)

@@ -1,4 +1,4 @@
-"""Panel: an ipywidgets element that shows what ranks do, while they do it.
+"""The live panel: an ipywidgets element that shows the activity of ranks.
 
 ::
 
@@ -71,7 +71,7 @@ class Panel:
         self._wake.set()
 
     def end(self) -> None:
-        """Look once more, and then as long as ranks are busy."""
+        """Refresh once more, and then as long as ranks are busy."""
         self._busy = False
         self._wake.set()
 
@@ -94,7 +94,7 @@ class Panel:
         return {"text/plain": repr(view), "text/html": view._repr_html_()}
 
     def _refresh(self) -> bool:
-        """Look; whether it will be different soon."""
+        """Refresh; return whether it may change soon."""
         activity = self._look()
         self._view = PanelView(activity)
         text = self._view._repr_html_()

@@ -1,4 +1,4 @@
-"""What the panel shows of one moment: as text and as HTML, without scripts or style sheets."""
+"""A snapshot of a session's activity, as text and as HTML without scripts or style sheets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CELL = "text-align:left;padding:1px 12px 1px 0;white-space:nowrap;font-variant-
 
 @dataclass(frozen=True, slots=True)
 class PanelView:
-    """A moment of a session; None: there is none."""
+    """The activity of a session at one moment; None: no ranks are running."""
 
     activity: SessionActivity | None
     """From `Session.activity`."""

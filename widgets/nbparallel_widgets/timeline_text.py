@@ -1,4 +1,4 @@
-"""A timeline in letters, for terminals and text files; and its table, which stands below the picture too."""
+"""A timeline as text, for terminals and text files; and its table, which is shown below the picture too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes labelled pieces one after the other: where a label is due, and where a line must be ended first."""
+"""Writing of labelled pieces: where a label is due, and where a line must be ended first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbparallel_magics.output.publisher import Publisher
 
 
 class BlockWriter:
-    """Remembers what was shown last; not thread-safe, its owner holds a lock."""
+    """Writes pieces behind the last one shown; not thread-safe, its owner holds a lock."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -21,7 +21,7 @@ class BlockWriter:
         self._unended: str | None = None  # the stream whose last line has no end yet
 
     def show_again(self, pieces: Sequence[Piece]) -> None:
-        """Take everything back and show `pieces` instead."""
+        """Clear the output and show `pieces` instead."""
         self._publisher.clear(then_more=bool(pieces))
         self.shown, self._continuable, self._unended = [], False, None
         self.show(pieces)
@@ -49,7 +49,7 @@ class BlockWriter:
         self._publisher.update(new.data, new.metadata, new.transient)
 
     def forget(self) -> None:
-        """Keep only what is shown last: more of it may come."""
+        """Drop all pieces but the last one, which may be continued."""
         del self.shown[:-1]
         if self.shown and isinstance(item := self.shown[0].item, Text):
             self.shown[0] = Piece(self.shown[0].ranks, Text(item.name, item.text[-1:]))

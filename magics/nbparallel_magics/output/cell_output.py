@@ -82,7 +82,7 @@ class CellOutput:
         self._ticker: threading.Thread | None = None
 
     def stream(self, rank: int, name: str, text: str) -> None:
-        """Take text that a rank printed."""
+        """Show text that a rank printed."""
         if text:
             self._arrive(rank, Text(name, text), len(text))
 
@@ -94,7 +94,7 @@ class CellOutput:
         transient: dict[str, Any],
         update: bool,
     ) -> None:
-        """Take a rich display of a rank; a ``display_id`` is the rank's own."""
+        """Show a rich display of a rank; each rank has its own ``display_id``s."""
         transient = dict(transient)
         if (identity := transient.get("display_id")) is not None:
             transient["display_id"] = f"nbparallel-rank-{rank}-{identity}"
@@ -107,11 +107,11 @@ class CellOutput:
             self._arrive(rank, item, _size(data))
 
     def result(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Take the value of a rank's last expression."""
+        """Show the value of a rank's last expression."""
         self._arrive(rank, Rich(data, metadata, {}, is_value=True), _size(data))
 
     def clear(self, rank: int, wait: bool) -> None:
-        """Take back what a rank has shown, as its ``clear_output`` asks."""
+        """Remove what a rank has shown, for its ``clear_output``."""
         with self._lock:
             if wait:
                 self._clear_before_next.add(rank)
@@ -192,7 +192,7 @@ class CellOutput:
                 self._show_new()
 
     def _tick_late(self) -> None:
-        """Show what comes after the end; no thread stays when nothing comes."""
+        """Show what comes after the end; the thread exits when nothing comes."""
         while True:
             with self._showing:
                 self._show_new()
@@ -209,7 +209,7 @@ class CellOutput:
         )
 
     def _forget(self) -> None:
-        """Keep nothing of what is shown for good: a session remembers many cells."""
+        """Release the output that is final: a session remembers many cells."""
         with self._lock:
             del self._arrivals[: self._shown]
             self._shown = 0
@@ -217,7 +217,7 @@ class CellOutput:
             self._final_shown = True
 
     def _show_new(self) -> None:
-        """Show what came since the last time; the lock on what comes is held only to look."""
+        """Show what came since the last time; the lock on arrivals is held only to read them."""
         with self._lock:
             if self._only_redraws():
                 return
@@ -264,7 +264,7 @@ class CellOutput:
     def _new_pieces(self) -> list[Piece]:
         notes, self._notes_shown = self._notes[self._notes_shown :], len(self._notes)
         if not self._finished and self._in_rank_order and not self._can_show_again():
-            self._hold_values_back()
+            self._delay_values()
         else:
             self._held = 0
         arrivals = self._arrivals[self._shown : len(self._arrivals) - self._held]
@@ -273,8 +273,8 @@ class CellOutput:
         below = [_note(text) for text, late in notes if late]
         return [*above, *self._arranged(arrivals), *below]
 
-    def _hold_values_back(self) -> None:
-        """Have the values come last: nothing can be shown again, so only this brings them into rank order."""
+    def _delay_values(self) -> None:
+        """Delay the values to the end: without clearing, only this puts them into rank order."""
         new = self._arrivals[self._shown :]
         values = [arrival for arrival in new if is_value(arrival[1])]
         self._held = len(values)

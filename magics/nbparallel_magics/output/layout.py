@@ -44,7 +44,7 @@ _MOVES_CURSOR = re.compile(r"[\r\b]|\x1b(?!\[[0-9;]*m)")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is shown under one label."""
+    """Output under one label."""
 
     ranks: tuple[int, ...]
     """Ascending; empty for a note of our own."""

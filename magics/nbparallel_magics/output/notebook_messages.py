@@ -56,7 +56,7 @@ class NotebookOutput:
             return True
 
     def covers(self, parent: Any) -> bool:
-        """Whether everything is kept that the cell of this message has shown."""
+        """Whether all messages of this message's cell are recorded."""
         return self._complete and _message_id(parent) == self._cell
 
     @contextmanager
@@ -69,7 +69,7 @@ class NotebookOutput:
             self._sender.value = None
 
     def forget_of(self, sender: object) -> list[Message]:
-        """Forget everything, and return what was not `sender`'s: it will be sent, and kept, again."""
+        """Forget everything, and return what was not `sender`'s: it will be sent, and recorded, again."""
         with self._lock:
             others = [(source, message) for source, message in self._held if source is not sender]
             self._held = []

@@ -1,4 +1,4 @@
-"""The file that takes a cell's output when it is more than a notebook should hold."""
+"""Log files for the output of a cell beyond what a notebook should hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OWNER = "owner"
 
 
 class LogFolder:
-    """Owns a folder in the usual temporary place, for this process alone to write and this user to read."""
+    """A temporary folder of log files, written by this process and readable by this user alone."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -74,7 +74,7 @@ def _make() -> str:
 
 
 def remove_abandoned() -> None:
-    """Remove what killed notebooks of this user left, without waiting for it."""
+    """Remove log folders of this user's killed notebooks, in the background."""
     try:
         found = [entry for entry in os.scandir(tempfile.gettempdir()) if entry.name.startswith(PREFIX)]
     except OSError:
@@ -141,7 +141,7 @@ class OverflowLog:
             self.notice += f"; {problem}"
 
     def write(self, rank: int, item: Item) -> str:
-        """Append one arrival; return a line for the user if from now on nothing is kept, else nothing."""
+        """Append one arrival; return a line for the user if logging stops with it, else nothing."""
         if not self.path:
             return ""
         try:

@@ -33,14 +33,14 @@ _SERVER_BYTES = 2_400_000
 
 
 class Publisher(Protocol):
-    """What the output of a cell is written to; may be called from any thread."""
+    """Destination of a cell's output; may be called from any thread."""
 
     separate_streams: bool
     """Whether stdout and stderr are shown apart, so that one cannot end in the other's line."""
 
     @property
     def can_clear(self) -> bool:
-        """Whether what was shown can be taken back."""
+        """Whether what was shown can be cleared."""
 
     def stream(self, name: str, text: str) -> None:
         """Show text of ``stdout`` or ``stderr``."""
@@ -52,7 +52,7 @@ class Publisher(Protocol):
         """Replace a display by its ``display_id``."""
 
     def clear(self, *, then_more: bool) -> None:
-        """Take back what this cell showed, keeping what the notebook itself showed in it."""
+        """Clear what this cell showed, keeping what the notebook itself showed in it."""
 
 
 class Pacer:
@@ -83,7 +83,7 @@ _PACER = Pacer()
 
 
 class KernelPublisher:
-    """Sends messages of the cell during which it was made, for as long as anything comes."""
+    """Sends messages of the cell during which it was made, also after its end."""
 
     separate_streams = True
 
@@ -180,7 +180,7 @@ class PlainPublisher:
 
 
 def publisher_for(shell: Any, notebook: NotebookOutput | None) -> Publisher:
-    """Return what suits the shell in which a cell has just begun."""
+    """Return the publisher for the shell in which a cell has just begun."""
     if is_ipykernel(shell) and hasattr(sys.stdout, "set_parent"):  # else it is being captured
         return KernelPublisher(shell.kernel, shell.get_parent(), notebook)
     return PlainPublisher(shell)

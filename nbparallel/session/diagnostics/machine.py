@@ -1,4 +1,4 @@
-"""Machine: the facts about this machine, container and process that decide whether ranks work well here."""
+"""Facts about this machine, container and process that decide whether ranks work well."""
 
 from __future__ import annotations
 

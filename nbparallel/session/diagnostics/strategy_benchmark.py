@@ -196,18 +196,18 @@ class _Bench:
         return received
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[_Held]:
+    def _held(self) -> Iterator[_BenchmarkArrays]:
         """Give a place for arrays, which are gone afterwards, whatever happens."""
         self._store.drain()
         self._store.trim()
         self._before = {record.segment for record in self._store.segments()}
-        held = _Held()
+        held = _BenchmarkArrays()
         try:
             yield held
         finally:
             self._free(held)
 
-    def _free(self, held: _Held) -> None:
+    def _free(self, held: _BenchmarkArrays) -> None:
         """Release arrays, and wait until their memory is freed."""
         held.clear()
         deadline = time.monotonic() + FREE_SECONDS
@@ -254,7 +254,7 @@ class _Bench:
         return sum(record.nbytes for record in self._store.segments() if record.phase != "pooled")
 
 
-class _Held:
+class _BenchmarkArrays:
     """Arrays of one run; no variable of any other frame refers to them, which a traceback would keep."""
 
     def __init__(self) -> None:
