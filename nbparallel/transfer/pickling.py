@@ -214,7 +214,8 @@ def serialise(
     except (Exception, SystemExit) as error:
         attempt = _attempt(store, broker, home)
         raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
-    return Serialised(file.getbuffer(), pickler.buffers, pickler)
+    # getvalue copies nothing here; a file with an exported buffer cannot be closed when its cycle ends (3.13)
+    return Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
 
 
 def _attempt(store: ArrayStore, broker: Any, home: Any) -> Any:
