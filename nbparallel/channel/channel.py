@@ -143,7 +143,7 @@ class Channel:
     def shut_down(self) -> None:
         """End the talk for both sides; the descriptor stays until `close`."""
         try:
-            # Not closed: somebody may poll it, and another file would get its number.
+            # Not closed: another thread may poll it, and another file would get its number.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other process is gone
@@ -180,7 +180,7 @@ class Channel:
             )
 
     def close(self) -> None:
-        """Close the socket; again is fine."""
+        """Close the socket (idempotent)."""
         self._socket.close()
 
     def __enter__(self) -> Self:

@@ -39,8 +39,8 @@ PATIENCE_SECONDS = 10.0
 
 
 READ_EVERY = 64
-"""Frames sent between two looks at what has come: a socket holds a few hundred, and the supervisor answers
-every release of a segment that nobody else holds."""
+"""Frames sent before received ones are read: a socket holds a few hundred, and the supervisor answers every
+release of a segment that no other client holds."""
 
 
 class SegmentClient:
@@ -67,7 +67,7 @@ class SegmentClient:
         self._sequence = 0
         self._awaited: set[int] = set()
         self._answers: dict[int, Frame] = {}
-        """What a signal handler, or a user's ``__del__``, has read while somebody waited for it."""
+        """Answers read by a signal handler, or a user's ``__del__``, while a call above it waits for them."""
         self._notices: list[Notice] = []
         self._unread = 0
         self._pid = os.getpid()
@@ -107,7 +107,7 @@ class SegmentClient:
         self._send(Kind.ALLOW_WRITE, pack_segment(segment))
 
     def forget(self, segment: int) -> None:
-        """End the hold of an own segment and never be told ``IDLE`` about it."""
+        """End the hold of an own segment, without an ``IDLE`` notice later."""
         self._send(Kind.FORGET, pack_segment(segment))
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
@@ -116,7 +116,7 @@ class SegmentClient:
         Raises
         ------
         SegmentLostError
-            Its memory is no longer there, or nobody answered for 10 s.
+            Its memory is no longer there, or no answer arrived within 10 s.
         ReadOnlyArrayError
             `writable` was asked for, and its creator does not allow that.
         FileDescriptorLimitError
@@ -189,7 +189,7 @@ class SegmentClient:
 
     def _read(self) -> None:
         self._unread = 0
-        # Mostly there is nothing, and to be told so by an exception takes three times as long.
+        # Mostly there is nothing, and an exception takes three times as long to say so.
         if self._channel.fileno() >= 0 and self._nothing_came():
             return
         while (frame := self._channel.receive_nowait()) is not None:
@@ -225,7 +225,7 @@ class SegmentClient:
             fetched = Fetched.unpack(frame.payload)
             if fetched.segment != segment or len(frame.fds) != 1:
                 raise ProtocolError(f"the answer to FETCH {segment:#x} is damaged")
-            # Records keep their order: what was said about this segment before the hold was granted is void.
+            # Records keep their order: notices about this segment from before the hold was granted are void.
             self._notices = [n for n in self._notices if n.memory or n.segment != segment]
             return frame.fds.pop()
         finally:

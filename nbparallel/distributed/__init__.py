@@ -154,15 +154,15 @@ def init_process_group(
         raise ValueError(
             "this process is a rank of a world already: call destroy_process_group() before it joins another"
         )
-    from nbparallel.distributed.bootstrap import init_method as appointment
     from nbparallel.distributed.bootstrap import process_group
+    from nbparallel.distributed.bootstrap.init_method import check_backend, resolve_init_method, seconds_of
 
     if store is not None:
         raise ValueError("store cannot be passed: init_method says where the ranks meet")
-    appointment.check_backend(backend)
-    seconds = appointment.seconds_of(timeout)
-    who = appointment.appointment(init_method, rank, world_size, os.environ)
-    _group = process_group.join(who, seconds, sys._getframe(1))
+    check_backend(backend)
+    seconds = seconds_of(timeout)
+    method = resolve_init_method(init_method, rank, world_size, os.environ)
+    _group = process_group.join(method, seconds, sys._getframe(1))
     set_current(_group.communicator)
 
 

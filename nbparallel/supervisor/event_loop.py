@@ -1,4 +1,4 @@
-"""Watch: one poll over everything that the supervisor listens to."""
+"""The supervisor's event loop: one poll over all its descriptors, and outboxes that never block."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Outbox:
         self.broken = True
         self.close()
         try:
-            # It must not wait for what it will never get.
+            # It must not wait for frames that it will never get.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is gone
@@ -93,11 +93,11 @@ def _close(fds: Sequence[int]) -> None:
 LARGEST_PAYLOAD = 1 << 20
 """Bytes of the largest payload that a supervisor takes; the notebook's longest ``sys.path`` is far below."""
 LINGER_SECONDS = 0.0003
-"""In which nothing wakes the supervisor, so that what comes meanwhile is heard at once."""
+"""During which nothing wakes the supervisor: messages that arrive within it are read together."""
 
 
 class SupervisorEventLoop:
-    """Descriptors with what to do when something is there, and sockets with what waits to be sent."""
+    """Handlers of descriptors that become readable, and frames that wait to be sent on sockets."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -106,7 +106,7 @@ class SupervisorEventLoop:
         self._full: set[int] = set()
         """Sockets that are watched for room."""
         self.linger = False
-        """Whether others are about to say what was heard last, which needs no answer: each would wake us."""
+        """Whether other clients are about to send the kind of message read last, which needs no answer."""
 
     def add(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` whenever `fd` is readable or at its end."""
@@ -123,7 +123,7 @@ class SupervisorEventLoop:
         self.add(fd, call)
 
     def drop(self, fd: int) -> None:
-        """Stop watching a descriptor, which stays open; again is fine."""
+        """Stop watching a descriptor, which stays open (idempotent)."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -134,14 +134,14 @@ class SupervisorEventLoop:
             os.close(fd)
 
     def add_socket(self, sock: socket.socket, handler: Callable[[], object]) -> Outbox:
-        """Watch a socket, which does not block from now on; return where to put what it shall get."""
+        """Watch a socket, which does not block from now on; return the outbox for it."""
         sock.setblocking(False)
         self.add(sock.fileno(), handler)
         box = self._outboxes[sock.fileno()] = Outbox(sock)
         return box
 
     def forget(self, sock: socket.socket) -> None:
-        """Stop watching a socket and close it; again is fine."""
+        """Stop watching a socket and close it (idempotent)."""
         fd = sock.fileno()
         if fd < 0:
             return
@@ -153,7 +153,7 @@ class SupervisorEventLoop:
         sock.close()
 
     def wait(self, *, block: bool = True) -> None:
-        """Wait for something to happen, without a time-out, and call the handlers; or only look."""
+        """Wait for something to happen, without a time-out, and call the handlers; or poll only."""
         full = {fd for fd, box in self._outboxes.items() if box.waiting}
         for fd in self._full ^ full:
             if fd in self._outboxes:
@@ -161,7 +161,7 @@ class SupervisorEventLoop:
         self._full = full
         if block and self.linger:
             self.linger = False
-            # Not with something there: who says much would be heard one frame at a time.
+            # Not with something there: a client that sends much would be read one frame at a time.
             if not ready(self._poll, 0):
                 time.sleep(LINGER_SECONDS)
         for fd, events in ready(self._poll, None if block else 0):

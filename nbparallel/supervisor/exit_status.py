@@ -1,8 +1,8 @@
-"""How a process ended that is not our child, as far as the system tells.
+"""Exit statuses of processes that are not children of this one, as far as the system reports them.
 
 Some facts (proc_pid_stat(5), pidfs):
 
-* whoever is not the parent cannot wait for it; its pidfd only says *that* it ended;
+* only the parent can wait for a process; for others its pidfd only shows *that* it has ended;
 * until its parent has waited, the last field but one of ``/proc/PID/stat`` is the status that it will get;
 * from then on a pidfd answers ``PIDFD_GET_INFO`` with it (Linux 6.15).
 """
@@ -45,7 +45,7 @@ def _of_zombie(process: Process) -> int | None:
             fields = file.read().rpartition(")")[2].split()
         return int(fields[49]) if int(fields[19]) == process.started else None
     except (OSError, IndexError, ValueError):
-        return None  # its parent has waited for it meanwhile
+        return None  # its parent has waited for it since
 
 
 def _of_pidfd(pidfd: int) -> int | None:

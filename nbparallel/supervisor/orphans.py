@@ -24,7 +24,7 @@ from nbparallel.wire.owners import Owner
 from nbparallel.wire.process_table import descriptors, environment, kill_where
 
 SESSION, CLIENT, OWNER = "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER"
-"""Environment variables of every process below a session: its id, its rank's client number, who owns it."""
+"""Environment variables of every process below a session: its id, its rank's client number, its owner."""
 
 
 @dataclass(frozen=True, slots=True)

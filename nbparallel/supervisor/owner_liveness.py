@@ -1,11 +1,11 @@
-"""Whether the owner of names is dead for sure.  Everything that is not certain counts as not dead.
+"""Liveness of the owners of names: dead only if that is certain.
 
 Some facts (kill(2), proc(5)):
 
-* signal 0 is sent to nobody, but asks whether there is somebody: ESRCH is certain, EPERM says that the
-  number belongs to another user's process;
-* a process that has ended stays a zombie until its parent asks for it; a container without an init may have
-  nobody who does.  One whose other threads go on looks like a zombie too.
+* signal 0 is not delivered, but checks that the process exists: ESRCH is certain, EPERM means that the pid
+  belongs to another user's process;
+* a process that has ended stays a zombie until its parent waits for it; in a container without an init
+  possibly forever.  A process whose other threads go on looks like a zombie, too.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Liveness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An owner's fate, and how it is known."""
+    """An owner's liveness, and how it is known."""
 
     liveness: Liveness
     """Dead, living, or not known."""
     reason: str
-    """In words, for people."""
+    """In words."""
 
 
 class OwnerLiveness:
-    """Says who is dead, as seen from this process's world; asks about every process once."""
+    """Judges owners, as seen from this process's world; checks every process once."""
 
     def __init__(self, here: World, boot_time: float | None) -> None:
         self._here = here
@@ -95,7 +95,7 @@ class OwnerLiveness:
         except ProcessLookupError:
             return Verdict(Liveness.DEAD, f"process {pid} has ended")
         except OSError:
-            pass  # another user's: start times tell whether it is the same process
+            pass  # another user's: start times show whether it is the same process
         state = process_state(pid) if self._numbers_mean_ours else None
         if state is None or not process.started:
             return Verdict(Liveness.UNKNOWN, f"there is a process {pid}, but not whether it is the same")

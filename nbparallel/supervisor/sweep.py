@@ -6,8 +6,8 @@ looks at all names that begin as ours do, reads the owner record beside each (`w
 those whose owner is dead for sure (`death`), of this user, and made as ours are.  All else stays and can be
 listed.
 
-Several sweeps at once do no harm: a name is removed by one of them.  Nor does a session that has just begun:
-its record is there before its first name, and a name whose record is not there is left alone.
+Several sweeps at the same time do no harm: a name is removed by one of them.  Nor does a session that has
+just begun: its record is there before its first name, and a name without a record is kept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SweepReport:
     removed: tuple[StaleName, ...]
     """Names of dead sessions, which are gone now."""
     left: tuple[StaleName, ...]
-    """Names that stay: their owner lives, or nobody knows."""
+    """Names that stay: their owner lives, or that is not known."""
 
     @property
     def unknown(self) -> tuple[StaleName, ...]:
@@ -69,7 +69,7 @@ class SweepReport:
 
     @property
     def sentence(self) -> str:
-        """What to tell the user; empty if nothing was removed."""
+        """The sentence for the user; empty if nothing was removed."""
         sessions = len({name.session for name in self.removed})
         return removal_text(len(self.removed), sum(name.nbytes for name in self.removed), sessions)
 
@@ -110,7 +110,7 @@ def unlink_aside(path: str, nbytes: int) -> None:
 
 
 def sweep(places: Iterable[str] | None = None) -> SweepReport:
-    """Remove the names of dead sessions at once; see `steps` for the parameter."""
+    """Remove the names of dead sessions in one go; see `steps` for the parameter."""
     return report_of(steps(places))
 
 
@@ -226,7 +226,7 @@ class _Directory:
         try:
             status = os.lstat(path)
         except OSError:
-            return None  # gone meanwhile, and its record with it
+            return None  # removed since, and its record with it
         session = "" if owner is None else _session(owner.head)
         nbytes, liveness, reason = status.st_blocks * 512, verdict.liveness, verdict.reason
         if status.st_uid != os.geteuid():
@@ -300,10 +300,10 @@ def lies_on_local_disk(directory: str) -> bool:
 
 
 class BackgroundSweep:
-    """A sweep that begins with `begin` and tells `tell` what it removed, as JSON, when it is over."""
+    """A sweep that begins with `begin` and calls `notify` with what it removed, as JSON, when it is over."""
 
-    def __init__(self, tell: Callable[[bytes], None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[bytes], None]) -> None:
+        self._notify = notify
         self._steps: Iterator[Any] | None = None
         self._found: list[Any] = []
 
@@ -334,4 +334,4 @@ class BackgroundSweep:
 
         sentences = [sweep.report_of(self._found).sentence, orphans.orphans_text(orphans.end_orphans())]
         self._found = []
-        self._tell(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())
+        self._notify(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())

@@ -73,7 +73,7 @@ class TemplateProcess:
         return self.pid != pid if self.connected else self.ready
 
     def close(self) -> None:
-        """Disconnect: the end of its socket tells the template to exit."""
+        """Disconnect: at the end of its socket the template exits."""
         if self._socket is not None:
             self._event_loop.forget(self._socket)
             self._socket = self._outbox = None

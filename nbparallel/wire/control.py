@@ -187,7 +187,7 @@ class ControlView:
         w = self.layout.rank_word(rank, INTERRUPT)
         self.words[w] = cell
         _order()
-        self.words[w + 1] = sequence  # last: who sees it new sees the cell new
+        self.words[w + 1] = sequence  # last: a reader that sees it new sees the cell new
 
     def read_interrupt(self, rank: int) -> tuple[int, int]:
         """Return (cell, sequence); (0, 0) if there never was one."""
@@ -198,7 +198,7 @@ class ControlView:
     # -- what S writes ---------------------------------------------------------------------------
 
     def write_death(self, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
-        """Say that the process of `rank` has ended: with a code, by a signal, or nobody knows how."""
+        """Record that the process of `rank` has ended: with a code, by a signal, or unknown how."""
         w = self.layout.rank_word(rank, DEATH)
         self.words[w + 1] = time.monotonic_ns()
         kind, value = (
@@ -275,7 +275,7 @@ class ControlView:
         return tuple(self.read_slot(rank) for rank in range(self.world_size))
 
     def write_failure(self, rank: int, kind: FailureKind, cell: int, origin: int, message: str) -> None:
-        """Say that `rank` failed.  The first failure of an epoch stays: later calls do nothing."""
+        """Record that `rank` failed.  The first failure of an epoch stays: later calls do nothing."""
         w, words = self.layout.rank_word(rank, FAILED), self.words
         if words[w]:
             return
@@ -338,17 +338,17 @@ class ControlView:
         return self.layout.rank_word(rank, TIMING)
 
     def half_bell(self, rank: int) -> int:
-        """Index in `halves`: the futex word that `rank` changes when somebody sleeps for it."""
+        """Index in `halves`: the futex word that `rank` changes when another rank sleeps for it."""
         return self.layout.rank_word(rank, BELL) * 2
 
     def half_parked(self, rank: int) -> int:
-        """Index in `halves`: whom `rank` sleeps for (its number + 1; all ones: anybody); 0 awake."""
+        """Index in `halves`: the rank that `rank` sleeps for (its number + 1; all ones: any); 0 awake."""
         return self.layout.rank_word(rank, PARKED) * 2
 
     # -- end -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Unmap; again is fine.  Arrays that still look at the payload keep the mapping until they go."""
+        """Unmap (idempotent).  Arrays that still view the payload keep the mapping as long as they live."""
         self.words.release()
         self.halves.release()
         self.octets.release()

@@ -65,7 +65,7 @@ class Layout:
     def head_word(self, source: int, destination: int) -> int:
         """Return the word in which `destination` counts the bytes it took.
 
-        The next two: up to which message its user has taken all, and the newest that he has taken.  Then: how
+        The next two: up to which message its user has taken all, and the newest that it has taken.  Then: how
         many chunks it has taken out of the stream, and whether it fills buffers (`streaming`).
         """
         return self.tail_word(source, destination) + LINE
@@ -142,7 +142,7 @@ KINDS = {int(kind): kind for kind in FailureKind}
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """What one rank says of itself; `readable` is False if its slot changed under every try."""
+    """What one rank publishes about itself; `readable` is False if its slot changed under every try."""
 
     rank: int
     readable: bool
@@ -154,7 +154,7 @@ class SlotRecord:
     sequence: int
     """The collective's number in its epoch, or the message's number for `send`."""
     peer: int
-    """The rank waited for; -1: any, or all who are missing."""
+    """The rank waited for; -1: any, or all that are missing."""
     tag: int
     line: int
     """Line of the cell as the gutter counts it; 0 unknown."""

@@ -14,7 +14,7 @@ Some facts about SEQPACKET socketpairs and descriptors (unix(7), cmsg(3)):
 * ``MSG_CTRUNC`` means that descriptors were lost: the frame is refused and what did arrive is closed;
 * when the system is short of memory, sending and receiving fail with ENOMEM or ENOBUFS, and with ETOOMANYREFS
   when too many descriptors of a user who is not root are under way (RLIMIT_NOFILE); nothing is lost then,
-  and nobody is gone: it has to be tried again.
+  and the other end is alive: it has to be tried again.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _ANCILLARY_SIZE = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 
 @dataclass(slots=True)
 class Frame:
-    """One received frame; who takes it owns its descriptors."""
+    """One received frame; its receiver owns the descriptors."""
 
     kind: Kind
     epoch: int
@@ -122,7 +122,7 @@ class Frame:
     fds: list[int]
 
     def close(self) -> None:
-        """Close every descriptor that nobody took."""
+        """Close every descriptor that was not taken."""
         while self.fds:
             os.close(self.fds.pop())
 

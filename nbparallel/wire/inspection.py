@@ -57,7 +57,7 @@ class NamespaceReport:
     left_out: int = 0
     """How many more there are."""
     problem: str = ""
-    """Why there are none to tell."""
+    """Why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,9 @@ def _page(rows: list[str], *, last: bool) -> bytes:
 
 def read_page(payload: bytes) -> tuple[list[LedgerRow], bool]:
     """Return the rows of a page, and whether it is the last one."""
-    said = json.loads(payload)
+    page = json.loads(payload)
     rows = [
         LedgerRow(segment, nbytes, bool(writable), tuple(holders))
-        for segment, nbytes, writable, holders in said["rows"]
+        for segment, nbytes, writable, holders in page["rows"]
     ]
-    return rows, said["last"]
+    return rows, page["last"]

@@ -84,7 +84,7 @@ class JoinWorld(Message):
 
 @dataclass(frozen=True, slots=True)
 class Task(Message):
-    """What a rank shall run: a cell, a function, or take or give variables."""
+    """What a rank is to run: a cell, a function, or take or give variables."""
 
     number: int
     """Counts the tasks of a session; displays and late output carry it."""
@@ -93,7 +93,7 @@ class Task(Message):
     updates: tuple[Any, ...]
     """`NameUpdate` records to apply first."""
     want_value: bool
-    """Whether the value shall travel back."""
+    """Whether the value is to be sent back."""
     seed: int | None
     """Reseed the rank's random streams from this first."""
 
@@ -111,7 +111,7 @@ class CellTask(Task):
     show_value: bool
     """Whether the last expression's value is shown."""
     go_on: bool
-    """Whether a rank's failure only concerns those who wait for it."""
+    """Whether a rank's failure only concerns the ranks that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class InputReply(Message):
     text: str
     """What was typed."""
     refusal: str
-    """Why nobody was asked; empty if somebody was."""
+    """Why no rank was queried; empty if one was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ class Stream(Message):
 
 
 class Cause(enum.StrEnum):
-    """Why a rank failed; what is nobody else's fault can be the root cause of a cell's failure."""
+    """Why a rank failed; one that no other rank caused can be the root cause of a cell's failure."""
 
     ERROR = "error"
     """User code raised, or one of our operations found a mistake."""

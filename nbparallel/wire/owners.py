@@ -1,11 +1,11 @@
-"""Owner records: who made the names that begin with ``nbp_``, so that others can tell whether he is dead.
+"""Owner records: which processes made the names that begin with ``nbp_``, to see whether they are dead.
 
 A process calls all its names in one session ``nbp_TOKEN_SERIAL``.  Beside them, in the same directory, lies
 its record, ``nbp_TOKEN.owner``, written before the first of them and removed after the last.  It is a
-symbolic link that leads nowhere: made in one step with its content, so that nobody ever sees half of it,
+symbolic link that leads nowhere: made in one step with its content, so that no process ever sees half of it,
 and without taking a page of a full /dev/shm.  (Where there are no links it is a small file, 0600.)
 
-Names in a directory where nobody would look leave a *pointer* to it in a directory where everybody looks.
+Names in a directory that no sweep knows leave a *pointer* to it in a directory that every sweep reads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Owner:
     world: World
     """Where the processes live."""
     head: Process
-    """The notebook or script whose session it is: tells sessions apart."""
+    """The notebook or script whose session it is; distinguishes sessions."""
     processes: tuple[Process, ...]
     """The names are needed as long as one of them lives."""
     directory: str = ""
@@ -80,7 +80,7 @@ class Owner:
 
 
 def _checked(text: str) -> str:
-    """Return what stands in front of a text: half of it, or a damaged one, must not name somebody else."""
+    """Return what stands in front of a text: half of it, or a damaged one, must not name another owner."""
     return f"nbp1 {zlib.crc32(os.fsencode(text)):08x} "
 
 
@@ -125,7 +125,7 @@ def record_path(path: str) -> str:
 
 
 def usual_places() -> tuple[str, ...]:
-    """Return the directories in which everybody looks for stale names."""
+    """Return the directories in which every sweep looks for stale names."""
     return _places(_temporary())
 
 
@@ -171,7 +171,7 @@ def write(record: str, owner: Owner) -> None:
         try:
             _write(pointer, replace(owner, directory=os.path.dirname(record)).text(), private=True)
         except OSError:
-            pass  # the names can still be told by their record, by whoever looks there
+            pass  # the record still names the owner to a sweep that reads the directory
     try:
         _write(record, owner.text())
     except BaseException:
@@ -195,7 +195,7 @@ def _unlink(path: str) -> None:
         if path:
             os.unlink(path)
     except OSError:
-        pass  # somebody was quicker, or the directory went away with it
+        pass  # another process was quicker, or the directory was removed with it
 
 
 def read(path: str) -> str:
@@ -218,7 +218,7 @@ def _write(path: str, text: str, *, private: bool = False) -> None:
         try:
             found = read(path)
         except OSError:
-            found = ""  # a folder, a FIFO, another user's file; or gone meanwhile
+            found = ""  # a folder, a FIFO, another user's file; or removed since
         if found == text:
             return
         raise FileExistsError(errno.EEXIST, "there is something else of this name", path)

@@ -41,7 +41,7 @@ def descriptors(pid: int) -> frozenset[str]:
 def kill_where(matches: Callable[[int], bool]) -> tuple[int, int]:
     """Kill every process but this one whose pid `matches`.
 
-    The pidfd is opened before the second look at the process, so that a reused pid is never signalled.
+    The pidfd is opened before the process is checked again, so that a reused pid is never signalled.
 
     Returns
     -------

@@ -24,7 +24,7 @@ def client_of(rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """``JOIN``: who comes, and what it knows."""
+    """``JOIN``: rank, world size, versions and CPUs of the sender."""
 
     rank: int
     """The number that it was given."""

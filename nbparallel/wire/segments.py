@@ -1,4 +1,4 @@
-"""Payloads of the segment protocol, between the supervisor and everybody who maps shared memory.
+"""Payloads of the segment protocol, between the supervisor and every process that maps shared memory.
 
 ``REGISTER`` (with the descriptor), ``RELEASE``, ``HOLD``, ``ALLOW_WRITE``, ``FORGET``, ``FREED``, ``INTEND``
 and ``REMOVED`` go one way, to the supervisor.  ``FETCH`` is answered by ``FETCHED`` (with a descriptor) or by
@@ -6,8 +6,9 @@ and ``REMOVED`` go one way, to the supervisor.  ``FETCH`` is answered by ``FETCH
 
 What a client holds is a set: fetching a segment twice is one hold, and one ``RELEASE`` ends it.
 
-A *segment* is one use of a block of memory.  The *memory id* names the block over all its uses: who keeps the
-block mapped after a use (``RELEASE`` says so) may take part in a later one by ``HOLD``, without an answer.
+A *segment* is one use of a block of memory.  The *memory id* names the block over all its uses: a client
+that keeps the block mapped after a use (``RELEASE`` says so) may hold a later one by ``HOLD``, without an
+answer.
 
 A segment may have a name in the file system.  ``INTEND`` announces it *before* it exists: whenever its
 maker is killed, the supervisor knows what to remove.
@@ -26,7 +27,7 @@ from nbparallel.errors import ProtocolError
 from nbparallel.wire.frames import Kind
 
 CLIENT_SHIFT = 40
-"""A segment's id is its creator's client number << 40 | serial: nobody has to be asked for one."""
+"""A segment's id is its creator's client number << 40 | serial: no process has to be asked for one."""
 MAX_CLIENT = 1 << 23
 """Client numbers lie below this, so that an id fits 63 bits."""
 NAME_PREFIX = "nbp_"
@@ -73,13 +74,13 @@ class LostReason(enum.IntEnum):
     """Why a segment was not handed out; the number is part of the protocol."""
 
     UNKNOWN = 1
-    """Nobody registered it, or its memory has been given back."""
+    """It is not registered, or its memory has been returned to the system."""
     READ_ONLY = 2
     """Its creator has not allowed others to write."""
     DESCRIPTORS = 3
     """The supervisor has no file descriptor left for it."""
     REMOVED = 4
-    """It could only be found by its name, and somebody else has removed that."""
+    """It could only be found by its name, and another process has removed that."""
     NO_PROC = 5
     """Read-only descriptors are made through /proc, which is not there."""
 
@@ -95,7 +96,7 @@ class Register:
     writable: bool
     """Whether others may map it for writing."""
     path: str = ""
-    """Its name in the file system, to be removed when nobody needs it; empty: it has none."""
+    """Its name in the file system, to be removed when no process needs it; empty: it has none."""
     memory: int = 0
     """Id of the memory, of the same creator; 0: it is used once."""
 
@@ -336,20 +337,20 @@ class NoticeKind(enum.Enum):
     """What a client learns about a segment without having asked."""
 
     IDLE = "idle"
-    """To its creator: nobody holds it, the memory may be used again under a new id."""
+    """To its creator: no client holds it, the memory may be used again under a new id."""
     DROP = "drop"
-    """To its creator: nobody holds it any more, and its memory has to be given back, not used again."""
+    """To its creator: no client holds it any more, and its memory must be returned to the system."""
     STRAY = "stray"
-    """A hold was granted after the asker had given up waiting (an interrupt); give it back if unwanted."""
+    """A hold was granted after the client had stopped waiting (an interrupt); release it if unwanted."""
     ENDED = "ended"
-    """To who keeps its memory mapped: nobody holds it, and the memory may be used again under a later id."""
+    """To a client that keeps its memory mapped: no client holds it, it may be used again under a later id."""
     UNMAP = "unmap"
-    """To who keeps a memory mapped: its owner has given it back to the system."""
+    """To a client that keeps a memory mapped: its owner has returned it to the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to act on when convenient."""
+    """A notice to a client, to be handled between two requests."""
 
     kind: NoticeKind
     """What happened."""

@@ -36,7 +36,7 @@ class OperationSpan:
     peer: int
     """The root, the receiver or the source that was asked for; -1: none, or any."""
     awaited: int
-    """The rank that was waited for last; -1: nobody, or not noticed."""
+    """The rank that was waited for last; -1: none, or not noticed."""
     number: int
     """Which collective of its group it was, in the epoch; 0: none, or not known."""
     group: tuple[int, ...]

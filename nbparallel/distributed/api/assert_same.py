@@ -7,18 +7,18 @@ from typing import Any
 from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout
 from nbparallel.distributed.arguments import deadline
 from nbparallel.distributed.equality.difference import find_difference
-from nbparallel.distributed.equality.flatten import digest_of, take_apart
+from nbparallel.distributed.equality.flatten import digest_of, flatten
 from nbparallel.wire.control import Operation
 
 
 class AssertSame(OperationBase):
-    """Looking whether all members of a group hold the same."""
+    """Checks that the ranks of a group hold equal data."""
 
     def assert_same(self, x: Any, group: GroupLike = None, *, timeout: Timeout = None) -> None:
         """Raise on every rank, naming the ranks that differ and where, unless all hold equal data.
 
-        All ranks must call it.  They exchange 16 bytes each; only if these differ they look closer, and then
-        only those pieces of arrays travel that differ.
+        All ranks must call it.  They exchange 16 bytes each.  Only if these differ, further exchanges locate
+        the difference, in which only those pieces of arrays travel that differ.
 
         Parameters
         ----------
@@ -35,11 +35,11 @@ class AssertSame(OperationBase):
             first place where it differs, both values, and how many elements do.  It is an `AssertionError`,
             and operations go on working after it.
         UnpicklableError
-            On the caller: something in `x` cannot be compared.  Nothing was said to the others.
+            On the caller: something in `x` cannot be compared.  Nothing was sent to the other ranks.
         """
         limit = deadline(timeout)
         state = self._group_state(group)
-        digest = digest_of(take_apart(x, exact=True))
+        digest = digest_of(flatten(x, exact=True))
 
         def tell(value: Any) -> list[Any]:
             return self._run(state, limit, lambda c: c.tell(Operation.assert_same, x, value, limit))

@@ -1,7 +1,7 @@
-"""Data-parallel training, as a rank calls it: whose part, in which batches, and the average of gradients.
+"""Data-parallel training, as a rank calls it: its part of the samples, batches, and average gradients.
 
 A model is on every rank, the samples are divided, and after each batch the gradients are averaged, so that
-all ranks take the same step.  All of it stands on the operations; nothing here knows how they travel.
+all ranks take the same step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DataParallel(OperationBase):
         Raises
         ------
         TypeError, ValueError
-            `n` is no such number, or this rank is not in the group.
+            `n` is not a number from 0, or this rank is not in the group.
         """
         if isinstance(n, np.ndarray | list | tuple):
             raise TypeError("local_slice takes a number: write local_slice(len(x)), or shard(x) for the part")
@@ -94,7 +94,7 @@ class DataParallel(OperationBase):
         """Divide the samples of one epoch among the ranks, in batches: each sample exactly once.
 
         ``for xb, yb in dist.batches(x, y, batch_size=32, epoch=epoch): …``.  All ranks must call it, with
-        the same numbers: they compare them.  The order follows from `seed` and `epoch` alone.
+        the same numbers, which they compare.  The order follows from `seed` and `epoch` alone.
 
         Parameters
         ----------
@@ -119,13 +119,13 @@ class DataParallel(OperationBase):
         -------
         Batches
             Iterates over the rows of each batch (a tuple if there are several arrays); copies.  It has the
-            same length on every rank, so collectives inside the loop always meet.  While it is made, each
-            rank holds the whole order, 8 bytes a sample.
+            same length on every rank, so collectives inside the loop are called equally often.  While it is
+            made, each rank holds the whole order, 8 bytes a sample.
 
         Raises
         ------
         TypeError, ValueError
-            On the caller, before anything was said: no arrays, or of different lengths; a wrong number.  On
+            On the caller, before anything was sent: no arrays, or of different lengths; a wrong number.  On
             all: with `drop_last` no batch is left.
         CollectiveMismatchError
             On all: ranks passed different numbers, or arrays of different length; operations go on working.
@@ -136,10 +136,10 @@ class DataParallel(OperationBase):
             bool(shuffle), bool(drop_last),
         )  # fmt: skip
         state = self._group_state(group)
-        told: list[BatchSchedule] = self._run(
+        schedules: list[BatchSchedule] = self._run(
             state, None, lambda c: c.tell(Operation.batches, arrays[0], plan, None)
         )
-        text = disagreement(dict(zip(state.ranks, told, strict=True)))
+        text = disagreement(dict(zip(state.ranks, schedules, strict=True)))
         if text:
             raise CollectiveMismatchError(
                 f"batches must be called with the same numbers on all ranks: {text}"

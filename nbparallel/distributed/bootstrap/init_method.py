@@ -1,4 +1,4 @@
-"""Appointment: what `init_process_group` was told, checked: which rank of how many, and where all meet."""
+"""The arguments of `init_process_group`, checked: rank, world size, meeting directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbparallel.wire.control_layout import MAX_WORLD_SIZE
 BACKENDS = frozenset({"nbparallel", "gloo", "mpi", "nccl"})
 """There is one; the others' names are accepted so that scripts for torch run."""
 DEFAULT_SECONDS = 300.0
-"""How long a process waits for the others; arbitrary."""
+"""How long a process waits for the others, in seconds; arbitrary."""
 MOST_SECONDS = 1e6
 LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -32,17 +32,17 @@ EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class InitMethod:
-    """Who comes where."""
+    """Rank, world size and meeting directory of one process."""
 
     place: str
-    """The directory in which all meet; it exists only while they do."""
+    """The directory in which the processes meet; it exists only until the group is formed."""
     rank: int
     """This process's number."""
     world_size: int
     """How many there will be."""
 
 
-def appointment(
+def resolve_init_method(
     init_method: str | None, rank: Any, world_size: Any, environment: Mapping[str, str]
 ) -> InitMethod:
     """Return what the arguments and, for what they leave out, the environment say.
@@ -68,7 +68,7 @@ def appointment(
 
 
 def check_backend(backend: object) -> None:
-    """Raise if a backend is asked for that nobody has heard of."""
+    """Raise if the backend is unknown."""
     if backend is not None and not (isinstance(backend, str) and backend.lower() in BACKENDS):
         raise ValueError(
             f"unknown backend {backend!r}: leave it out, there is only one ('gloo', 'mpi' and 'nccl' are "

@@ -1,4 +1,4 @@
-"""ProcessGroup: a process of a script as a rank of a world, from `init_process_group` to its end.
+"""A process of a script as a rank of a world, from `init_process_group` to its end.
 
 For the operations the whole script is one cell: after a failure no operation is possible until the process
 has left the world and joined another one.
@@ -33,7 +33,7 @@ class ProcessGroup:
     """The membership of this process; made by `join`.
 
     Owns its connection and its communicator; the store, which belongs to the process, is client rank + 1 of
-    the world meanwhile.  In a forked child all of it is inert.
+    the world while it lasts.  In a forked child all of it is inert.
     """
 
     def __init__(self, admission: Admission, rank: int, filename: str) -> None:
@@ -71,10 +71,10 @@ class ProcessGroup:
         return os.getpid() == self._pid
 
     def leave(self, failure: BaseException | None = None) -> None:
-        """Leave the world; again is fine.
+        """Leave the world (idempotent).
 
-        What was sent and not received yet stays receivable.  Whoever waits for this rank in an operation is
-        freed with an error.
+        What was sent and not received yet stays receivable.  Ranks that wait for this one in an operation get
+        an error.
 
         Raises
         ------
@@ -91,31 +91,31 @@ class ProcessGroup:
             failure = error
             raise
         finally:
-            self._go(failure)
+            self._disconnect(failure)
 
-    def _go(self, failure: BaseException | None) -> None:
+    def _disconnect(self, failure: BaseException | None) -> None:
         atexit.unregister(self._at_exit)
         if sys.excepthook is self._our_hook:
             sys.excepthook = self._hook
         self.communicator.end_cell(failure)
         for forgotten in self.communicator.forgotten if failure is None else ():
             sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
-        # In this order: what dies after the store has left is not told to the supervisor, which keeps it for
-        # those who have not received it yet.
+        # In this order: arrays that die after the store has left are not released at the supervisor,
+        # which keeps them for ranks that have not received them yet.
         self._store.disconnect(self._broker)
         self.communicator.close()
         self._store.renumber(0)
         try:
             self._channel.send(Kind.DEPART, abandon=lambda: self._liveness.lost() is not None)
         except ChannelClosedError:
-            pass  # it was ended, and whoever waits for it will see that
+            pass  # the supervisor has ended, which the ranks that wait notice by themselves
         self._broker.close()
         self._liveness.close()
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Free the others at once when an exception ends the script, then show it as ever."""
+        """Leave, so that the other ranks get an error immediately, and show the exception as usual."""
         hook = self._hook
         self.leave(error)
         hook(kind, error, trace)
@@ -124,16 +124,16 @@ class ProcessGroup:
         self.leave(None)
 
 
-def join(who: InitMethod, seconds: float, caller: FrameType | None) -> ProcessGroup:
-    """Meet the others, and return the membership; parameters and errors as `meet`."""
+def join(method: InitMethod, seconds: float, caller: FrameType | None) -> ProcessGroup:
+    """Wait for the other processes, and return the membership; errors as `arrive_and_wait`."""
     if _store().connected():
         raise RuntimeError(
             "this process has a session of its own, whose ranks are connected already: stop it before "
             "init_process_group(), which is for scripts"
         )
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    join = Join(who.rank, who.world_size, _versions(), tuple(sorted(cpus)))
-    return ProcessGroup(arrive_and_wait(who.place, join, seconds), who.rank, _script(caller))
+    join = Join(method.rank, method.world_size, _versions(), tuple(sorted(cpus)))
+    return ProcessGroup(arrive_and_wait(method.place, join, seconds), method.rank, _script(caller))
 
 
 def _store() -> Store:

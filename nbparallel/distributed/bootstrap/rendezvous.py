@@ -1,9 +1,9 @@
-"""Rendezvous: how processes that somebody else started find each other, and their supervisor.
+"""Rendezvous: how processes that another program started find each other, and their supervisor.
 
 They meet in a directory that only this user may enter.  The first to lock it starts the supervisor, which
-inherits the lock and listens on a socket there; the others connect.  When all have come, or it has become
-clear that they will not, the directory is gone.  So one that is there and *not* locked was left by processes
-that are all dead, and is used again.
+inherits the lock and listens on a socket there; the others connect.  When all have joined, or cannot, the
+directory is removed.  So one that exists and is *not* locked was left by processes that are all dead, and is
+reused.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
 
 PAUSE_SECONDS = 0.005
-"""Between two looks while another process starts the supervisor; arbitrary."""
+"""Between two attempts while another process starts the supervisor; arbitrary."""
 LAST_WORD_SECONDS = 1.0
-"""How long the supervisor may take to say who was missing."""
+"""How long the supervisor may take to name the missing ranks."""
 STARTS = 3
-"""How often one process starts a supervisor that ends at once."""
+"""How often one process starts a supervisor that exits immediately."""
 START_SECONDS = 60.0
 """A generous bound for an interpreter that only has to start and fork."""
 _PARENT = str(Path(__file__).resolve().parents[3])
@@ -49,7 +49,7 @@ _CODE = (
 
 @dataclass(slots=True)
 class Admission:
-    """What a process gets that has met the others; whoever takes it owns channel and descriptors."""
+    """What a process gets once the world is formed; its receiver owns channel and descriptors."""
 
     channel: Channel
     """To the supervisor, for segments."""
@@ -58,7 +58,7 @@ class Admission:
     supervisor: int
     """A pidfd."""
     joined: Joined
-    """Who is there."""
+    """The members of the world."""
 
 
 def arrive_and_wait(place: str, join: Join, seconds: float) -> Admission:
@@ -69,32 +69,32 @@ def arrive_and_wait(place: str, join: Join, seconds: float) -> Admission:
     RendezvousError
         They do not fit together, one of them ended, or the place cannot be used.
     CollectiveTimeoutError
-        `seconds` were over before all had come; the message names who is missing.
+        `seconds` were over before all had come; the message names the missing ranks.
     StartError
         The supervisor could not be started.
     """
-    protocol = _Meeting(place, join, time.monotonic() + seconds, seconds)
+    rendezvous = _Rendezvous(place, join, time.monotonic() + seconds, seconds)
     while True:
-        admission = protocol.attempt()
+        admission = rendezvous.attempt()
         if admission is not None:
             return admission
-        if protocol.left <= 0:
+        if rendezvous.seconds_left <= 0:
             raise CollectiveTimeoutError(
                 f"rank {join.rank} found no other rank of {join.world_size} within {seconds:g} s in {place}"
             )
         time.sleep(PAUSE_SECONDS)
 
 
-class _Meeting:
-    """One process's attempts to meet the others."""
+class _Rendezvous:
+    """One process's attempts to join the others."""
 
     def __init__(self, place: str, join: Join, deadline: float, seconds: float) -> None:
         self._place, self._join, self._deadline, self._seconds = place, join, deadline, seconds
         self._starts = 0
 
     @property
-    def left(self) -> float:
-        """Seconds until time is over."""
+    def seconds_left(self) -> float:
+        """Seconds until the time-out."""
         return self._deadline - time.monotonic()
 
     def attempt(self) -> Admission | None:
@@ -107,46 +107,46 @@ class _Meeting:
             channel = _connect(directory, self._place)
             if channel is None:
                 if not _lock(directory, self._place):
-                    return None  # somebody starts the supervisor, or it is about to go
+                    return None  # another process starts the supervisor, or it is about to exit
                 try:
                     _clear(directory, self._place)
                     log = _log()
                     channel = _start(directory, self._place, log)
                 except BaseException:
-                    _remove(self._place)  # nobody else can be there: it is locked
+                    _remove(self._place)  # no other process can be there: it is locked
                     raise
                 self._starts += 1
-            os.close(directory)  # and with it our lock: from now on it is the supervisor's alone
+            os.close(directory)  # and with it our lock: from now on only the supervisor holds it
             directory = -1
             try:
-                return self._ask(channel)
+                return self._request(channel)
             except ChannelClosedError as error:
                 if log >= 0 and self._starts >= STARTS:
                     _remove(self._place)
                     raise StartError(f"the world's supervisor exited immediately: {_read(log)}") from error
-                return None  # it ended, with a world that we were late for, or killed: begin anew
+                return None  # it ended, with a world that we were late for, or killed: try again
         finally:
             for fd in (directory, log):
                 if fd >= 0:
                     os.close(fd)
 
-    def _ask(self, channel: Channel) -> Admission:
+    def _request(self, channel: Channel) -> Admission:
         try:
             me = _own_pidfd()
             try:
-                channel.send(Kind.JOIN, self._join.pack(), fds=(me,), abandon=lambda: self.left <= 0)
+                channel.send(Kind.JOIN, self._join.pack(), fds=(me,), abandon=lambda: self.seconds_left <= 0)
             finally:
                 os.close(me)
-            frame = channel.receive(max(0.0, self.left))
+            frame = channel.receive(max(0.0, self.seconds_left))
             if frame is None:
                 channel.send(Kind.GIVE_UP, repr(self._seconds).encode(), abandon=lambda: True)
                 frame = channel.receive(LAST_WORD_SECONDS)
-            return self._understand(channel, frame)
+            return self._read_answer(channel, frame)
         except BaseException:
             channel.close()
             raise
 
-    def _understand(self, channel: Channel, frame: Frame | None) -> Admission:
+    def _read_answer(self, channel: Channel, frame: Frame | None) -> Admission:
         if frame is None:
             raise CollectiveTimeoutError(
                 f"rank {self._join.rank} has waited {self._seconds:g} s in {self._place}, and the supervisor "
@@ -196,7 +196,7 @@ def _connect(directory: int, place: str) -> Channel | None:
     # A socket's path has 107 bytes at most, the directory's may have more.
     short = f"/proc/self/fd/{directory}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.setblocking(False)  # it connects at once or not at all, even if nobody accepts
+    sock.setblocking(False)  # it connects immediately or not at all, even if no process accepts
     try:
         sock.connect(os.path.join(short if os.path.isdir(short) else place, SOCKET))
         if peer_of(sock)[1] != os.geteuid():
@@ -252,7 +252,7 @@ def _remove(place: str) -> None:
 def _start(directory: int, place: str, log: int) -> Channel:
     """Start the supervisor and return our end of a connection to it."""
     mine, theirs = Channel.pair()
-    # Of a session below which this process may run: the world is none of its business.
+    # Of a session below which this process may run, which must not end the world.
     marks = ("NBP_SESSION", "NBP_CLIENT", "NBP_OWNER")
     given = [directory, theirs.fileno()]
     try:

@@ -1,4 +1,4 @@
-"""Batches: the samples that one rank looks at in one epoch, in the order in which it does."""
+"""Batches: the samples that one rank uses in one epoch, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbparallel.errors import rank_list
 
 @dataclass(frozen=True, slots=True)
 class BatchSchedule:
-    """What decides which rank sees which sample when; it must be the same on all ranks."""
+    """The numbers that decide which rank gets which sample when; the same on all ranks."""
 
     n: int
     """Samples."""
@@ -32,7 +32,7 @@ class BatchSchedule:
         return self.n // together if self.drop_last else -(-self.n // together)
 
     def order(self) -> AnyArray:
-        """Return the samples in the order of this epoch: the same wherever it is asked for."""
+        """Return the samples in the order of this epoch: the same on every rank."""
         if not self.shuffle:
             return np.arange(self.n)
         # A stream for each epoch: seed 0 in epoch 1 is not seed 1 in epoch 0.
@@ -62,7 +62,7 @@ class Batches:
     """The batches of this rank in one epoch; ``dist.batches`` makes it.
 
     Iterating yields, for one array, its rows of each batch; for several, a tuple of the rows of each.  The
-    rows are copies.  It can be iterated again, and knows nothing of the other ranks any more.
+    rows are copies.  It can be iterated again, and needs no other rank.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Batches:
 
 
 def disagreement(plans: Mapping[int, BatchSchedule]) -> str:
-    """Return what differs in the plans of ranks, for people; empty if nothing does."""
+    """Return what differs in the plans of ranks, in words; empty if nothing does."""
     texts = []
     fields: dict[int, dict[str, Any]] = {rank: asdict(plan) for rank, plan in plans.items()}
     for name in BatchSchedule.__slots__:

@@ -179,12 +179,12 @@ def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) ->
 Form = tuple[str, str, tuple[int, ...]]
 
 
-def mismatch(told: Sequence[tuple[list[Form], int]], ranks: Sequence[int]) -> CollectiveMismatchError:
+def mismatch(passed: Sequence[tuple[list[Form], int]], ranks: Sequence[int]) -> CollectiveMismatchError:
     """Return the error that names the first array in which ranks differ."""
-    sizes = [f"bucket_nbytes={size}" for _, size in told]
-    counts = [f"{len(forms)} array{'s' if len(forms) != 1 else ''}" for forms, _ in told]
+    sizes = [f"bucket_nbytes={size}" for _, size in passed]
+    counts = [f"{len(forms)} array{'s' if len(forms) != 1 else ''}" for forms, _ in passed]
     parts = [_by_rank(sizes, ranks), _by_rank(counts, ranks)]
-    for forms in zip_longest(*(forms for forms, _ in told)):
+    for forms in zip_longest(*(forms for forms, _ in passed)):
         texts = ["no more" if f is None else f"arrays{f[0]}, {f[1]} of shape {f[2]}" for f in forms]
         if len(set(texts)) > 1:
             parts.append(("the first that differs: " if parts[1] else "") + _by_rank(texts, ranks))
@@ -196,7 +196,7 @@ def mismatch(told: Sequence[tuple[list[Form], int]], ranks: Sequence[int]) -> Co
 
 
 def _by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
-    """Say which ranks passed what; empty if all passed the same."""
+    """Return which ranks passed what, in words; empty if all passed the same."""
     found: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts, strict=True):
         found.setdefault(text, []).append(rank)
@@ -244,8 +244,8 @@ def average(
         return collectives.tell(Operation.average_gradients, shown, value, deadline_ns)
 
     ranks = collectives.protocol.ranks
-    told = declared or tell(gradients.declaration(context.memory))
-    same, total = check_declarations([marshal.loads(data) for data in told], ranks)
+    found = declared or tell(gradients.declaration(context.memory))
+    same, total = check_declarations([marshal.loads(data) for data in found], ranks)
     if not same:
         raise mismatch(tell((plan.listing(), plan.bucket_nbytes)), ranks)
     factor = None if total is None or gradients.weight is None else gradients.weight / total

@@ -1,6 +1,6 @@
-"""Elements of arrays as bytes that are equal where the values are: checksums, and which elements differ.
+"""Digests of arrays, and the elements in which two arrays differ, by bytes that are equal where values are.
 
-An array is looked at chunk by chunk, in its logical order, so that layout plays no part and what is copied
+An array is read chunk by chunk, in its logical order, so that layout plays no part and what is copied
 stays in cache.  Bytes say more than values in two places, which are evened out on request: a NaN has many bit
 patterns, and the gaps of structured and long double elements hold whatever was there before.
 """

@@ -1,7 +1,8 @@
-"""Who holds other data than most ranks, and where: what `assert_same` does once digests have differed.
+"""The first difference between ranks: which ranks hold other data than most, and where.
 
-Every member gets the same picture, from what all have told, so all of them go through the same steps and end
-with the same words.  Of arrays only the chunks whose checksums differ travel, one after the other.
+`assert_same` gets here once digests have differed.  Every rank works from what all have sent, so all of them
+go through the same steps and raise the same error.  Of arrays only the chunks whose checksums differ travel,
+one after the other.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.equality.array_digest import DIGEST, Differences, chunk_of
-from nbparallel.distributed.equality.flatten import Leaf, take_apart
+from nbparallel.distributed.equality.flatten import Leaf, flatten
 from nbparallel.errors import DifferentDataError, rank_list
 
 Tell = Callable[[Any], list[Any]]
-"""Gives everybody's value to everybody, in the order of the group."""
+"""Sends this rank's value to all, and returns the values of all ranks, in the order of the group."""
 MAX_GROUPS = 8
 """Of ranks that are described; the others are only named."""
 
@@ -43,16 +44,16 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
     index : int
         Which of them this is.
     """
-    mine = take_apart(x, exact=False)
-    told: list[bytes] = tell(b"".join(leaf.digest for leaf in mine))
+    mine = flatten(x, exact=False)
+    all_digests: list[bytes] = tell(b"".join(leaf.digest for leaf in mine))
     groups: dict[bytes, list[int]] = {}
-    for context, digests in enumerate(told):
-        groups.setdefault(digests, []).append(context)
+    for index_in_group, digests in enumerate(all_digests):
+        groups.setdefault(digests, []).append(index_in_group)
     if len(groups) == 1:
         return None
     same = max(groups.values(), key=len)
     others = [
-        DifferingRanks(members, _first(told[same[0]], told[members[0]]))
+        DifferingRanks(members, _first(all_digests[same[0]], all_digests[members[0]]))
         for members in groups.values()
         if members is not same
     ]
@@ -62,7 +63,7 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
     found = _compare(mine, described, same[0], index, leaves, tell)
     texts = [_text(other, found.get(other.members[0]), leaves, same, ranks) for other in described]
     if len(others) > len(described):
-        rest = [ranks[context] for other in others[MAX_GROUPS:] for context in other.members]
+        rest = [ranks[i] for other in others[MAX_GROUPS:] for i in other.members]
         texts.append(f"so {'do' if len(rest) > 1 else 'does'} {rank_list(rest)}")
     agree = f"{rank_list(ranks[i] for i in same)} agree; " if len(same) > 1 else ""
     return DifferentDataError(
@@ -114,8 +115,8 @@ def _compare(
                 found.add(number, chunk_of(array, number), there)
     if not any(other.chunks for other in others):
         return {}
-    told: list[Differences] = tell(found)
-    return {other.members[0]: told[other.members[0]] for other in others if other.chunks}
+    results: list[Differences] = tell(found)
+    return {other.members[0]: results[other.members[0]] for other in others if other.chunks}
 
 
 def _text(
@@ -129,15 +130,15 @@ def _text(
     nothing = ("", "nothing", None, b"")
     path, there, form, _ = leaves[same[0]].get(other.leaf, nothing)
     its_path, here, _, _ = leaves[other.members[0]].get(other.leaf, nothing)
-    who = rank_list(ranks[i] for i in other.members)
+    names = rank_list(ranks[i] for i in other.members)
     several = len(other.members) > 1
-    whom = f" from {rank_list([ranks[same[0]]])}" if len(same) == 1 else ""
+    reference = f" from {rank_list([ranks[same[0]]])}" if len(same) == 1 else ""
     where = f" at {path or its_path}" if path or its_path else ""
     if found is None:
-        return f"{who} differ{'' if several else 's'}{whom}{where}: {here} instead of {there}"
+        return f"{names} differ{'' if several else 's'}{reference}{where}: {here} instead of {there}"
     if not found.count:
         return (
-            f"{who} differed{whom}{where}, and no more when compared again: "
+            f"{names} differed{reference}{where}, and no more when compared again: "
             "another process writes to that memory"
         )
     shape = form[1]
@@ -146,4 +147,5 @@ def _text(
     size = int(np.prod(shape, dtype=object))
     apart = f", at most {found.apart:.2g} apart" if 0 < found.apart < float("inf") else ""
     extent = f" ({found.count} of {size} elements{apart})" if size > 1 else ""
-    return f"{who} differ{'' if several else 's'}{whom}{where}: {found.here} instead of {found.there}{extent}"
+    verb = "differ" if several else "differs"
+    return f"{names} {verb}{reference}{where}: {found.here} instead of {found.there}{extent}"

@@ -1,8 +1,8 @@
-"""Taking a value apart: a flat list of what it holds, each with a digest that is equal where the data are.
+"""Flattening: a value as a list of leaves, each with a digest that is equal where the data are.
 
-Not its pickle: that tells dicts apart by the order of their keys, equal objects by whether they are one
-object, and copies of one class by where they were made.  Every value stands before its parts, and says how
-many it has: so two lists that differ first differ at a place which both have.
+Pickles would not do: they differ by the order of a dict's keys, by whether equal objects are one object, and
+by where copies of one class were made.  Every value stands before its parts, with their number: so two lists
+that differ first differ at a place which both have.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Leaf:
         self.digest = hashlib.blake2b(head + content, digest_size=DIGEST).digest()
 
     def __str__(self) -> str:
-        """Say what it is: type and value, or form."""
+        """Return what it is: type and value, or form."""
         if isinstance(self._value, str | bytes | bytearray | int | float | complex | np.generic):
             return f"{self._description} {_brief(self._value)}"
         return self._description
@@ -66,7 +66,7 @@ def digest_of(leaves: Iterable[Leaf]) -> bytes:
     return hashlib.blake2b(b"".join(leaf.digest for leaf in leaves), digest_size=DIGEST).digest()
 
 
-def take_apart(x: Any, *, exact: bool) -> list[Leaf]:
+def flatten(x: Any, *, exact: bool) -> list[Leaf]:
     """Return what `x` holds.
 
     Parameters
@@ -243,7 +243,7 @@ def _plain(x: Any) -> bytes | None:
 
 
 def _kind(x: Any) -> str:
-    """Say what a value without parts is."""
+    """Return what a value without parts is, in words."""
     if x is None:
         return "None"
     if isinstance(x, type):

@@ -1,1 +1,1 @@
-"""Ranks that another program started: their listener, their membership, their world."""
+"""Ranks that another program started: the socket that they connect to, their membership, their supervisor."""

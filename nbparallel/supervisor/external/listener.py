@@ -1,14 +1,14 @@
-"""Door: the listening socket through which processes that we did not start come to their world's supervisor.
+"""The listening socket to which processes that nbparallel did not start connect for their supervisor.
 
-It is open while they meet, no longer: once all have come nothing of it has a name any more.
+It is open only until all have connected; then nothing of it has a name any more.
 
 Some facts about named Unix sockets (unix(7), socket(7), flock(2)):
 
-* whoever may not enter the directory or write to the socket cannot connect; its mode comes from the umask;
-* ``SO_PEERCRED`` is the kernel's word for who is at the other end;
+* connecting needs the right to enter the directory and to write to the socket; its mode comes from the umask;
+* ``SO_PEERCRED`` names the process at the other end, as reported by the kernel;
 * renaming a socket does not change what it leads to: a name that appears after `listen` never refuses;
 * a lock by `flock` belongs to the open file and goes with the last process that has it open, however that
-  ends: who finds the directory unlocked knows that nobody is behind it.
+  ends: an unlocked directory has no process behind it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return (pid, user id) of the process at the other end, by the kernel's word."""
+    """Return (pid, user id) of the process at the other end, as reported by the kernel."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(data)
     return pid, user
@@ -41,7 +41,7 @@ class Listener:
     place : int
         Descriptor of the directory, which is locked and holds no socket.
     path : str
-        Where it is, to be removed with the door.
+        Where it is, to be removed with the socket.
     """
 
     def __init__(self, place: int, path: str) -> None:
@@ -59,8 +59,8 @@ class Listener:
         """Return the descriptor, for poll."""
         return self._socket.fileno()
 
-    def admit(self) -> Iterator[socket.socket]:
-        """Yield a socket for every process of this user that has knocked; others are sent away unheard.
+    def accept(self) -> Iterator[socket.socket]:
+        """Yield a socket for every process of this user that has connected; others are disconnected unread.
 
         Raises
         ------
@@ -80,7 +80,7 @@ class Listener:
                 sock.close()
 
     def close(self) -> None:
-        """Remove the names, then give up the lock; again is fine."""
+        """Remove the names, then release the lock (idempotent)."""
         if self._place < 0:
             return
         self._socket.close()
@@ -90,6 +90,6 @@ class Listener:
             if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
                 os.rmdir(self._path)
         except OSError:
-            pass  # somebody has removed it, or put something of his own there
+            pass  # another process has removed it, or put something else there
         os.close(self._place)
         self._place = -1

@@ -1,4 +1,4 @@
-"""Roll: who has come to a world that is being put together, and whether they fit together.
+"""Membership of a world that is being formed: which ranks have joined, and whether they are compatible.
 
 A pure state machine, as the ledger: no socket, no clock.
 """
@@ -12,12 +12,12 @@ from nbparallel.wire.rendezvous import Join
 
 
 class Membership:
-    """The processes that have come, by rank.
+    """The processes that have joined, by rank.
 
     Attributes
     ----------
     world_size : int
-        How many there will be, as the first one said; 0 before it came.
+        How many there will be, by the first JOIN; 0 before it.
     """
 
     def __init__(self) -> None:
@@ -25,29 +25,29 @@ class Membership:
         self._entries: dict[int, tuple[Join, Process]] = {}
 
     def enter(self, join: Join, process: Process) -> str:
-        """Take note of a process; return why there can be no world, empty if there can.
+        """Record a process; return why no world can be formed, empty if one can.
 
-        Two who say different things cannot both be right, and nobody here knows who is: so it is over for
-        all, at once, instead of when their time-outs end.
+        If two processes contradict each other, it cannot be known which is right: all of them are refused
+        immediately, instead of when their time-outs end.
         """
         rank, size = join.rank, join.world_size
         if not 1 <= size <= MAX_WORLD_SIZE or rank >= size:
             return f"process {process.pid} came as rank {rank} of {size}, which there cannot be"
-        for other, (their, who) in self._entries.items():
+        for other, (their, earlier) in self._entries.items():
             if their.world_size != size:
                 return (
-                    f"the world sizes differ: rank {other} (process {who.pid}) says {their.world_size}, "
+                    f"the world sizes differ: rank {other} (process {earlier.pid}) says {their.world_size}, "
                     f"rank {rank} (process {process.pid}) says {size}; give all the same WORLD_SIZE"
                 )
             if other == rank:
                 return (
-                    f"rank {rank} came twice, as process {who.pid} and as process {process.pid}: every "
+                    f"rank {rank} came twice, as process {earlier.pid} and as process {process.pid}: every "
                     "process needs a RANK of its own, and every world its own MASTER_PORT or file"
                 )
             if their.versions != join.versions:
                 return (
-                    f"not all run the same: rank {other} (process {who.pid}) {their.versions}, rank {rank} "
-                    f"(process {process.pid}) {join.versions}"
+                    f"not all run the same: rank {other} (process {earlier.pid}) {their.versions}, "
+                    f"rank {rank} (process {process.pid}) {join.versions}"
                 )
         self.world_size = size
         self._entries[rank] = join, process
@@ -55,17 +55,17 @@ class Membership:
 
     @property
     def complete(self) -> bool:
-        """Whether all have come."""
+        """Whether all have joined."""
         return 0 < self.world_size == len(self._entries)
 
     @property
     def missing(self) -> str:
-        """The ranks that have not come, in words."""
+        """The ranks that have not joined, in words."""
         return rank_list(rank for rank in range(self.world_size) if rank not in self._entries)
 
     @property
     def members(self) -> tuple[Process, ...]:
-        """The processes that have come, in rank order."""
+        """The processes that have joined, in rank order."""
         return tuple(process for _, (_, process) in sorted(self._entries.items()))
 
     @property

@@ -1,14 +1,14 @@
-"""The supervisor of a world whose processes somebody else started.
+"""The supervisor of a world whose processes another program started.
 
 The first of them starts it as ``python -I -S -E``: standard library only, one thread, a session of its own,
-nobody's child for long (it forks and the first half exits).  It calls the roll; when all have come it hands
-out the control segment, and from then on keeps the ledger of segments and writes who has died, as a
-session's supervisor does.  It kills nobody: these processes are their launcher's.  It ends with the last.
+soon an orphan (it forks and the first half exits).  It waits until all have joined and sends them the control
+segment; from then on it keeps the ledger of segments and writes death records, as a session's supervisor
+does.  It kills no process: these belong to their launcher.  It exits with the last of them.
 
 ::
 
     first ──socketpair──┐               JOIN GIVE_UP DEPART -> <- JOINED REFUSED
-    others ──door───────world           REGISTER FETCH RELEASE … as client rank + 1
+    others ──listener───world           REGISTER FETCH RELEASE … as client rank + 1
 
 A member's death is seen by its pidfd, which it brings along.  The end of its connection alone says nothing,
 once there is a world: a dying process closes its files some time before it has ended, and how it ended can be
@@ -39,7 +39,7 @@ from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
 from nbparallel.wire.system import ready, usable_cpus
 
 MOST_FRAMES = 1000
-"""Taken from one member between two looks at the others."""
+"""Read from one member before the others are polled again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,25 +49,25 @@ class WorldMember:
     socket: socket.socket
     outbox: Outbox
     rank: int = -1
-    """-1: it has not said."""
+    """-1: it has not sent JOIN."""
     process: Process = field(default_factory=lambda: Process(0, 0))
     pidfd: int = -1
     """Owned."""
 
 
 class ExternalWorld:
-    """Owns the door, the connections, the ledger and the control segment.
+    """Owns the listener, the connections, the ledger and the control segment.
 
     Parameters
     ----------
-    door : Door
+    listener : Listener
         Open, and locked.
     first : socket
         Connection of the process that started this one.
     """
 
     def __init__(self, listener: Listener, first: socket.socket) -> None:
-        self._watch = SupervisorEventLoop()
+        self._event_loop = SupervisorEventLoop()
         self._listener = listener
         self._membership = Membership()
         self._members: list[WorldMember] = []
@@ -75,14 +75,14 @@ class ExternalWorld:
         self._server = SegmentServer()
         self._view: ControlView | None = None
         self._refused = False
-        self._watch.add(listener.fileno(), self._on_knock)
-        self._welcome(first)
+        self._event_loop.add(listener.fileno(), self._on_connect)
+        self._add_member(first)
 
     def run(self) -> None:
-        """Serve until nobody is connected any more."""
+        """Serve until no process is connected any more."""
         try:
             while self._members:
-                self._watch.wait(block=not self._server.unsettled)
+                self._event_loop.wait(block=not self._server.unsettled)
                 self._settle()
         finally:
             self._listener.close()
@@ -90,15 +90,15 @@ class ExternalWorld:
 
     # coming -----------------------------------------------------------------------------------------
 
-    def _on_knock(self) -> None:
+    def _on_connect(self) -> None:
         try:
-            for sock in self._listener.admit():
-                self._welcome(sock)
+            for sock in self._listener.accept():
+                self._add_member(sock)
         except OSError as error:
             self._refuse(Reason.WRONG, f"the supervisor of the world cannot take in a process: {error}")
 
-    def _welcome(self, sock: socket.socket) -> None:
-        member = WorldMember(sock, self._watch.add_socket(sock, lambda: self._on_frame(member)))
+    def _add_member(self, sock: socket.socket) -> None:
+        member = WorldMember(sock, self._event_loop.add_socket(sock, lambda: self._on_frame(member)))
         self._members.append(member)
 
     def _join(self, member: WorldMember, frame: Frame) -> None:
@@ -107,7 +107,7 @@ class ExternalWorld:
             raise ProtocolError("a JOIN frame that no process of nbparallel sends")
         pidfd = member.pidfd = frame.fds.pop()
         member.rank, member.process = join.rank, process_of(peer_of(member.socket)[0])
-        self._watch.add(pidfd, lambda: self._on_death(member))
+        self._event_loop.add(pidfd, lambda: self._on_death(member))
         problem = self._membership.enter(join, member.process)
         if problem:
             self._refuse(Reason.WRONG, problem)
@@ -115,7 +115,7 @@ class ExternalWorld:
             self._begin()
 
     def _begin(self) -> None:
-        """Let the world come to life; its names go first, so that the next one can meet there."""
+        """Form the world; its names are removed first, so that the next one can use them."""
         membership = self._membership
         try:
             fd = control.create(membership.world_size, 1, label="world")
@@ -125,11 +125,11 @@ class ExternalWorld:
         mine = -1
         try:
             mine = os.pidfd_open(os.getpid())
-            self._close_door()
+            self._close_listener()
             self._view = ControlView(fd)
             payload = Joined(usable_cpus(membership.cpus), membership.members).pack()
             for member in [member for member in self._members if member.rank < 0]:
-                self._forget(member)  # one too many: it will find nobody, and begin anew
+                self._forget(member)  # one too many: it finds no world here, and tries again
             for member in self._members:
                 self._by_client[client_of(member.rank)] = member
                 self._server.client_joined(client_of(member.rank))
@@ -141,22 +141,22 @@ class ExternalWorld:
                 os.close(mine)
 
     def _refuse(self, reason: Reason, text: str) -> None:
-        """Tell everybody who is here why there will be no world, and take in nobody else."""
+        """Notify all connected processes why no world is formed, and stop listening."""
         if self._refused or self._view is not None:
             return
         self._refused = True
         try:
-            for sock in self._listener.admit():  # whoever has come already learns of it too
-                self._welcome(sock)
+            for sock in self._listener.accept():  # those that have connected already get the reason, too
+                self._add_member(sock)
         except OSError:
-            pass  # those find nobody, and begin anew
-        self._close_door()
+            pass  # they find no world here, and try again
+        self._close_listener()
         for member in list(self._members):
             member.outbox.send(Kind.REFUSED, Refused(reason, text).pack())
 
-    def _close_door(self) -> None:
+    def _close_listener(self) -> None:
         if self._listener.fileno() >= 0:
-            self._watch.drop(self._listener.fileno())
+            self._event_loop.drop(self._listener.fileno())
             self._listener.close()
 
     # while they are here ------------------------------------------------------------------------------
@@ -172,20 +172,20 @@ class ExternalWorld:
                 self._on_end(member)
                 return
             assert isinstance(frame, Frame)
-            self._heed(member, frame)
+            self._receive(member, frame)
         except ProtocolError as error:
-            self._mistrust(member, error)
+            self._reject(member, error)
 
-    def _heed(self, member: WorldMember, frame: Frame) -> None:
+    def _receive(self, member: WorldMember, frame: Frame) -> None:
         try:
             self._handle(member, frame)
         except (ProtocolError, ValueError, KeyError, TypeError) as error:
-            self._mistrust(member, error)
+            self._reject(member, error)
         finally:
             frame.close()
 
-    def _mistrust(self, member: WorldMember, error: Exception) -> None:
-        # It may be anybody's program, and is not ours to end; but nobody hears it any more.
+    def _reject(self, member: WorldMember, error: Exception) -> None:
+        # The program may be any, and must not be killed; but it is disconnected.
         sys.stderr.write(f"rank {member.rank} broke the protocol: {error}\n")
         self._lose(member, None, None)
 
@@ -193,7 +193,7 @@ class ExternalWorld:
         if self._refused:
             return
         if frame.kind is Kind.DEPART and self._view is not None:
-            # What it has sent may be under way still: its segments stay until the world ends.
+            # What it has sent may not be received yet: its segments stay until the world ends.
             self._forget(member)
         elif self._view is not None:
             self._deliver(self._server.receive(client_of(member.rank), frame))
@@ -215,15 +215,15 @@ class ExternalWorld:
                 item.close()
 
     def _settle(self) -> None:
-        """Decide what depends on who says what, after everybody has been heard; see `Supervisor`."""
+        """Decide what depends on messages of several members, as `Supervisor` does."""
         if not self._server.unsettled:
             return
         turn = self._server.mark()
         for member in list(self._members):
-            self._hear(member)
+            self._drain(member)
         self._deliver(self._server.settle(turn))
 
-    def _hear(self, member: WorldMember) -> None:
+    def _drain(self, member: WorldMember) -> None:
         for _ in range(MOST_FRAMES):
             if member.socket.fileno() < 0 or not readable(member.socket):
                 return
@@ -235,7 +235,7 @@ class ExternalWorld:
         if self._view is None:
             self._lose(member, None, None)
         else:
-            self._watch.forget(member.socket)  # its pidfd says the rest, as a rule in a moment
+            self._event_loop.forget(member.socket)  # its pidfd reports the rest, as a rule soon
 
     def _on_death(self, member: WorldMember) -> None:
         if not _ended(member.pidfd):
@@ -243,9 +243,9 @@ class ExternalWorld:
         code, number = exit_status(member.pidfd, member.process)
         try:
             while member.socket.fileno() >= 0 and isinstance(frame := take(member.socket), Frame):
-                self._heed(member, frame)  # what it said before it ended counts: that it departs, for one
+                self._receive(member, frame)  # what it sent before it ended counts, such as DEPART
         except ProtocolError:
-            pass  # it is dead whatever it said
+            pass  # it is dead, whatever it sent
         self._lose(member, code, number)
 
     def _lose(self, member: WorldMember, code: int | None, number: int | None) -> None:
@@ -256,15 +256,15 @@ class ExternalWorld:
             self._view.write_death(member.rank, exit_code=code, signal=number)
             self._deliver(self._server.client_gone(client_of(member.rank)))
         elif member.rank >= 0:
-            who = f"rank {member.rank} (process {member.process.pid})"
-            self._refuse(Reason.WRONG, f"{who} left or ended before {self._membership.missing} had come")
+            whose = f"rank {member.rank} (process {member.process.pid})"
+            self._refuse(Reason.WRONG, f"{whose} left or ended before {self._membership.missing} had come")
 
     def _forget(self, member: WorldMember) -> None:
         self._members.remove(member)
         self._by_client.pop(client_of(member.rank), None)
-        self._watch.forget(member.socket)
+        self._event_loop.forget(member.socket)
         if member.pidfd >= 0:
-            self._watch.drop(member.pidfd)
+            self._event_loop.drop(member.pidfd)
             os.close(member.pidfd)
             member.pidfd = -1
 
@@ -276,7 +276,7 @@ def _ended(pidfd: int) -> bool:
 
 
 def main(place: int, first: int, path: str) -> None:
-    """Run a world's supervisor over inherited descriptors; the process that calls this exits at once."""
+    """Run a world's supervisor over inherited descriptors; the process that calls this exits immediately."""
     if os.fork():
         os._exit(0)
     reset_signals()

@@ -1,4 +1,4 @@
-"""What the ledger wants to be done; `SegmentServer` does it."""
+"""Actions: what the ledger decides, for `SegmentServer` to perform."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Unlink:
-    """Remove a name from the file system; it may never have come to be, or be gone already."""
+    """Remove a name from the file system; it may never have been made, or be removed already."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unrecord:
-    """Remove the owner record of a dead maker's names, none of which is left."""
+    """Remove the owner record of a dead maker's names, all of which are removed."""
 
     record: str
 
@@ -62,7 +62,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Tell a segment's creator that nobody holds it."""
+    """Notify a segment's creator that no client holds it."""
 
     client: int
     segment: int
@@ -70,7 +70,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Tell a segment's creator to give its memory back to the system."""
+    """Request a segment's creator to return its memory to the system."""
 
     client: int
     segment: int
@@ -78,7 +78,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Tell who keeps a memory mapped that a use of it is over."""
+    """Notify a client that keeps a memory mapped that a use of it is over."""
 
     client: int
     segment: int
@@ -87,7 +87,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Unmap:
-    """Tell who keeps a memory mapped that it has no more use."""
+    """Request a client to unmap a memory that will not be used again."""
 
     client: int
     memory: int

@@ -1,33 +1,33 @@
-"""Ledger: who holds which segment; decides, but touches nothing.
+"""The ledger: which client holds which segment.
 
 A pure state machine: no descriptor, no socket, no clock, so that tests can run a hundred thousand histories
-a minute.  `SegmentServer` turns frames into events and actions into frames.
+a minute.  `SegmentServer` reads frames and performs the actions that the ledger returns.
 
 Note [holds]
 ------------
 A client either holds a segment or does not: registering and fetching take the hold, releasing ends it, and
-all of a client's holds end with it.  While anybody holds a segment its memory stays.  When nobody does any
-more, its living creator gets it back (`Idle`), otherwise it is closed.  What only a *dead* client held goes
+all of a client's holds end with it.  While a client holds a segment its memory stays.  After the last hold
+its living creator gets it back (`Idle`), otherwise it is closed.  What only a *dead* client held goes
 back to the system, even if the creator lives (`Drop`): it is not reused.
 
 Note [kept mappings]
 --------------------
-A block of memory has an id over all its uses, and who has released a use may keep the block mapped
-(`MemoryTable`).  Such a client holds the next use by `Held`, which waits for no answer: it then tells whoever
-gave it the array, and that one releases.  So the two messages lie in two sockets, in causal order, and are
+A block of memory has an id over all its uses, and a client that has released a use may keep the block mapped
+(`MemoryTable`).  Such a client holds the next use by `Hold`, which waits for no answer: it then notifies the
+sender of the array, which releases.  So the two messages lie in two sockets, in causal order, and are
 read in any.  Hence the end of a segment that may be held so is acted on only after everything has been read
-that was sent before it was noticed: `mark`, read all sockets, `Drained`.  For the same reason a hold or a
+that was sent before it was noticed: `mark`, read all sockets, `settle`.  For the same reason a hold or a
 question may come before the registration, and waits for it as long.
-Whatever a dead client held of such memory is not used again: it may have given it to somebody whose hold
-comes too late.
+Whatever a dead client held of such memory is not used again: it may have sent it to a client whose hold
+arrives too late.
 
 Note [names]
 ------------
-A client says which name it will make before it makes it (`Intended`).  From then on the name is the
-ledger's: it goes when the last hold of its segment goes, when its maker ends and nobody holds it, and with
-the session.  Removing a name takes no memory from anybody who has mapped it, so removing too early costs an
-outsider the way in, never a user the data.  The record that lies beside a maker's names (`wire.owners`) is
-his as long as he lives, and goes after the last of them when he is dead.
+A client says which name it will make before it makes it (`Intend`).  From then on the name is the
+ledger's: it is removed with the last hold of its segment, when its maker ends and no client holds it, and
+with the session.  Removing a name takes no memory from processes that have mapped it, so removing too early
+keeps others from mapping it, but never loses data.  The record beside a maker's names (`wire.owners`) is kept
+as long as the maker lives, and removed after the last of them when it is dead.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Entry:
     writable: bool
     """Whether others than its creator may write."""
     holders: set[int]
-    """Clients that hold it; empty: its creator has been told and may use the memory again."""
+    """Clients that hold it; empty: its creator has been notified and may use the memory again."""
     unwanted: bool = False
     """Its creator does not want the memory back."""
     path: str = ""
     """Its name in the file system; empty: none, or no longer."""
     memory: int = 0
-    """The memory that it is a use of; 0: one that nobody keeps mapped."""
+    """The memory that it is a use of; 0: one that no client keeps mapped."""
     died: bool = False
     """Whether its memory must not be used again, because of a holder that died."""
 
@@ -102,13 +102,13 @@ class Ledger:
     """All segments of a session, by id."""
 
     clients: set[int] = field(default_factory=set)
-    """Who is there."""
+    """The clients of the session."""
     entries: dict[int, Entry] = field(default_factory=dict)
     """Segment id -> entry."""
     waiting: list[Question] = field(default_factory=list)
     """About segments whose registration may still be in another client's socket."""
     _ending: dict[int, int] = field(default_factory=dict)
-    """Segments that nobody holds, as far as has been read, and the turn when that was noticed."""
+    """Segments that no client holds, as far as has been read, and the turn when that was noticed."""
     _turn: int = field(default=0, compare=False)
     _memories: MemoryTable = field(default_factory=MemoryTable)
     _names: LedgerNames = field(default_factory=LedgerNames)
@@ -177,7 +177,7 @@ class Ledger:
             ]
         entry = self.entries.get(segment)
         if entry is not None:
-            # Said twice (an interrupt): the first descriptor stays.
+            # Sent twice (an interrupt): the first descriptor stays.
             if entry.nbytes != message.nbytes:
                 return [Disconnect(client, f"segment {segment:#x} was registered again with another size")]
             entry.writable |= message.writable
@@ -239,7 +239,7 @@ class Ledger:
         if not self._memories.used(message.memory, client):
             return [Disconnect(client, f"client {client} holds segment {segment:#x}, which it never mapped")]
         if self._is_over(segment, entry):
-            return []  # whoever told of it did not keep it
+            return []  # the client that sent it has not kept it
         if message.writable and not entry.writable:
             return [Disconnect(client, f"client {client} may not write to segment {segment:#x}")]
         self._hold(client, segment, entry)
@@ -274,7 +274,7 @@ class Ledger:
     def _release(self, client: int, segment: int, *, died: bool = False) -> list[Action]:
         entry = self.entries.get(segment)
         if entry is None or client not in entry.holders:
-            # Said twice, after an interrupt: the answer may have been lost as well.
+            # Sent twice, after an interrupt: the answer may have been lost as well.
             unheld = entry is None or self._is_over(segment, entry)
             return [Idle(client, segment)] if unheld and client == creator_of(segment) else []
         entry.holders.discard(client)

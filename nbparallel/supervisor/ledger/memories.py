@@ -1,7 +1,7 @@
-"""Memories: blocks of memory over all their uses, and who keeps them mapped in between.
+"""Memories: blocks of memory over all their uses, and the clients that keep them mapped in between.
 
-A segment is one use of a block.  Who has released it may keep the block mapped, so that the next use costs it
-neither a question nor page faults; the block's owner alone says when it has no more use.
+A segment is one use of a block.  A client that has released it may keep the block mapped, so that the next
+use needs neither a request nor page faults; only the block's owner decides when it is used no more.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Memory:
     uses: set[int] = field(default_factory=set)
     """Segments that are known."""
     keepers: dict[int, bool] = field(default_factory=dict)
-    """Client that has kept it mapped -> whether it was told of an end since it last spoke of this memory.
+    """Client that has kept it mapped -> whether it was notified of an end since its last message about it.
 
-    A client that unmaps it by itself stays here: it is told once too often.
+    A client that unmaps it by itself stays here, and is notified once more than needed.
     """
     freed: bool = False
-    """Whether its owner has given it back, or is gone: there will be no other use."""
+    """Whether its owner has freed it, or is dead: there will be no other use."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class MemoryTable:
         return True
 
     def keep(self, memory: int, client: int, *, proven: bool) -> list[Unmap]:
-        """Take note that a client keeps a memory mapped, which `proven` says it had.
+        """Record that a client keeps a memory mapped; `proven`: it held a use of it.
 
-        It is told to unmap what is of no more use.
+        It is requested to unmap what will not be used again.
         """
         record = self.known.get(memory)
         if record is None or not (proven or client in record.keepers):
@@ -56,7 +56,7 @@ class MemoryTable:
         return []
 
     def used(self, memory: int, client: int) -> bool:
-        """Take note that a client uses what it keeps mapped; return False if it never kept it."""
+        """Record that a client uses what it keeps mapped; return False if it never kept it."""
         record = self.known.get(memory)
         if record is None or client not in record.keepers:
             return False
@@ -64,19 +64,19 @@ class MemoryTable:
         return True
 
     def ended(self, memory: int, segment: int) -> list[Ended]:
-        """Tell who keeps it mapped that a use is over.
+        """Notify the clients that keep it mapped that a use is over.
 
-        Once until it speaks again: what a client that computes for hours is told must not pile up.
+        Once until the client's next message: notices to one that computes for hours must not pile up.
         """
         record = self.known.get(memory)
         if record is None:
             return []
-        told = [client for client, knows in sorted(record.keepers.items()) if not knows]
-        record.keepers.update(dict.fromkeys(told, True))
-        return [Ended(client, segment, memory) for client in told]
+        notified = [client for client, knows in sorted(record.keepers.items()) if not knows]
+        record.keepers.update(dict.fromkeys(notified, True))
+        return [Ended(client, segment, memory) for client in notified]
 
     def forget(self, memory: int, segment: int) -> list[Unmap]:
-        """Take note that a segment is not known any more."""
+        """Record that a segment was deleted."""
         record = self.known.get(memory)
         if record is None:
             return []
@@ -84,7 +84,7 @@ class MemoryTable:
         return self._retire(memory, record)
 
     def freed(self, memory: int) -> list[Unmap]:
-        """Take note that there will be no other use."""
+        """Record that there will be no other use."""
         record = self.known.get(memory)
         if record is None:
             return []
@@ -101,7 +101,7 @@ class MemoryTable:
         return actions
 
     def _retire(self, memory: int, record: Memory) -> list[Unmap]:
-        # While somebody holds a use, who keeps the memory mapped may still hold it, too.
+        # While a client holds a use, others that keep the memory mapped may still hold it, too.
         if not record.freed or record.uses:
             return []
         del self.known[memory]

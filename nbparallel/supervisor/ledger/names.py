@@ -1,4 +1,4 @@
-"""Names: which names may exist, who said so, and which owner records lie beside them; touches nothing."""
+"""Names in the file system: which may exist, which client makes each, and the owner records beside them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class LedgerNames:
     """The names of all clients of a session."""
 
     makers: dict[str, int] = field(default_factory=dict)
-    """Every name that may exist -> the client that said so."""
+    """Every name that may exist -> the client that announced it."""
     records: dict[str, int] = field(default_factory=dict)
-    """Every owner record that may exist -> the client whose names it speaks for."""
-    _spoken_for: dict[str, int] = field(default_factory=dict)
-    """Record -> how many names it speaks for; no entry: none."""
+    """Every owner record that may exist -> the client whose names it covers."""
+    _covered: dict[str, int] = field(default_factory=dict)
+    """Record -> how many names it covers; no entry: none."""
 
     def add(self, path: str, client: int) -> bool:
-        """Take note of a name, again is fine; False if it is another client's."""
+        """Record a name (idempotent); False if it is another client's."""
         if path in self.makers:
             return self.makers[path] == client
         record = record_path(path)
@@ -28,7 +28,7 @@ class LedgerNames:
             return False
         self.makers[path] = client
         if record:
-            self._spoken_for[record] = self._spoken_for.get(record, 0) + 1
+            self._covered[record] = self._covered.get(record, 0) + 1
         return True
 
     def drop(self, path: str) -> str:
@@ -36,9 +36,9 @@ class LedgerNames:
         del self.makers[path]
         record = record_path(path)
         if record:
-            self._spoken_for[record] -= 1
-            if not self._spoken_for[record]:
-                del self._spoken_for[record]
+            self._covered[record] -= 1
+            if not self._covered[record]:
+                del self._covered[record]
         return record
 
     def records_of(self, client: int) -> list[str]:
@@ -46,11 +46,11 @@ class LedgerNames:
         return sorted(record for record, maker in self.records.items() if maker == client)
 
     def bare(self, records: Iterable[str], living: Container[int]) -> list[str]:
-        """Forget and return those records whose maker is dead and that speak for no name any more."""
+        """Forget and return those records whose maker is dead and that cover no name any more."""
         bare = [
             record
             for record in records
-            if record and self.records[record] not in living and record not in self._spoken_for
+            if record and self.records[record] not in living and record not in self._covered
         ]
         for record in bare:
             del self.records[record]

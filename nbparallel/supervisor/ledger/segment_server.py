@@ -1,4 +1,4 @@
-"""SegmentDesk: the supervisor's counter where segments are handed in and out.
+"""The segment server: registers segments and sends their descriptors to the clients that fetch them.
 
 It owns one descriptor of every published segment, so that a segment can still be handed out when its
 creator is busy, stopped or dead.  Standard library only: it runs under ``python -I -S -E``.
@@ -8,7 +8,7 @@ Some facts about descriptors of memory (memfd_create(2), proc_pid_fd(5)):
 * opening /proc/self/fd/N makes a new open file of the same memory, here with O_RDONLY: what is received
   that way cannot be mapped for writing.  A duplicate would share the rights of the original;
 * a received descriptor is close-on-exec only because `wire.frames` asks for it; the template is started
-  with ``close_fds``, so nobody inherits any.
+  with ``close_fds``, so no process inherits any.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MOST_SPARE = 64
 
 @dataclass(slots=True)
 class Reply:
-    """A frame to be sent; whoever takes it closes its descriptors after sending, or instead."""
+    """A frame to be sent; its receiver closes the descriptors after sending, or instead."""
 
     client: int
-    """To whom."""
+    """The client that gets it."""
     kind: Kind
-    """What it says."""
+    """The frame's kind."""
     payload: bytes
     """In the layout of `wire.segments`."""
     fds: list[int] = field(default_factory=list)
@@ -56,13 +56,13 @@ class Reply:
     """Number of the question that it answers."""
 
     def close(self) -> None:
-        """Close the descriptors; again is fine."""
+        """Close the descriptors (idempotent)."""
         while self.fds:
             os.close(self.fds.pop())
 
 
 class SegmentServer:
-    """Receives the clients' frames and says what to send.
+    """Acts on the clients' frames and returns the frames to send.
 
     Parameters
     ----------
@@ -84,14 +84,14 @@ class SegmentServer:
 
     @property
     def unsettled(self) -> bool:
-        """Whether somebody waits for a segment that nobody has registered, or one may have come to its end.
+        """Whether a client waits for an unregistered segment, or a segment may have lost its last hold.
 
         The caller then calls `mark`, reads all that every client has sent until then, and calls `settle`.
         """
         return self._ledger.unsettled
 
     def mark(self) -> int:
-        """Return what `settle` wants to know."""
+        """Return the turn to pass to `settle`."""
         return self._ledger.mark()
 
     @property
@@ -116,7 +116,7 @@ class SegmentServer:
         )
 
     def client_joined(self, client: int) -> None:
-        """Let a client take part."""
+        """Admit a client."""
         self._ledger.client_joined(client)
 
     def client_gone(self, client: int) -> list[Reply]:
@@ -124,7 +124,7 @@ class SegmentServer:
         return self._perform(self._ledger.client_gone(client))
 
     def settle(self, turn: int) -> list[Reply]:
-        """Refuse what is still unknown, end what nobody holds: all sent before `mark` has been read."""
+        """Refuse what is still unknown, end what no client holds: all sent before `mark` has been read."""
         return self._perform(self._ledger.settle(turn))
 
     def receive(self, client: int, frame: Frame) -> list[Reply]:
@@ -133,7 +133,7 @@ class SegmentServer:
         Raises
         ------
         ProtocolError
-            The frame is damaged, or says what no client of ours says.
+            The frame is damaged, or says what no client of nbparallel sends.
         """
         try:
             expected = 1 if frame.kind is Kind.REGISTER else 0
@@ -154,10 +154,10 @@ class SegmentServer:
         return tuple(self._ledger.names)
 
     def close(self) -> None:
-        """Remove every name and close every descriptor: the session is over.  Again is fine."""
+        """Remove every name and close every descriptor: the session is over (idempotent)."""
         for path in self.names:
             _unlink(path)
-        for record in self._ledger.records:  # last: should we be killed here, they still tell whose it was
+        for record in self._ledger.records:  # last: if this process is killed here, they still name the owner
             owners.remove(record)
         self._ledger = Ledger()
         while self._fds:
@@ -239,7 +239,7 @@ class SegmentServer:
             )
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != self._inodes.get(grant.segment):
-            os.close(fd)  # somebody has put something else there
+            os.close(fd)  # another file was put there
             return LostReason.REMOVED
         return fd
 

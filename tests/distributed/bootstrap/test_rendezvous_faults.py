@@ -219,7 +219,7 @@ def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
         door.parent.chmod(0o755)
     child = os.fork()
     if not child:
-        os._exit(_knock_as_another(door.parent))
+        os._exit(_connect_as_another(door.parent))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (SENT_AWAY if opened else FORBIDDEN)
     door.parent.chmod(0o700)
     second = launcher.start(JOIN, RANK=1, WORLD_SIZE=2)
@@ -229,7 +229,7 @@ def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
 FORBIDDEN, SENT_AWAY, HEARD = 3, 4, 5
 
 
-def _knock_as_another(place: Path) -> int:
+def _connect_as_another(place: Path) -> int:
     try:
         os.chdir(place)  # as root, past all directories above it
         os.setresuid(65534, 65534, 65534)

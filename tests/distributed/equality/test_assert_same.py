@@ -19,7 +19,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.api.assert_same import AssertSame
 from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
 from nbparallel.distributed.equality.difference import find_difference
-from nbparallel.distributed.equality.flatten import digest_of, take_apart
+from nbparallel.distributed.equality.flatten import digest_of, flatten
 from nbparallel.errors import (
     CollectiveMismatchError,
     DifferentDataError,
@@ -422,9 +422,9 @@ def test_copies_are_the_same(x: Any, random: Any) -> None:
         return value
 
     for exact in (True, False):
-        digest = digest_of(take_apart(x, exact=exact))
-        assert digest == digest_of(take_apart(copy(x), exact=exact))
-        assert digest != digest_of(take_apart([x], exact=exact))
+        digest = digest_of(flatten(x, exact=exact))
+        assert digest == digest_of(flatten(copy(x), exact=exact))
+        assert digest != digest_of(flatten([x], exact=exact))
 
 
 def test_many_groups() -> None:
