@@ -10,7 +10,7 @@ So after `SHORT` short operations in a statement the functions of the fastest op
     next statement       install
     cell ends            remove all
 
-An ``if`` in every operation instead was measured: docs/decisions/0016.  The last `KEPT` operations are kept.
+An ``if`` in every operation instead was measured (decision 16).  The last `KEPT` operations are kept.
 Off by default: a rank of a session enables it (`Communicator.record`).
 """
 
