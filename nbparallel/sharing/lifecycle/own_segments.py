@@ -16,7 +16,6 @@ from collections.abc import Iterable
 
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
-from nbparallel.sharing.lifecycle.region import Extent
 from nbparallel.sharing.lifecycle.region_set import RegionSet
 from nbparallel.sharing.lifecycle.registration import SegmentRegistrar, Sessions
 from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
@@ -58,25 +57,18 @@ class OwnSegments:
         self.by_id[identifier] = segment
         return segment
 
-    def reopen(
-        self, segment: Segment, block: Block, offset: int, access: Access, broker: SegmentBroker | None
-    ) -> tuple[Mapping, Extent | None]:
-        """Return the mapping, and the extent in it, for an array whose handle came back to its maker."""
-        region = segment.region
-        extent = None if region is None else region.extent(offset)
-        if region is not None and extent is None:
+    def hold_again(self, segment: Segment, broker: SegmentBroker | None) -> None:
+        """Hold a released segment again: a handle of it came back to its maker."""
+        if broker is None or broker not in segment.registered:
             raise lost(segment.id)
-        if segment.phase is Phase.RELEASED and not segment.private:
-            if broker is None or broker not in segment.registered:
-                raise lost(segment.id)
-            # The hold is taken again.  An IDLE that is under way is void then; the broker sees to it.
-            os.close(broker.fetch(segment.id, writable=True))
-        if access is Access.PRIVATE:
-            mapping = registry.strategy_of(segment.strategy).map(block.source, access)
-            segment.private.add(mapping)
-            return mapping, None
-        segment.phase = Phase.LIVE
-        return block.mapping, extent
+        # An IDLE that is under way is void then; the broker sees to it.
+        os.close(broker.fetch(segment.id, writable=True))
+
+    def map_private(self, segment: Segment, block: Block) -> Mapping:
+        """Map a segment copy-on-write, once more for each array."""
+        mapping = registry.strategy_of(segment.strategy).map(block.source, Access.PRIVATE)
+        segment.private.add(mapping)
+        return mapping
 
     def retire(self, segment: Segment) -> None:
         """Pool or free the memory of a segment that no session and no array needs (idempotent)."""

@@ -157,11 +157,19 @@ class SegmentTable:
     def _own_root(
         self, segment: Segment, block: Block, offset: int, access: Access, broker: SegmentBroker | None
     ) -> tuple[Root, int]:
-        mapping, extent = self.own.reopen(segment, block, offset, access, broker)
-        if segment.region is None or extent is None:
-            return self._begin(segment, mapping), 0
-        self._enter(segment, mapping)
-        return segment.region.root(extent), extent.start
+        region = segment.region
+        extent = None if region is None else region.extent(offset)
+        if region is not None and extent is None:
+            raise lost(segment.id)
+        if segment.phase is Phase.RELEASED and not segment.private:
+            self.own.hold_again(segment, broker)
+        if access is Access.PRIVATE:
+            return self._begin(segment, self.own.map_private(segment, block)), 0
+        segment.phase = Phase.LIVE
+        if region is None or extent is None:
+            return self._begin(segment, block.mapping), 0
+        self._enter(segment, block.mapping)
+        return region.root(extent), extent.start
 
     def _begin(self, segment: Segment, mapping: Mapping) -> Root:
         """Return the root of a mapping; from now on `reap` finds its death."""
@@ -212,7 +220,8 @@ class SegmentTable:
             self.own.retire(segment)
         else:
             self.fetched.release_segment(segment)
-            self.own.remove_ids(segment.registered.values())
+            if segment.registered:
+                self.own.remove_ids(segment.registered.values())
 
     def repair(self) -> None:
         """Check every segment: an operation was interrupted."""
