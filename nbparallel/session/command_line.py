@@ -73,7 +73,7 @@ def _what(error: Exception) -> str:
 
 
 def _status(error: ParallelError) -> int:
-    """Return what the first rank wanted as exit status, 1 if it did not say."""
+    """Return the exit status that the first failed rank passed to ``sys.exit``, else 1."""
     first = next(iter(error.errors.values()), None)
     code = first.code if isinstance(first, RankExitError) else 1
     return code if isinstance(code, int) and 0 < code < 256 else 1

@@ -1,4 +1,4 @@
-"""What the ranks print and show in one task: collected, and passed on to the cell."""
+"""Output of ranks in one task: collected, and passed on to a sink."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbparallel.wire.messages import Display
 
 
 class OutputSink(Protocol):
-    """Takes what ranks print and show.
+    """Receives what ranks print and show.
 
     Called from the session's own thread, also after the task has ended (a thread that it started may print
     later): an implementation has to be safe to call from another thread, and quick.
@@ -39,7 +39,7 @@ class OutputSink(Protocol):
         """Take a rank's ``clear_output``."""
 
     def note(self, text: str) -> None:
-        """Take one line of nbparallel's own for the reader of the cell."""
+        """Take one line of nbparallel's own for the user."""
 
     def finish(self) -> None:
         """Handle the end of the task on every rank; late output may still come."""
@@ -50,7 +50,7 @@ KEPT_CHARACTERS = 10 << 20
 
 
 class TaskOutput:
-    """Output of one task.  Called from the pump's thread; read by others after the task's end."""
+    """Output of one task.  Written from the event loop's thread, read by others after the task's end."""
 
     def __init__(self, number: int, sink: OutputSink | None) -> None:
         self.number = number
@@ -94,12 +94,12 @@ class TaskOutput:
             self._pass_on(lambda: sink.note(text))
 
     def forget(self) -> None:
-        """Keep nothing from now on: the result has it, and late output is only passed on."""
+        """Drop what was kept, which the result holds; later output is only passed on."""
         self._kept = 0
         self._text, self._displays = {}, {}
 
     def finish(self) -> None:
-        """All ranks have ended the task."""
+        """Notify the sink that all ranks have ended the task."""
         if self._sink is not None:
             self._pass_on(self._sink.finish)
 

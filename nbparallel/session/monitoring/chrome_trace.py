@@ -47,9 +47,9 @@ def _row(row: RankRow, timeline: Timeline) -> list[dict[str, Any]]:
         events.append(_complete(span.operation, "operation", span.begin, span.end, args, place))
     for span in row.spans:
         if span.kind == WAITING:
-            who = f"waits for rank {span.waits_for}" if span.waits_for >= 0 else "waits"
+            name = f"waits for rank {span.waits_for}" if span.waits_for >= 0 else "waits"
             events.append(
-                _complete(who, "waiting", span.begin, span.end, {"waits for": span.waits_for}, place)
+                _complete(name, "waiting", span.begin, span.end, {"waits for": span.waits_for}, place)
             )
     return events
 

@@ -1,7 +1,7 @@
-"""Every segment of a session: who made it, who holds it, and which of the notebook's names lie in it.
+"""Segments of a session: the process that made each, its holders, and the notebook's names in it.
 
-Three know a part each: this process its own segments and what it fetched, the supervisor who holds what was
-announced to it, and each rank what it made, told at the end of its last task.
+There are three sources: this process knows its own and the fetched segments, the supervisor the holders of
+registered ones, and each rank reports what it made at the end of a task.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class SharedSegment:
     segment: int
     """Its id."""
     strategy: str
-    """Name of the sharing strategy that made it; empty if nobody here knows."""
+    """Name of the sharing strategy that made it; empty if unknown."""
     nbytes: int
     """Size of the memory in bytes."""
     phase: str
-    """``live``, or ``released``: its maker looks at it no more, others do."""
+    """``live``, or ``released``: other processes than its maker hold it."""
     maker: str
     """``notebook``, ``rank 2``, or ``ended rank``."""
     ranks: tuple[int, ...]
@@ -45,7 +45,7 @@ class SharedSegment:
     writable: bool
     """Whether every process of the session may write to it."""
     read_only: bool
-    """Whether nobody may, as far as the notebook knows: a file that it opened for reading only."""
+    """Whether no process may: a file that the notebook opened for reading only."""
     names: tuple[str, ...]
     """The notebook's names of arrays in it, views included, sorted."""
 
@@ -56,7 +56,7 @@ def gather(
     handles: Iterable[RankHandle],
     names: Mapping[int, tuple[str, ...]],
 ) -> tuple[SharedSegment, ...]:
-    """Put together what each of them knows; the largest first, pooled memory left out.
+    """Combine the three sources; the largest segment first, pooled memory left out.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ def gather(
     alive = [handle for handle in handles if handle.alive]
     rank_of = {handle.client: handle.rank for handle in alive}
     gone = {made.segment for made in released_since(announced.values(), alive)}
-    told = {made.segment: made for handle in alive for made in handle.memory.segments}
-    told = {n: made for n, made in told.items() if n not in gone}
+    reported = {made.segment: made for handle in alive for made in handle.memory.segments}
+    reported = {n: made for n, made in reported.items() if n not in gone}
     found = [
-        _record(n, here.get(n) or told.get(n), announced.get(n), rank_of, names.get(n, ()))
-        for n in {**here, **announced, **told}
+        _record(n, here.get(n) or reported.get(n), announced.get(n), rank_of, names.get(n, ()))
+        for n in {**here, **announced, **reported}
     ]
     return tuple(sorted(found, key=lambda record: (-record.nbytes, record.segment)))
 
@@ -82,8 +82,8 @@ def gather(
 def released_since(ledger: Iterable[LedgerRow], handles: Iterable[RankHandle]) -> list[RankSegment]:
     """Return segments that ranks had released when they reported, and that the ledger does not hold."""
     known = {row.segment for row in ledger if row.holders}
-    told = (made for handle in handles if handle.alive for made in handle.memory.segments)
-    return [made for made in told if made.phase != "live" and made.segment not in known]
+    reported = (made for handle in handles if handle.alive for made in handle.memory.segments)
+    return [made for made in reported if made.phase != "live" and made.segment not in known]
 
 
 def _record(

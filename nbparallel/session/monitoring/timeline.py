@@ -1,8 +1,8 @@
-"""Timeline: what each rank did when in one cell: computing, waiting for whom, moving data.
+"""Timeline: what each rank did when in one cell: computing, waiting for which rank, moving data.
 
-Ranks note their operations (`distributed.recording`); here the notes of all are laid side by side.  A rank
-knows how long it slept in an operation, but not always for whom: in a collective that is the one that came
-last, which only the notes of all members tell.
+Ranks note their operations (`distributed.tracing`); this module combines the notes of all.  A rank knows how
+long it slept in an operation, but not always which rank it waited for: in a collective that is the last one,
+which only the notes of all members show.
 """
 
 from __future__ import annotations
@@ -83,17 +83,17 @@ class OperationWait:
     """All time that one rank waited for another one in one line."""
 
     rank: int
-    """Who waited."""
+    """The rank that waited."""
     waits_for: int
-    """For whom; -1 unknown."""
+    """The rank that it waited for; -1 unknown."""
     operation: str
-    """In which operation."""
+    """The operation."""
     line: int
-    """On which line of the cell; 0 unknown."""
+    """The line of the cell; 0 unknown."""
     seconds: float
-    """How long in all."""
+    """Seconds in all."""
     count: int
-    """How often."""
+    """Number of waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Timeline:
         return self.source[line - 1].strip() if 0 < line <= len(self.source) else ""
 
     def waits(self) -> tuple[OperationWait, ...]:
-        """Return who waited for whom, in which line; the longest first."""
+        """Return which rank waited for which, in which line; the longest first."""
         found: dict[tuple[int, int, str, int], tuple[float, int]] = {}
         for row in self.rows:
             for span in row.spans:
@@ -127,7 +127,7 @@ class Timeline:
 
 
 def build(record: CellRecord) -> Timeline:
-    """Lay the notes of all ranks side by side."""
+    """Combine the notes of all ranks."""
     spans = {rank: notes.spans() for rank, notes in record.ranks.items()}
     last = _last_to_come(spans)
     zero = min((notes.began_ns for notes in record.ranks.values()), default=0)
@@ -138,7 +138,7 @@ def build(record: CellRecord) -> Timeline:
 
 
 def _last_to_come(spans: Mapping[int, Sequence[OperationSpan]]) -> dict[_Met, tuple[int, int]]:
-    """Return for every collective when its last member came, and who that was."""
+    """Return for every collective its last member and when that one began it."""
     found: dict[_Met, tuple[int, int]] = {}
     for rank, operations in spans.items():
         for span in operations:
@@ -166,15 +166,15 @@ def _row(
 
 
 def _with_the_last(span: OperationSpan, rank: int, last: Mapping[_Met, tuple[int, int]]) -> OperationSpan:
-    """Return an operation with who was waited for, and for how long, as far as the others' notes tell."""
+    """Return an operation with the rank that it waited for, and how long, as far as notes show."""
     if not span.number:
         known = span.awaited if span.awaited >= 0 or not span.name.startswith(_OF_TWO) else span.peer
         return replace(span, awaited=known)
-    came, who = last[span.group, span.number]
-    if who == rank or came <= span.begin_ns:
+    came, latest = last[span.group, span.number]
+    if latest == rank or came <= span.begin_ns:
         return span
     wait = min(came, span.end_ns) - span.begin_ns
-    return replace(span, awaited=who, wait_ns=max(span.wait_ns, wait))
+    return replace(span, awaited=latest, wait_ns=max(span.wait_ns, wait))
 
 
 def _pieces(notes: RankTimeline, spans: Sequence[OperationSpan], begin: int, zero: int) -> Iterator[Span]:

@@ -1,4 +1,4 @@
-"""Who has which name: the notebook's variables and those of all ranks, side by side."""
+"""Names of a session: the notebook's variables and those of all ranks, compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NameStatistics:
     """One name, wherever it is."""
 
     name: str
-    """As it is called."""
+    """The name."""
     how: str
     """``shared``, ``copied``, ``own`` (assigned by the ranks), ``differs``, or ``notebook only``."""
     notebook: VariableInfo | None
@@ -29,7 +29,7 @@ class NameStatistics:
     view_of: str
     """The notebook's name for shared memory that the ranks' own arrays are parts of; or empty."""
     outdated: bool
-    """Whether the notebook's name is bound to other memory by now; the next cell that uses it tells."""
+    """Whether the notebook's name is bound to other memory by now; the next cell that uses it sends that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class SessionNames:
     names: tuple[NameStatistics, ...]
     """In alphabetical order."""
     answered: tuple[int, ...]
-    """Ranks that said what they have."""
+    """Ranks that replied."""
     busy: tuple[int, ...]
-    """Ranks that were running something, and were not asked."""
+    """Ranks that were running a task, and were not asked."""
     dead: tuple[int, ...]
     """Ranks whose process has ended."""
     silent: Mapping[int, str]
-    """Ranks that did not answer -> why, if they said so."""
+    """Ranks without a reply -> the reason, if known."""
     left_out: int
-    """Names of ranks that were not told, for there are too many."""
+    """Number of names of ranks that were left out, because there are too many."""
 
 
 def compare(
@@ -55,9 +55,9 @@ def compare(
     hidden: Mapping[str, Any],
     store: Store,
     handles: Sequence[RankHandle],
-    said: Mapping[int, NamespaceReport],
+    reports: Mapping[int, NamespaceReport],
 ) -> SessionNames:
-    """Put the notebook's names beside what the ranks said.
+    """Compare the notebook's names with the reports of the ranks.
 
     Parameters
     ----------
@@ -65,33 +65,35 @@ def compare(
         The notebook's.
     hidden : mapping
         Names in it that are not the user's, with their values, as ``shell.user_ns_hidden``.
-    said : mapping
-        Rank -> its answer.
+    reports : mapping
+        Rank -> its reply.
     """
     here = {
         name: describe_variable(name, value, store)
         for name, value in list(namespace.items())
         if _is_users(name, value, hidden)
     }
-    told = {rank: {s.name: s for s in answer.names} for rank, answer in said.items() if not answer.problem}
-    everything = sorted({*here, *(name for names in told.values() for name in names)})
+    known = {
+        rank: {s.name: s for s in answer.names} for rank, answer in reports.items() if not answer.problem
+    }
+    everything = sorted({*here, *(name for names in known.values() for name in names)})
     dead = tuple(handle.rank for handle in handles if not handle.alive)
-    busy = tuple(h.rank for h in handles if h.busy and h.rank not in (*said, *dead))
+    busy = tuple(h.rank for h in handles if h.busy and h.rank not in (*reports, *dead))
     silent = {
-        handle.rank: said[handle.rank].problem if handle.rank in said else ""
+        handle.rank: reports[handle.rank].problem if handle.rank in reports else ""
         for handle in handles
-        if handle.rank not in (*told, *busy, *dead)
+        if handle.rank not in (*known, *busy, *dead)
     }
     return SessionNames(
         names=tuple(
-            _compared(name, here, {rank: names[name] for rank, names in told.items() if name in names})
+            _compared(name, here, {rank: names[name] for rank, names in known.items() if name in names})
             for name in everything
         ),
-        answered=tuple(sorted(told)),
+        answered=tuple(sorted(known)),
         busy=busy,
         dead=dead,
         silent=silent,
-        left_out=sum(answer.left_out for answer in said.values()),
+        left_out=sum(answer.left_out for answer in reports.values()),
     )
 
 

@@ -1,6 +1,6 @@
 """Delivery of the notebook's names: what each rank needs before a cell, and how it gets there.
 
-Pass 1 (`CellInputs.gather`, `look_at_arrays`) finds the values that a cell uses, and private arrays among
+Pass 1 (`CellInputs.gather`, `encode_arrays`) finds the values that a cell uses, and private arrays among
 them, which are moved into shared memory.  Pass 2 encodes: an array that moved in between is encoded as a
 handle.
 
@@ -62,7 +62,7 @@ class NameDelivery:
 
     Notes
     -----
-    Thread-safe; two cells that run at once must be on different ranks.
+    Thread-safe; two cells that run at the same time must be on different ranks.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class NameDelivery:
             inventory = CellInputs(self._store, self._broker, self._arrays, namespace)
             inventory.gather(free)
             notes += inventory.notes
-            private = inventory.look_at_arrays()
+            private = inventory.encode_arrays()
             if private and registry.find_strategy().shares:
                 notes += self._move(private, namespace, inventory.copied)
-                inventory.look_at_arrays()
+                inventory.encode_arrays()
             inventory.copy_arrays()
             updates = {rank: self._updates(rank, inventory, free, namespace) for rank in ranks}
             self._namespace = namespace
@@ -191,7 +191,7 @@ class NameDelivery:
         for row, name in unchanged:
             row.baselines[name] = Baseline(namespace.get(name, ABSENT))
         for name, before in packed.items():
-            moved = self._arrays.look_at(name, namespace[name])
+            moved = self._arrays.encode(name, namespace[name])
             if moved is not None and moved.memory_key != before:
                 for row in self._ranks.values():
                     row.array_moved(name, before, moved.memory_key)
@@ -204,7 +204,7 @@ class NameDelivery:
         for name in {name for row in self._ranks.values() for name in (*row.versions, *row.baselines)}:
             value = namespace.get(name, ABSENT)
             if is_array(value) and self._store.packed_read_only(value) is not None:
-                seen = self._arrays.look_at(name, value)
+                seen = self._arrays.encode(name, value)
                 if seen is not None:
                     keys[name] = seen.memory_key
         return keys

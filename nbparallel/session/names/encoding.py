@@ -1,4 +1,4 @@
-"""Encode a notebook's values: what tells that one changed, and how it travels.
+"""Encoding of the notebook's values: a key that changes with the value, and the form in which it travels.
 
 The kinds, in the order in which they are tried: plain arrays (the same memory), modules (by name), small
 immutable values, and everything else (cloudpickle).
@@ -71,14 +71,14 @@ _LONG = 4096
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """One name's value, looked at."""
+    """The value of one name, encoded."""
 
     name: str
     """The notebook's name."""
     kind: NameKind
     """How it travels."""
     key: Hashable
-    """Equal keys: the rank's value is up to date."""
+    """Equal keys: the rank has this value."""
     handle: ArrayHandle | None = None
     """Of an array."""
     array: npt.NDArray[Any] | None = None
@@ -88,9 +88,9 @@ class Value:
     serialised: Serialised | None = None
     """Of everything else: pickled, its large buffers not copied yet."""
     pickled: Pickled | None = field(default=None, repr=False)
-    """The message, once somebody needs it."""
+    """The message; made when the first rank needs it."""
     memory_key: Hashable = field(init=False)
-    """The part of the key that says which value it is; the rest only says who may write."""
+    """The part of the key that identifies the value; the rest is the right to write it."""
     _updates: dict[bool, NameUpdate] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Value:
         self.memory_key = key[:-1] if self.kind is NameKind.ARRAY and isinstance(key, tuple) else key
 
     def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
-        """Return what a rank has to do; packs the value the first time."""
+        """Return what a rank has to do; pickles the value the first time."""
         update = self._updates.get(unless_assigned)
         if update is None:
             update = self._updates[unless_assigned] = self._update(store, broker, unless_assigned)
@@ -115,14 +115,14 @@ class Value:
 
 
 class SharedArrays:
-    """Remembers where arrays lie, so that looking at an unchanged one costs a microsecond."""
+    """A cache of encoded shared arrays: an unchanged one costs a microsecond."""
 
     def __init__(self, store: Store, broker: Any) -> None:
         self._store, self._broker = store, broker
         self._seen: dict[str, tuple[weakref.ref[Any], tuple[Any, ...], Hashable, ArrayHandle]] = {}
 
-    def look_at(self, name: str, array: npt.NDArray[Any]) -> Value | None:
-        """Return a shared array's value; None if its memory is private."""
+    def encode(self, name: str, array: npt.NDArray[Any]) -> Value | None:
+        """Return a shared array encoded as a handle; None if its memory is private."""
         flags = array.flags
         form = (array.shape, array.strides, array.dtype, flags.writeable, self._store.rights_changes)
         seen = self._seen.get(name)
@@ -138,10 +138,10 @@ class SharedArrays:
         return Value(name, NameKind.ARRAY, key, handle=handle, array=array)
 
 
-def look_at(
+def encode(
     name: str, value: Any, store: Store, broker: Any, home: Mapping[str, Any], mentioned: frozenset[str]
 ) -> Value:
-    """Return the value of anything that is no shared array.
+    """Return the encoded value of anything but a shared array.
 
     Parameters
     ----------
@@ -183,8 +183,8 @@ class _Atom(Value):
         return Value.update(self, store, broker, unless_assigned=unless_assigned)
 
 
-def look_at_class(cls: type, store: Store, broker: Any, home: Mapping[str, Any]) -> Value:
-    """Return a notebook class's definition."""
+def encode_class(cls: type, store: Store, broker: Any, home: Mapping[str, Any]) -> Value:
+    """Return the encoded definition of a class of the notebook."""
     serialised = serialise(cls, store, broker=broker, home=home, name=cls.__qualname__, target=cls)
     return Value(cls.__qualname__, NameKind.DEFINITION, serialised.checksum(), serialised=serialised)
 
@@ -199,7 +199,7 @@ def nbytes_shared(value: Value) -> int:
 
 
 def dump(whole: Any, parts: Mapping[str, Any], broker: SegmentBroker) -> Pickled:
-    """Pickle `whole`; if that fails, raise for the first of `parts` (by what people call it) that does.
+    """Pickle `whole`; if that fails, raise for the first of `parts` (by the user's word for it) that does.
 
     Raises
     ------

@@ -142,7 +142,7 @@ class _Magics(ast.NodeVisitor):
         self.mentioned: set[str] = set()
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Look at ``get_ipython().something("…")``, and inside every other call."""
+        """Visit ``get_ipython().something("…")``, and the inside of every other call."""
         match node.func:
             case ast.Attribute(attr=method, value=ast.Call(func=ast.Name(id="get_ipython"))):
                 arguments = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]

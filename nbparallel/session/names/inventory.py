@@ -1,4 +1,4 @@
-"""Inventory: the values that one cell uses, found transitively."""
+"""Inputs of a cell: the values that it uses, directly or through functions and classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from nbparallel.errors import UnpicklableError
-from nbparallel.session.names.encoding import SharedArrays, Value, look_at, look_at_class, nbytes_shared
+from nbparallel.session.names.encoding import SharedArrays, Value, encode, encode_class, nbytes_shared
 from nbparallel.session.names.free_names import FreeNames, is_ipythons
 from nbparallel.session.names.share_arrays import is_array
 from nbparallel.sharing import Store
@@ -31,7 +31,7 @@ class CellInputs:
     notes : list of str
         Lines for the user.
     sent : list of Value
-        What some rank was given; the caller fills it.
+        Values that at least one rank was sent; the caller fills it.
     copied : dict of str to int
         Bytes copied to move arrays; the caller fills it.
     """
@@ -74,35 +74,35 @@ class CellInputs:
             elif isinstance(value, types.ModuleType):
                 modules.append(name)  # last: which submodules depends on what the functions mention
             else:
-                self._look_at(name, user, doubtful=doubtful)
+                self._encode(name, user, doubtful=doubtful)
         for name in modules:
-            self._look_at(name, None, doubtful=False)
+            self._encode(name, None, doubtful=False)
 
-    def look_at_arrays(self) -> list[str]:
-        """Take in the arrays that are shared; return the names of the private ones."""
+    def encode_arrays(self) -> list[str]:
+        """Encode the arrays that are shared; return the names of the private ones."""
         private = []
         for name in self._arrays:
-            found = self._shared.look_at(name, self._find(name))
+            found = self._shared.encode(name, self._find(name))
             if found is not None:
                 self.values[name] = found
             elif name in self._namespace:
                 private.append(name)
             else:
-                self._look_at(name, None, doubtful=False)
+                self._encode(name, None, doubtful=False)
         self._arrays = private
         return private
 
     def copy_arrays(self) -> None:
-        """Take in by value the arrays that could not be shared."""
+        """Encode by value the arrays that could not be shared."""
         for name in self._arrays:
-            self._look_at(name, None, doubtful=False)
+            self._encode(name, None, doubtful=False)
 
     def has(self, name: str) -> bool:
         """Whether the notebook still has a name."""
         return name in self._namespace or (name in self.values) or name in self._main
 
     def accounts(self) -> tuple[dict[str, int], dict[str, int], tuple[object, ...]]:
-        """Return bytes copied and bytes shared, per name, and what to hold until the cell has ended."""
+        """Return bytes copied and bytes shared, per name, and what to keep alive until the cell has ended."""
         copied = dict(self.copied)
         keep: list[object] = [value.array for value in self.values.values() if value.array is not None]
         for value in {id(value): value for value in self.sent}.values():
@@ -127,20 +127,20 @@ class CellInputs:
         """Return the key of a value that the cell does not use, or None if it cannot travel."""
         value = self._find(name)
         if is_array(value):
-            found = self._shared.look_at(name, value)
+            found = self._shared.encode(name, value)
             if found is not None:
                 return found.memory_key
             if registry.find_strategy().shares:
                 return None
         try:
-            return look_at(name, value, self._store, self._broker, self._namespace, frozenset()).memory_key
+            return encode(name, value, self._store, self._broker, self._namespace, frozenset()).memory_key
         except UnpicklableError:
             return None
 
-    def _look_at(self, name: str, user: str | None, *, doubtful: bool) -> None:
+    def _encode(self, name: str, user: str | None, *, doubtful: bool) -> None:
         mentioned = frozenset(self._mentioned)
         try:
-            value = look_at(name, self._find(name), self._store, self._broker, self._namespace, mentioned)
+            value = encode(name, self._find(name), self._store, self._broker, self._namespace, mentioned)
             if value.serialised is not None:
                 self._follow(value.serialised, name)
         except UnpicklableError as error:
@@ -153,14 +153,14 @@ class CellInputs:
         self.values[name] = value
 
     def _follow(self, serialised: Serialised, name: str) -> None:
-        """Queue what the functions inside use; take in the classes that it refers to."""
+        """Queue the names that functions inside use; encode the classes that it refers to."""
         self._mentioned |= serialised.mentioned
         self.assigned |= serialised.assigned
         self._enqueue(sorted(serialised.global_names), name, doubtful=False)
         for cls in serialised.classes:
             identifier = definitions.tracker(cls)
             if identifier not in self.classes:
-                definition = look_at_class(cls, self._store, self._broker, self._namespace)
+                definition = encode_class(cls, self._store, self._broker, self._namespace)
                 self.classes[identifier] = definition
                 if definition.serialised is not None:
                     self._follow(definition.serialised, cls.__qualname__)

@@ -1,4 +1,4 @@
-"""Move a notebook's arrays into shared memory, so that every name that saw the old memory sees the new.
+"""Moves a notebook's arrays into shared memory, and re-binds every name that viewed the old memory.
 
 Note [same memory]
 ------------------
@@ -51,7 +51,7 @@ class Moves:
 
 @dataclass(slots=True)
 class _Memory:
-    """One block of private memory and what is known to look at it."""
+    """One block of private memory and the arrays that are known to view it."""
 
     owner: AnyArray | None
     """The array that owns it; None if something else than numpy does."""
@@ -146,7 +146,7 @@ def _collect(
     namespace: MutableMapping[str, Any],
     packed_in: Callable[[object], tuple[int, int] | None],
 ) -> dict[Hashable, _Memory]:
-    """Find everything in the notebook's names (and in IPython's ``Out``) that looks at the wanted memory."""
+    """Find everything in the notebook's names (and in IPython's ``Out``) that views the wanted memory."""
     blocks: dict[Hashable, _Memory] = {}
     places: list[tuple[MutableMapping[Any, Any], Any, Any]] = [
         (namespace, name, value) for name, value in list(namespace.items())
@@ -204,7 +204,7 @@ def _bounds(array: AnyArray) -> tuple[int, int]:
 
 
 class _Bytes:
-    """Some memory of this process as numpy's array interface; who makes it keeps it alive."""
+    """Some memory of this process as numpy's array interface; its maker keeps it alive."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__array_interface__ = {
@@ -228,7 +228,7 @@ def _still_held(watched: list[tuple[str, weakref.ref[AnyArray], int]]) -> list[s
 
 
 def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
-    """Return if ranks can be let write the array of this name.
+    """Check that the array of this name can be made writable by ranks.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How many ranks this machine can hold, and how many CPUs are ours."""
+"""Limits of the machine: how many ranks it can hold, and how many CPUs this process may use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_world_size(world_size: int, running: int = 0) -> None:
     Parameters
     ----------
     world_size : int
-        How many ranks there shall be.
+        Number of ranks wanted.
     running : int
         How many of them exist already.
 

@@ -85,7 +85,7 @@ class ProcessAttributes:
     commands: tuple[tuple[str, ...], ...]
     """Interpreter and search path."""
     environment: dict[str, str]
-    """All of it: a library may look at any variable when it is imported."""
+    """All of it: a library can read any variable when it is imported."""
     handed_down: tuple[object, ...]
     """Processors, priority, limits, creation mask, user and group."""
     package: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""From what ranks say about their exceptions to the one error that a cell raises, and how it reads."""
+"""`ParallelError`: one error made of the failures of all ranks, and its text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _like(failure: RankFailure, root: RankFailure) -> bool:
 
 
 def rebuild(failure: RankFailure, loads: Callable[[bytes], Any] = pickle.loads) -> Exception:
-    """Return the rank's exception, or a stand-in that says what it was."""
+    """Return the rank's exception, or a `RemoteError` that describes it."""
     exception: Any = None
     reason = "it cannot be pickled"
     if failure.exception is not None:
@@ -87,7 +87,7 @@ def rebuild(failure: RankFailure, loads: Callable[[bytes], Any] = pickle.loads) 
 
 
 def summary(order: Sequence[RankFailure], freed: Mapping[int, str], *, with_text: bool = True) -> str:
-    """Return one line: the root cause, who shares it, who else failed, who was freed."""
+    """Return one line: the root cause, the ranks that share it, other failed ranks, released ranks."""
     root = order[0]
     same = [f for f in order if _like(f, root)]
     others = [f for f in order if not _like(f, root) and f.cause not in _CONSEQUENCES]
