@@ -155,7 +155,7 @@ class Communicator(
         """
         self._receiver.drop()
         self._group_table.drop()
-        self.forgotten = self._tickets.settle()
+        self.forgotten = self._tickets.report()
         self.unreceived = self._receiver.end_cell() if could_receive else []
         if self._tracer is not None:
             self._tracer.end()

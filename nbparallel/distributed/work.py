@@ -1,7 +1,7 @@
-"""Work: an operation that was begun and may be waited for later.
+"""Work: the handle of an operation that was begun, to be waited for later.
 
-It goes on whenever this rank waits in any operation, when it is asked (`is_completed`), and when its cell
-ends; never in between, since a rank has one thread.
+The operation progresses whenever this rank waits in any operation, when it is polled (`is_completed`), and
+when its cell ends; never in between, since a rank has one thread.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nbparallel.errors import StaleWorkError
 
 
 class Ticket:
-    """What is remembered of a work until the cell ends: its value may go earlier.
+    """A record of one work until the cell ends, without its value.
 
     Attributes
     ----------
     waited : bool
-        Whether the user has asked for it.
+        Whether the user has waited for it, or polled it when it was completed.
     """
 
     __slots__ = ("call", "line", "waited")
@@ -33,21 +33,21 @@ class Ticket:
 
 
 class Tickets:
-    """The works that were begun in a cell, to tell of those that nobody has waited for."""
+    """The works that were begun in a cell, to report those that were not waited for."""
 
     def __init__(self) -> None:
         self._tickets: list[Ticket] = []
         self._limit = 256
 
     def add(self, work: Work) -> None:
-        """Remember a work."""
+        """Record a work."""
         self._tickets.append(work.ticket)
         if len(self._tickets) > self._limit:
             self._tickets = [ticket for ticket in self._tickets if not ticket.waited]
             self._limit = 2 * len(self._tickets) + 256
 
-    def settle(self) -> list[str]:
-        """Forget all; return what to tell the user."""
+    def report(self) -> list[str]:
+        """Forget all works; return a sentence for each that was not waited for."""
         tickets, self._tickets = self._tickets, []
         return [str(ticket) for ticket in tickets if not ticket.waited]
 
@@ -82,7 +82,7 @@ class Work:
         Raises
         ------
         CollectiveTimeoutError
-            The time-out ran out; it can be waited for again.
+            The wait timed out; it can be repeated.
         StaleWorkError
             The cell in which it was begun has ended.
         CollectiveMismatchError, DeadlockError, PeerFailedError
@@ -119,7 +119,7 @@ class Work:
     # -- what operations call --------------------------------------------------------------------------
 
     def begin(self, push: Callable[[int | None, bool], None]) -> Work:
-        """Say how the operation goes on: ``push(deadline_ns, wait)``; returns this."""
+        """Set how the operation progresses, ``push(deadline_ns, wait)``; returns this."""
         self._push = push
         return self
 
@@ -140,4 +140,4 @@ class Work:
 
 
 def _nothing(deadline_ns: int | None, wait: bool) -> None:
-    """Stand in for the way of an operation that is over."""
+    """Do nothing: the operation is completed."""

@@ -88,7 +88,7 @@ class AllReduce:
         context, protocol = self._context, self._protocol
         if self._size == 1:
             return x
-        place = None if x.base is None else self._memory.place(x)
+        place = None if x.base is None else self._memory.span_of(x)
         protocol.deadline_ns = deadline_ns
         context.operations += 1
         context.nbytes += plan.nbytes
@@ -127,7 +127,7 @@ class AllReduce:
             plan = ReductionSignature(find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
             plan.operation, plan.fingerprint, plan.may_differ = operation, label, True
             self._remember(label.word, plan)
-        place = None if x.base is None else self._memory.place(x)
+        place = None if x.base is None else self._memory.span_of(x)
         protocol.deadline_ns = deadline_ns
         context.operations += 1
         context.nbytes += plan.nbytes

@@ -50,7 +50,7 @@ class Broadcast:
         context, protocol = self._context, self._protocol
         mine = protocol.index == root
         array = as_plain_array(x)
-        span = None if array is None else context.memory.place(array)
+        span = None if array is None else context.memory.span_of(array)
         if array is not None and not mine and not array.flags.writeable:
             return self._into_read_only(x, array, span, root)
         if len(protocol.ranks) == 1:
@@ -219,11 +219,11 @@ class Broadcast:
 
     def _copy_shared(self, array: AnyArray, packed: bytes) -> None:
         context = self._context
-        place = context.memory.place(array)
+        place = context.memory.span_of(array)
         other = decode_handle(packed)
         if place is not None and place.segment == other.segment and self._is_laid_out_as(array, other):
             return  # the same memory
         # Attached as it lies: the root's strides may differ from this array's.
-        np.copyto(array, context.memory.look(packed))
+        np.copyto(array, context.memory.attach_view(packed))
         # A root that has failed may be changing it already.
         context.check_peers(self._protocol.peers)

@@ -51,7 +51,7 @@ class Exchange:
         self._staged_copy = StagedCopy(context, protocol, staging)
         self._filled: dict[int, bool] = {}
         """Whether all takers of the last call filled arrays, by its fingerprint: the next call expects it."""
-        self._packer = Packer(context.store, context.attach, context.memory.look, protocol.payload_nbytes)
+        self._packer = Packer(context, protocol.payload_nbytes)
         self._writer = ExchangeWriter(context, protocol, self._packer, self._staged_copy)
         self._held: deque[tuple[int, object]] = deque()
 
@@ -216,7 +216,7 @@ class Exchange:
             self._context.nbytes += output.nbytes
             return output
         if message.kind == VIEW:
-            array = self._context.memory.look(message.body)
+            array = self._context.memory.attach_view(message.body)
             return _read_only(array) if movement.view else np.array(array, order="C")
         if message.kind == OBJECT:
             message.body = bytes(message.body)

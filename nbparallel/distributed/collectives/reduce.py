@@ -94,7 +94,7 @@ class Reduce:
         mine = self._index == root
         if self._size == 1:
             return x if x.flags.writeable else array.copy()
-        span = self._context.memory.place(array)
+        span = self._context.memory.span_of(array)
         source = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
         fills = mine and array.flags.writeable
         in_place = fills and array.flags.c_contiguous
@@ -152,14 +152,14 @@ class Reduce:
         if self._size == 1:
             result = layout.source
         else:
-            span = None if whole is None else self._context.memory.place(whole)
+            span = None if whole is None else self._context.memory.span_of(whole)
             shape: Any = layout.shapes if whole is None else whole.shape
             self._run(
                 Reduction(
                     Operation.reduce_scatter, operator,
                     self._fingerprint("reduce_scatter", operator, layout.target.dtype, shape, None),
                     layout.source, span, span is not None and layout.in_whole, layout.target,
-                    None if output is None else self._context.memory.place(output),
+                    None if output is None else self._context.memory.span_of(output),
                     start=layout.bounds[self._index][0], parts=layout.bounds,
                 )
             )  # fmt: skip

@@ -91,7 +91,7 @@ def checked_gradients(
 
 def _places(arrays: list[AnyArray], memory: SharedArrayLookup) -> list[SharedSpan]:
     """Return where those arrays lie that are in shared memory."""
-    found = [memory.place(x) for x in arrays if x.base is not None]
+    found = [memory.span_of(x) for x in arrays if x.base is not None]
     return [place for place in found if place is not None]
 
 

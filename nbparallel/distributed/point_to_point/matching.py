@@ -234,7 +234,7 @@ class PostedReceives:
         self._receives.append(receive)
 
     def match(self) -> None:
-        """Serve every receive whose message has arrived."""
+        """Complete every receive whose message has arrived."""
         if not self._receives:
             return
         for receive in list(self._receives):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import marshal
 import pickle
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from nbparallel.distributed.point_to_point.ring import RECORD, Envelope
 from nbparallel.distributed.point_to_point.streaming import LEAST, StreamOut
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     as_plain_array,
@@ -73,22 +73,13 @@ class Packer:
 
     Parameters
     ----------
-    attach : callable
-        ``attach(handle, writable=…)``, returns another rank's array.
-    attach_view : callable
-        ``attach_view(packed)``, returns it read-only, and may keep it attached.
     inline : int
         Bytes that can travel inside a record.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        attach: Callable[..., AnyArray],
-        attach_view: Callable[[bytes | memoryview], AnyArray],
-        inline: int,
-    ) -> None:
-        self._store, self._attach, self._attach_view, self._inline = store, attach, attach_view, inline
+    def __init__(self, context: RankContext, inline: int) -> None:
+        self._store, self._attach, self._inline = context.store, context.attach, inline
+        self._attach_view = context.memory.attach_view
         self._metas: dict[Any, bytes] = {}
         self._forms: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._shown: tuple[weakref.ref[AnyArray], tuple[Any, ...], bytes] | None = None

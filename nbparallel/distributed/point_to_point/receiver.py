@@ -41,8 +41,7 @@ class Receiver:
     def __init__(self, context: RankContext, rings: RingPairs) -> None:
         self._context, self._rings = context, rings.readers
         self._streams = [StreamIn(context, r) for r in range(context.world_size)]
-        inline = inline_nbytes(context.view)
-        self._packer = Packer(context.store, context.attach, context.memory.look, inline)
+        self._packer = Packer(context, inline_nbytes(context.view))
         self.unexpected = UnexpectedMessages(self._rings)
         self._queues = self.unexpected.queues
         self._posted = PostedReceives(self.unexpected, self._serve)
@@ -70,7 +69,7 @@ class Receiver:
         if not meta:
             return False
         ring = self._rings[src]
-        if not ring.comes():
+        if not ring.arrives():
             self._has_spun = True
             return False
         number = ring.take_contiguous(buffer, ARRAY, meta, tag)

@@ -136,8 +136,8 @@ class RingReader:
             self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
         )
 
-    def comes(self) -> bool:
-        """Whether a record is there, or comes within a short while."""
+    def arrives(self) -> bool:
+        """Whether a record is there, or arrives within a short while."""
         words, tail, position = self._words, self._tail, self._position
         return words[tail] != position or self._waiter.spin(words, tail, position + 1)
 

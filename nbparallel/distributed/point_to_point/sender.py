@@ -50,8 +50,7 @@ class Sender:
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(context.world_size)]
         """For each receiver: message numbers, and what must live until that message was received."""
         self._streams = [StreamOut(context, r) for r in range(context.world_size)]
-        inline = inline_nbytes(context.view)
-        self._packer = Packer(context.store, context.attach, context.memory.look, inline)
+        self._packer = Packer(context, inline_nbytes(context.view))
         self._heads: dict[tuple[np.dtype[Any], tuple[int, ...], int, int], bytes] = {}
         """Records of arrays without their content, by dtype, shape, tag and line; empty: not short."""
         self.strict = False

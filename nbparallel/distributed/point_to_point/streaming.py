@@ -1,12 +1,12 @@
-"""Streams: the content of large messages, through a few chunks of memory that stay in the cache.
+"""Streams: the content of large messages, copied through a few chunks that stay in the cache.
 
-For each ordered pair of ranks its sender has a window of `CHUNKS` chunks in shared memory.  It copies a chunk
+For each ordered pair of ranks the sender has a window of `CHUNKS` chunks in shared memory.  It copies a chunk
 in, counts up, and goes on with the next; the receiver copies chunks out into the array that is to be filled,
 and counts up as well.  So both work at the same time, the array is read once and written once, and no memory
 is touched for the first time, which costs more than copying.
 
-The sender never depends on the receiver: if that one does not follow, the rest of the message is copied into
-memory of its own, as a message that is not streamed, and the send returns.  The words of a pair::
+The sender never depends on the receiver: if that one does not keep up, the rest of the message is copied into
+another segment, as a message that is not streamed, and the send returns.  The words of a pair::
 
     source:       chunks put in | the chunk from which on the rest of its message lies elsewhere
     destination:  chunks taken out | whether its last large message went into a buffer
@@ -38,21 +38,21 @@ from nbparallel.errors import (
 from nbparallel.wire.control import Operation
 
 CHUNK = 256 << 10
-"""Bytes copied at a time: large against a look at the other side's word.  ``python -m
+"""Bytes copied at a time: large against a load of the other side's word.  ``python -m
 benchmarks.operations.tuning``:
 the best three times of three on a quiet machine; 64 KiB takes a quarter longer, 512 KiB up to a fifth."""
 CHUNKS = 4
-"""How far the sender may be ahead.  ``python -m benchmarks.operations.tuning``: what counts is that all
+"""Chunks that the sender can be ahead.  ``python -m benchmarks.operations.tuning``: what counts is that all
 chunks together
 (1 MiB) stay in a core's second-level cache; of 512 KiB two were best, three and more took up to a quarter
 longer."""
 LEAST = 32 << 10
 """Bytes of the smallest array that is streamed; smaller ones travel in the ring (`sending.INLINE`)."""
 NBYTES_PER_NS = 2
-"""About how fast new memory is made and filled: for so long a receiver who is late is waited for."""
+"""About how fast a new segment is filled: the sender waits for a late receiver as long as that would take."""
 LEAST_PATIENCE_NS = 1_000_000
 SKIPPED = 8
-"""Long messages that are copied after a receiver took nothing of one: he may be one who always computes."""
+"""Long messages that are copied after a receiver took nothing of one: it may be busy with computing."""
 _HEAD = 4096
 """Bytes before the chunks: length and handle of the memory that holds the rest."""
 _BODY = struct.Struct("<Q")
@@ -62,7 +62,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an error has to say of a send or a receive."""
+    """A send or a receive, as errors name it."""
 
     line: int
     tag: int
@@ -77,7 +77,7 @@ def flat_octets(x: AnyArray) -> AnyArray:
 
 
 class StreamOut:
-    """The sending end of a pair's stream; its memory is made on first use in a cell."""
+    """The sending end of a pair's stream; its window is allocated on first use in a cell."""
 
     def __init__(self, context: RankContext, destination: int) -> None:
         layout, rank = context.view.layout, context.rank
@@ -90,10 +90,10 @@ class StreamOut:
         self._position = self._late = 0
 
     def offer(self, nbytes: int) -> bytes | None:
-        """Return what the message says of where its chunks will lie; None: it had better be copied.
+        """Return the message's body, which names the chunks; None: a copy is better than a stream.
 
-        What fits into the window needs nobody to take it out meanwhile.  More is only streamed to a receiver
-        who has filled a buffer before: others want to keep the memory that a copy lies in.
+        What fits into the window needs no receiver to take it out while it is written.  More is only streamed
+        to a receiver that has filled a buffer before: other receivers keep the segment of a copy.
         """
         ahead = self._position - self._words[self._taken]
         if ahead * CHUNK + nbytes > CHUNKS * CHUNK:
@@ -118,7 +118,7 @@ class StreamOut:
                 rest = self._copy(data[start:])
                 if rest is not None:
                     self._late = SKIPPED if words[self._taken] == begin else 0
-                    hold(rest)  # before anybody hears of it: an interrupt may come in between
+                    hold(rest)  # before it is announced: an interrupt may come in between
                     self._put_rest(rest, end)
                     return
                 self._wait_for_room(call)
@@ -147,14 +147,14 @@ class StreamOut:
         return self._position - self._words[self._taken] < CHUNKS
 
     def _is_followed(self, nbytes: int) -> bool:
-        """Wait a little for the receiver, who has `nbytes` before him; whether there is room now."""
+        """Wait a little for the receiver, which has `nbytes` to copy; whether there is room now."""
         if self._waiter.spin(self._words, self._taken, self._position - CHUNKS + 1):
             return True
         patience = max(LEAST_PATIENCE_NS, nbytes // NBYTES_PER_NS)
         return self._waiter.within(self._has_room, self._destination, patience)
 
     def _copy(self, data: AnyArray) -> AnyArray | None:
-        """Return the rest of a message in memory of its own; None if there is none: then it has to wait."""
+        """Return the rest of a message in another segment; None if there is no memory: it has to wait."""
         try:
             rest = self._context.store.empty((data.size,), np.uint8)
         except (SharedMemoryFullError, FileDescriptorLimitError):
@@ -186,12 +186,12 @@ class StreamOut:
         context.wait(self._has_room, destination, wait)
 
     def release(self) -> None:
-        """Let go of the window, if nothing in it is still to be read; the next message makes another one."""
+        """Release the window, if the receiver has read all of it; the next message allocates another one."""
         if self._position == self._words[self._taken]:
             self._window = None
 
     def close(self) -> None:
-        """Let go of the window."""
+        """Release the window."""
         self._window = None
 
 
@@ -208,7 +208,7 @@ class StreamIn:
         self._packed = b""
 
     def prefer(self, *, buffers: bool) -> None:
-        """Tell the sender how its last large message was received: the next one probably will be as well."""
+        """Publish how the last large message was received: the next one probably will be, too."""
         self._words[self._taken + 1] = buffers
 
     def read(self, x: AnyArray, body: bytes | memoryview, call: Call) -> None:
@@ -245,7 +245,7 @@ class StreamIn:
         return self._context.attach(decode_handle(packed), writable=False)
 
     def _wait_for(self, position: int, call: Call) -> None:
-        """Wait for a chunk of a sender who waits for nobody: never part of a deadlock."""
+        """Wait for a chunk of a sender that is writing it: never part of a deadlock."""
         context, words, source = self._context, self._words, self._source
 
         def arrived() -> bool:
@@ -264,5 +264,5 @@ class StreamIn:
         context.waiter.until(arrived, source, check=check)
 
     def release(self) -> None:
-        """Let go of the sender's window; the next message names it again."""
+        """Release the sender's window; the next message names it again."""
         self._window = None

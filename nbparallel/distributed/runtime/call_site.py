@@ -1,4 +1,4 @@
-"""Which line of the cell calls an operation: needed for messages only, but asked at every call."""
+"""The line of the cell that calls an operation: needed for messages only, but found at every call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class CallSite:
     """Finds the line of one cell's code that is being executed.
 
     A frame knows its line only by counting through a table, which is linear in the length of the cell; so
-    the answer is kept for each place in the code.
+    the answer is cached for each instruction of the code.
     """
 
     __slots__ = ("_filename", "_latest", "_lines_of")
@@ -27,7 +27,7 @@ class CallSite:
         while frame is not None:
             code = frame.f_code
             if code.co_filename == filename:
-                # Code and lines as one: a handler or another thread may ask meanwhile, from other code.
+                # Code and lines in one variable: a handler or another thread may call this from other code.
                 known = self._latest
                 if known[0] is not code:
                     # by identity: two functions may be equal, and to find that out is slow

@@ -1,4 +1,4 @@
-"""From errors to the record that a failed rank leaves, and from records back to errors."""
+"""Failure records: how an error becomes the record that a failed rank leaves, and a record an error again."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def describe(
     if isinstance(error, CollectiveTimeoutError):
         return FailureKind.OPERATION, rank, str(error)
     line = line_of(error, filename)
-    place = f" on line {line}" if line else ""
+    where = f" on line {line}" if line else ""
     kind = FailureKind.OPERATION if in_operation else FailureKind.EXCEPTION
-    return kind, rank, f"{type(error).__name__}{place}: {_text(error)}"
+    return kind, rank, f"{type(error).__name__}{where}: {_text(error)}"
 
 
 def _text(error: BaseException) -> str:
@@ -59,7 +59,7 @@ def _text(error: BaseException) -> str:
 
 
 def without_frames(error: BaseException, rank: int) -> BaseException:
-    """Return an error that says the same and keeps no frame alive; of a kind that `Member.refuse` tells."""
+    """Return an error with the same message that keeps no frame alive, for `RankContext.refuse`."""
     known = isinstance(error, NbParallelError) and not isinstance(error, BaseExceptionGroup)
     kind: Any = type(error) if known else PeerFailedError
     builtin: Any = kind
@@ -67,9 +67,9 @@ def without_frames(error: BaseException, rank: int) -> BaseException:
         builtin = builtin.__base__
     # Without `__init__`, which may want more than a text; `__new__` of the builtin class that lays out the
     # objects, because the one that is inherited first need not fit: NbParallelError comes before MemoryError.
-    kept: BaseException = builtin.__new__(kind, _text(error) or type(error).__name__)
-    vars(kept)["rank"] = getattr(error, "rank", rank)
-    return kept
+    copy: BaseException = builtin.__new__(kind, _text(error) or type(error).__name__)
+    vars(copy)["rank"] = getattr(error, "rank", rank)
+    return copy
 
 
 def signal_name(number: int) -> str:
@@ -81,7 +81,7 @@ def signal_name(number: int) -> str:
 
 
 def error_of_failure(record: FailureRecord) -> NbParallelError:
-    """Return what a rank raises that waits while another one has failed."""
+    """Return the error of a rank that waits while another one has failed."""
     if record.kind is FailureKind.MISMATCH:
         return CollectiveMismatchError(record.message)
     if record.kind is FailureKind.DEADLOCK:
@@ -94,7 +94,7 @@ def error_of_failure(record: FailureRecord) -> NbParallelError:
 
 
 def error_of_death(record: DeathRecord) -> PeerFailedError:
-    """Return what a rank raises that waits while another one's process has ended."""
+    """Return the error of a rank that waits while another one's process has exited."""
     how = f"was killed by {signal_name(record.signal)}" if record.signal is not None else "ended"
     how += f" ({record})" if record.exit_code is not None else ""
     return PeerFailedError(f"rank {record.rank} died: its process {how}", rank=record.rank)
@@ -110,5 +110,5 @@ def first_failure(view: ControlView, ranks: Iterable[int]) -> NbParallelError | 
         death = view.read_death(rank)
         if death is not None:
             found.append((False, death.ns, error_of_death(death)))
-    # What only followed another failure comes last, whatever the clock says.
+    # A failure that only followed another one comes last, whatever the clock says.
     return min(found, key=lambda entry: entry[:2])[2] if found else None

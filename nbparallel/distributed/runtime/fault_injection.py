@@ -9,7 +9,7 @@ import os
 import signal
 
 POINTS = ("enter", "wrote_header", "half_payload", "wrote_flag", "waiting", "leave")
-"""Where in an operation; tests go through all of them, so that none can be forgotten."""
+"""Points in an operation; tests iterate over all of them, so that none can be forgotten."""
 ACTIONS = ("kill", "stop", "raise", "interrupt")
 
 
@@ -28,7 +28,7 @@ _text = os.environ.get("NBP_FAULT", "")
 _plan = _parse(_text) if _text and not _text.startswith("boot:") else None  # boot: is the engine's
 _seen = 0
 ARMED = _plan is not None
-"""Whether any point does anything; callers look before they call `hit`."""
+"""Whether any point does anything; callers test it before they call `hit`."""
 
 
 def arm(text: str | None) -> None:
@@ -40,7 +40,7 @@ def arm(text: str | None) -> None:
 
 
 def hit(point: str, rank: int) -> None:
-    """Pass `point`; fails here if the plan says so."""
+    """Pass `point`: do the action if the plan names it."""
     global _seen
     if _plan is None or _plan[0] != point or _plan[1] != rank:
         return

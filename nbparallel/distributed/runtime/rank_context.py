@@ -132,7 +132,7 @@ class RankContext:
         self.waiter.ring()
 
     def forget_frames(self) -> None:
-        """Keep of a failure only what `refuse` says of it: its frames hold the cell's arrays."""
+        """Keep only the message of a failure, for `refuse`: its frames hold the cell's arrays."""
         cause = self.cause
         if cause is not None and cause.__traceback__ is not None:
             self.cause = without_frames(cause, self.rank)

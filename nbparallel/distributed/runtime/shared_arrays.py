@@ -1,4 +1,4 @@
-"""What the operations know of shared memory: where an array lies, and other ranks' arrays, attached."""
+"""Shared arrays as the operations use them: where an array lies, and other ranks' arrays, attached."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nbparallel.wire.handles import ArrayHandle
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 MAX_KNOWN = 64
-"""Arrays whose place is remembered; the next one is looked up again, which costs about a microsecond."""
+"""How many arrays' spans are remembered; another look-up costs about a microsecond."""
 MAX_ATTACHED_NBYTES = 512 << 20
-"""Of other ranks' arrays that stay attached until the cell ends (each attach costs page faults): what their
-owners have dropped meanwhile lives as long."""
+"""Bytes of other ranks' arrays that stay attached until the cell ends, since each attach costs page faults:
+an array that its owner deletes lives as long."""
 
 
 def as_plain_array(x: Any) -> AnyArray | None:
@@ -44,7 +44,7 @@ def decode_handle(data: bytes | memoryview) -> ArrayHandle:
 
 
 class SharedSpan:
-    """Where one array lies; `packed` is its handle once somebody needed it."""
+    """The part of a segment in which one array lies; `packed` is its handle once that was needed."""
 
     __slots__ = ("direct", "dtype", "packed", "reference", "segment", "start", "stop")
 
@@ -58,7 +58,7 @@ class SharedSpan:
 
 
 class SharedArrayLookup:
-    """Places of this rank's arrays, and other ranks' arrays as attached here.
+    """The spans of this rank's arrays, and other ranks' arrays that are attached.
 
     Parameters
     ----------
@@ -67,46 +67,46 @@ class SharedArrayLookup:
 
     Notes
     -----
-    Nothing here keeps a user's array alive, and what was attached is let go when the cell ends: a segment
-    lives only as long as somebody's array.
+    Nothing here keeps a user's array alive, and what was attached is released when the cell ends: a segment
+    lives only as long as the arrays in it.
     """
 
     def __init__(self, store: Store, attach: Callable[..., AnyArray]) -> None:
         self.store, self._attach = store, attach
-        self._places: dict[int, SharedSpan] = {}
+        self._spans: dict[int, SharedSpan] = {}
         self._attached: OrderedDict[tuple[bytes, bool | None], AnyArray] = OrderedDict()
-        """By handle and right; None instead of it: as they lie, not flat."""
+        """By handle and right; None instead of the right: with its strides, not flat."""
         self._seen: set[bytes] = set()
         self._attached_nbytes = 0
 
-    def place(self, x: AnyArray) -> SharedSpan | None:
-        """Return where `x` lies, None if its memory is private."""
+    def span_of(self, x: AnyArray) -> SharedSpan | None:
+        """Return the span of `x`, None if its memory is private."""
         if x.base is None:
             return None  # it owns its memory, so it is numpy's
-        place = self._places.get(id(x))
-        if place is not None and place.reference() is x and place.dtype is x.dtype:
-            return place
+        span = self._spans.get(id(x))
+        if span is not None and span.reference() is x and span.dtype is x.dtype:
+            return span
         location = self.store.location(x)
         if location is None:
             return None
-        if len(self._places) >= MAX_KNOWN:
-            self._places.clear()
-        place = self._places[id(x)] = SharedSpan(x, location)
-        return place
+        if len(self._spans) >= MAX_KNOWN:
+            self._spans.clear()
+        span = self._spans[id(x)] = SharedSpan(x, location)
+        return span
 
-    def packed(self, x: AnyArray, place: SharedSpan) -> bytes:
+    def packed(self, x: AnyArray, span: SharedSpan) -> bytes:
         """Return the handle of `x` as bytes."""
-        if place.packed is None:
+        if span.packed is None:
             handle = self.store.handle(x, writable=True)
-            assert handle is not None, "a place is only known of shared arrays"
-            place.packed = encode_handle(handle)
-        return place.packed
+            assert handle is not None, "only shared arrays have a span"
+            span.packed = encode_handle(handle)
+        return span.packed
 
     def packed_flat(self, x: AnyArray) -> bytes:
         """Return the handle of a shared flat array as bytes."""
-        place = self.place(x)
-        assert place is not None, "only shared arrays have handles"
-        return self.packed(x, place)
+        span = self.span_of(x)
+        assert span is not None, "only shared arrays have handles"
+        return self.packed(x, span)
 
     def attach(self, packed: bytes, *, writable: bool) -> AnyArray:
         """Return another rank's array, flat; it stays attached until `forget`."""
@@ -119,10 +119,10 @@ class SharedArrayLookup:
             self._attached.move_to_end(key)
         return array
 
-    def look(self, packed: bytes | memoryview) -> AnyArray:
-        """Return another rank's array as it lies, read-only; if it comes again, it stays attached.
+    def attach_view(self, packed: bytes | memoryview) -> AnyArray:
+        """Return another rank's array with its strides, read-only; the second time it stays attached.
 
-        A program that shows new arrays all the time does not keep their owners from using memory again.
+        So a program that sends views of ever new arrays does not keep their owners from reusing memory.
         """
         key = (bytes(packed), None)
         array = self._attached.get(key)
@@ -146,14 +146,14 @@ class SharedArrayLookup:
         self._attached[key] = array
 
     def forget(self) -> None:
-        """Let go of what was attached."""
+        """Release what was attached."""
         self._attached.clear()
         self._seen.clear()
         self._attached_nbytes = 0
-        self._places.clear()
+        self._spans.clear()
 
     def close(self) -> None:
-        """Let go of everything, for good."""
+        """Release everything; nothing can be attached afterwards."""
         self.forget()
         self._attach = _refuse
 

@@ -1,7 +1,7 @@
-"""Oversight: whether somebody still notices the death of a rank.
+"""Liveness of the supervisor, which writes the death records that end a wait for a dead rank.
 
-A session's ranks end with their supervisor.  Processes that somebody else started do not, and without it a
-wait for a dead one would never end.
+A session's ranks exit with their supervisor.  Ranks of a world that other programs started do not, and
+without a supervisor a wait for a dead rank would never end.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nbparallel.wire.system import ready
 
 
 class LivenessCheck(Protocol):
-    """Knows whether death words are still written."""
+    """A check of whether death records are still written."""
 
     def lost(self) -> NbParallelError | None:
-        """Return why no wait makes sense any more; None: they are."""
+        """Return the error that ends every wait if they are not; None: they are."""
 
     def vanished(self, rank: int) -> bool:
-        """Return whether a rank has ended of which nobody can say so any more."""
+        """Return whether a rank has exited, of which no record will be written."""
 
 
 class SupervisorLiveness:
-    """Whether the world's supervisor lives; owns its pidfd."""
+    """The liveness of a world's supervisor, by its pidfd, which this owns."""
 
     def __init__(self, pidfd: int, members: tuple[Process, ...]) -> None:
         self._pidfd, self._members = pidfd, members

@@ -1,12 +1,12 @@
-"""How a rank waits for another one's word, and how it wakes those who wait for its own.
+"""Waiting for a word of another rank, and waking the ranks that wait for one's own: spin, yield, futex.
 
-The ladder: a bounded spin (only if every rank can have a processor of its own) → at most 100 µs of
+The steps: a bounded spin (only if there is a processor for every rank) → at most 100 µs of
 ``sched_yield`` → asleep in ``futex`` (by ctypes) in slices of at most 50 ms.  After every slice, and at
-every wake, the caller's `check` looks for deaths, failures and deadlocks; signal handlers run.
+every wake, the caller's `check` tests for deaths, failures and deadlocks; signal handlers run.
 
 Note [no lost wake-ups].  Every rank has a *bell* word, which it alone changes, and a *parked* word, in
-which it alone says whom it sleeps for.  The waiter: parked = peer; b = peer's bell; fence; look at the
-condition; sleep while the bell is b.  The peer: write the condition; fence; if somebody is parked for me,
+which it alone writes which rank it sleeps for.  The waiter: parked = peer; b = peer's bell; fence; load the
+condition; sleep while the bell is b.  The peer: write the condition; fence; if a rank is parked for it,
 bell += 1 and wake.  Between "write mine" and "read yours" stands a full fence on both sides, or both could
 read the old value: x86 too lets a load pass an earlier store to another place (Dekker's problem).  So either
 the peer sees the waiter parked, and the changed bell makes the sleep end or not begin, or the waiter sees
@@ -43,22 +43,22 @@ from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView, Operation
 
 SLICE_NS = 50_000_000
-"""Longest sleep without looking whether it still makes sense."""
+"""Longest sleep between two checks of whether the wait can still succeed."""
 YIELD_NS = 100_000
-"""Longest time of giving the processor away before sleeping; a wake-up costs 5 to 40 µs."""
+"""Longest time of yielding the processor before sleeping; a wake-up costs 5 to 40 µs."""
 UNTIMED_YIELDS = 3
-"""The first yields, after which nobody looks at the clock: with more ranks than cores one or two do."""
+"""The first yields, after which the clock is not read: with more ranks than cores one or two suffice."""
 SPINS = 1500
-"""Looks at a word before the first yield: about 40 µs, what a sleep and its wake would cost.  ``python -m
+"""Loads of a word before the first yield: about 40 µs, what a sleep and its wake would cost.  ``python -m
 benchmarks.operations.tuning``: four times as many are as good, a quarter takes longer."""
 MIN_SPINS = 16
 SWITCH_NS = 3_000
-"""A yield takes 0.5 µs if nobody else wants the processor, and more than this if somebody did."""
-ANYBODY = 0xFFFF_FFFF
+"""A yield takes 0.5 µs if no other thread wants the processor, and more than this if one does."""
+ANY_RANK = 0xFFFF_FFFF
 STRONG_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 _WAIT, _WAKE = 9, 10
 """FUTEX_WAIT_BITSET, FUTEX_WAKE_BITSET."""
-_EVERYBODY = 0x7FFF_FFFF
+_ALL_WAITERS = 0x7FFF_FFFF
 _ALL_BITS = 0xFFFF_FFFF
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
     platform.machine(), -1
@@ -100,12 +100,12 @@ def _bit(rank: int) -> int:
 
 
 class Waiter:
-    """One rank's way to sleep and to wake; used by one thread at a time.
+    """One rank's side of waiting and waking; used by one thread at a time.
 
     Parameters
     ----------
     spin : bool
-        Whether every rank can have a processor of its own.
+        Whether there is a processor for every rank.
     """
 
     def __init__(self, view: ControlView, rank: int, *, spin: bool) -> None:
@@ -117,7 +117,7 @@ class Waiter:
         self._bells = [view.half_bell(r) for r in range(view.world_size)]
         self._parked = [view.half_parked(r) for r in range(view.world_size) if r != rank]
         self._parked_of = [view.half_parked(r) for r in range(view.world_size)]
-        self._mine = (rank + 1, ANYBODY)
+        self._mine = (rank + 1, ANY_RANK)
         self._others = [r for r in range(view.world_size) if r != rank]
         self.spins = self._max_spins = SPINS if spin else 1
         self.strong_order = STRONG_ORDER
@@ -138,9 +138,9 @@ class Waiter:
             lock.release()
 
     def announce(self, words: memoryview, word: int, value: int) -> None:
-        """Write one of this rank's words, and wake whoever sleeps for it; no system call if nobody does.
+        """Write one of this rank's words, and wake the ranks that sleep for it; else without a system call.
 
-        The words of a group lie in memory of its own; bells and parked words are always those of the epoch.
+        The words of a group lie in another segment; bells and parked words are always those of the epoch.
         """
         if STRONG_ORDER:
             words[word] = value
@@ -158,7 +158,7 @@ class Waiter:
                 return
 
     def announce_to(self, reader: int, words: memoryview, word: int, value: int) -> None:
-        """Write one of this rank's words, which nobody but `reader` waits for, and wake that one."""
+        """Write one of this rank's words, for which only `reader` waits, and wake that one."""
         if STRONG_ORDER:
             words[word] = value
             lock = self._lock  # `fence`, without a call
@@ -177,14 +177,14 @@ class Waiter:
             self.ring()
 
     def ring(self, bits: int = _ALL_BITS) -> None:
-        """Wake whoever sleeps for this rank, whatever for; with `bits` only ranks that have one of them."""
+        """Wake all ranks that sleep for this one; with `bits` only ranks that have one of them."""
         self._halves[self._my_bell] = (self._halves[self._my_bell] + 1) & 0xFFFF_FFFF
         if self._syscall is not None:
             self._syscall(
                 _SYS_FUTEX,
                 ctypes.c_void_p(self._address + self._my_bell * 4),
                 _WAKE,
-                _EVERYBODY,
+                _ALL_WAITERS,
                 None,
                 None,
                 ctypes.c_uint32(bits),
@@ -193,7 +193,7 @@ class Waiter:
     # -- sleeping ----------------------------------------------------------------------------------
 
     def spin(self, words: memoryview, word: int, target: int) -> bool:
-        """Look at a word for a short while, then give the processor away; whether it reached `target`."""
+        """Poll a word for a short while, then yield the processor; whether it reached `target`."""
         for _ in range(self.spins):
             if words[word] >= target:
                 return True
@@ -215,7 +215,7 @@ class Waiter:
         return False
 
     def spin_until(self, satisfied: Callable[[], bool]) -> bool:
-        """Do the same for any condition."""
+        """Poll a condition for a short while, then yield the processor; whether it came true."""
         for _ in range(max(1, self.spins // 4)):
             if satisfied():
                 return True
@@ -232,10 +232,10 @@ class Waiter:
         return False
 
     def _adapt(self, begin: int, yields: int) -> None:
-        """Spin less if it was our giving the processor away that let the peer go on, else more again.
+        """Spin less if it was the yield that let the peer run, else more again.
 
         On a busy machine two ranks may share a processor though there are enough: then a spin only keeps the
-        peer from running.  A yield that let somebody else run takes many times longer than one that did not.
+        peer from running.  A yield that let another thread run takes many times longer than one that did not.
         """
         spent = time.monotonic_ns() - begin
         self.wait_ns += spent
@@ -253,9 +253,9 @@ class Waiter:
         *,
         check: Callable[[], None],
     ) -> None:
-        """Sleep until `satisfied`, which `peer` (-1: anybody) brings about.
+        """Sleep until `satisfied`, which `peer` (-1: any rank) brings about.
 
-        `check` runs before every sleep: it raises if the wait makes no sense any more.
+        `check` runs before every sleep: it raises if the wait cannot succeed any more.
         """
         begin = time.monotonic_ns()
         try:
@@ -269,7 +269,7 @@ class Waiter:
             self.wait_ns += time.monotonic_ns() - begin
 
     def within(self, satisfied: Callable[[], bool], peer: int, limit_ns: int) -> bool:
-        """Sleep until `satisfied`, which `peer` brings about, or the time is over; whether it was in time."""
+        """Sleep until `satisfied`, which `peer` brings about, or time out; whether it was in time."""
         begin = now = time.monotonic_ns()
         try:
             while not satisfied():
@@ -285,7 +285,7 @@ class Waiter:
 
     def _sleep(self, satisfied: Callable[[], bool], peer: int, slice_ns: int = SLICE_NS) -> None:
         halves = self._halves
-        halves[self._my_parked] = peer + 1 if peer >= 0 else ANYBODY
+        halves[self._my_parked] = peer + 1 if peer >= 0 else ANY_RANK
         bells = self._bells if peer < 0 else self._bells[peer : peer + 1]
         values = [halves[bell] for bell in bells]
         self.fence()
@@ -321,13 +321,13 @@ class Waiter:
 
 @dataclass(slots=True)
 class WaitRecord:
-    """One wait that did not end at once."""
+    """One wait that did not end while polling: what it waits for, for errors and the rank's slot."""
 
     operation: Operation
     awaited: Callable[[], list[int]]
-    """Who is still missing, by their words; empty: the wait is over."""
+    """Returns the ranks that are still missing, by their words; empty: the wait is over."""
     explain: Callable[[list[int]], NbParallelError]
-    """The error when these have finished the cell without doing what is waited for."""
+    """Returns the error when these ranks have finished the cell without doing what is waited for."""
     line: int
     any_source: bool = False
     """One of the awaited is enough."""

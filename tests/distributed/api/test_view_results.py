@@ -1,5 +1,7 @@
 """An array that is sent to several ranks is looked up once."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,8 @@ def store(monkeypatch):
 
 def test_the_same_view_is_packed_once(store):
     """The handle of the last array is remembered while it stays what it was; the array is not kept alive."""
-    packer = Packer(store, store.attach, np.frombuffer, 1000)
+    memory = SimpleNamespace(attach_view=np.frombuffer)
+    packer = Packer(SimpleNamespace(store=store, attach=store.attach, memory=memory), 1000)
     x = store.zeros((4, 6), for_all=True)
     first = packer.pack(x, view=True)
     assert packer.pack(x, view=True).body is first.body

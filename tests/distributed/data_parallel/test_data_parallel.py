@@ -176,7 +176,7 @@ def test_shared_memory_of_several_ranks(ranks: Any) -> None:
     def work(c: Communicator) -> list[float]:
         base = context_of(c).store.share(np.arange(6.0)) if c.rank == 0 else None
         packed = c.broadcast(
-            None if base is None else context_of(c).memory.packed(base, context_of(c).memory.place(base)),
+            None if base is None else context_of(c).memory.packed(base, context_of(c).memory.span_of(base)),
             src=0,
         )
         everybody = context_of(c).memory.attach(packed, writable=True)

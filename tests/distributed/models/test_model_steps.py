@@ -65,7 +65,7 @@ class Ground:
         self.halves = [0] * 8
         self.waiter = object.__new__(waiting.Waiter)
         vars(self.waiter).update(
-            strong_order=not weak, spins=1, _max_spins=1, wait_ns=0, _rank=0, _mine=(1, waiting.ANYBODY),
+            strong_order=not weak, spins=1, _max_spins=1, wait_ns=0, _rank=0, _mine=(1, waiting.ANY_RANK),
             _my_bell=0, _my_parked=1, _bells=[0, 2], _parked=[3], _parked_of=[1, 3],
             _lock=SimpleNamespace(acquire=lambda _: None, release=self._fence),
             _syscall=lambda *_: self._fence(), _address=0,
