@@ -3,6 +3,6 @@
 `load` and `unload` are what ``%load_ext nbparallel`` and ``%unload_ext nbparallel`` call.
 """
 
-from nbparallel_magics.extension import live_in, load, unload
+from nbparallel_magics.extension import load, state_of, unload
 
-__all__ = ["live_in", "load", "unload"]
+__all__ = ["load", "state_of", "unload"]

@@ -110,7 +110,7 @@ def unload(shell: Any) -> None:
         loaded.remove()
 
 
-def live_in(shell: Any) -> ExtensionState | None:
+def state_of(shell: Any) -> ExtensionState | None:
     """Return the state of the extension in a shell, or None if it is not loaded there."""
     loaded = getattr(shell, _ATTRIBUTE, None)
     return None if loaded is None else loaded.state

@@ -1,6 +1,6 @@
-"""The output of one cell on several ranks, as it comes and as it stays.
+"""The output of one cell on several ranks: shown as it arrives, then in its final order.
 
-While the cell runs, what came is shown at least every `INTERVAL`; at its end it is in rank order.  A cell
+While the cell runs, new output is shown at least every `INTERVAL`; at its end it is in rank order.  A cell
 that is over before the first time is simply shown once, in its final form.
 """
 

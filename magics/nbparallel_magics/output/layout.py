@@ -1,6 +1,6 @@
-"""How the output of several ranks reads: which blocks, in which order, under which label.
+"""Layout of the output of several ranks: blocks, their order, their labels.
 
-Pure functions: what ranks printed goes in, labelled pieces come out.  A piece is shown under one label.
+Pure functions from the output of ranks to labelled pieces.  A piece is shown under one label.
 Equal text of several ranks becomes one piece; what all of them printed first is one piece even if they
 went on differently.  Values of last expressions come after everything else.
 """

@@ -1,8 +1,8 @@
-"""What the notebook itself shows in a cell, so that it can be shown again after ``clear_output``.
+"""Messages that the notebook itself showed in a cell, to repeat them after ``clear_output``.
 
-Clearing takes everything that a cell has shown, also what did not come from ranks: a ``print`` before
+Clearing removes everything that a cell has shown, also what did not come from ranks: a ``print`` before
 ``%parallel``, a ``--local`` run, a thread of the notebook.  All of it passes through the kernel's one
-`jupyter_client.session.Session`, so that is where it is noted.
+`jupyter_client.session.Session`, which is where it is recorded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Functions and classes that one rank sends to another are rebuilt over the receiver's namespace."""
 
+import numpy as np
 import pytest
 
+import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
@@ -65,6 +67,18 @@ got()
         (1, 3, 7.0),
         (7, 5, 7.0),
     ]
+
+
+def test_arrays_of_the_notebook_that_come_along_are_the_same_memory(session):
+    """With the rights that the sender has: read-only, or writable where the notebook shares it."""
+    notebook = {"x": np.arange(100_000.0), "w": nbp.share(np.zeros(100_000))}
+    session.run(
+        "def who():\n    w[0] += rank + 1\n    return x[5], x.flags.writeable", ranks=[0], namespace=notebook
+    )
+    assert session.run("'x' in globals(), 'w' in globals()", namespace={}).values[1] == (False, False)
+    assert list(session.run(f"{SEND}{RECEIVE}got()", namespace={}).values) == [(5.0, False)] * 2
+    assert notebook["w"][0] == 3.0
+    session.run("%reset -f", namespace={})
 
 
 def test_names_that_the_receiver_has_are_not_replaced_and_need_not_travel(run):
