@@ -2,7 +2,7 @@
 
 `assert_same` gets here once digests have differed.  Every rank works from what all have sent, so all of them
 go through the same steps and raise the same error.  Of arrays only the chunks whose checksums differ travel,
-one after the other.
+at most `MAX_CHUNKS`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import numpy as np
 
 from nbparallel.distributed.equality.array_digest import DIGEST, Differences, chunk_of
 from nbparallel.distributed.equality.flatten import Leaf, flatten
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import DifferentDataError, rank_list
 
 Tell = Callable[[Any], list[Any]]
 """Sends this rank's value to all, and returns the values of all ranks, in the order of the group."""
 MAX_GROUPS = 8
 """Of ranks that are described; the others are only named."""
+MAX_CHUNKS = 16
+"""Chunks of one array that are sent to be compared; differing elements in further ones are not counted."""
 
 
 @dataclass(slots=True)
@@ -30,8 +33,10 @@ class DifferingRanks:
     members: list[int]
     leaf: int
     """The first that differs."""
-    chunks: frozenset[int] = frozenset()
-    """Which of its chunks differ, if it is an array of the same form on both sides."""
+    chunks: Sequence[int] = ()
+    """The first `MAX_CHUNKS` of its chunks that differ, if it is an array of the same form on both sides."""
+    partial: bool = False
+    """Whether further ones differ."""
 
 
 def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> DifferentDataError | None:
@@ -99,24 +104,30 @@ def _compare(
         _, _, form, checksums = leaves[reference].get(other.leaf, ("", "", None, b""))
         _, _, its_form, its_checksums = leaves[other.members[0]].get(other.leaf, ("", "", None, b""))
         if form is not None and form == its_form:
-            count = len(checksums) // DIGEST
-            other.chunks = frozenset(
-                i for i in range(count)
-                if checksums[i * DIGEST : (i + 1) * DIGEST] != its_checksums[i * DIGEST : (i + 1) * DIGEST]
-            )  # fmt: skip
-    found = Differences()
-    for leaf in sorted({other.leaf for other in others if other.chunks}):
-        looking = [other for other in others if other.leaf == leaf]
-        array = mine[leaf].array if leaf < len(mine) else None
-        for number in sorted(frozenset[int]().union(*(other.chunks for other in looking))):
-            chunk = None if array is None or index != reference else chunk_of(array, number)
-            there = tell(chunk)[reference]
-            if array is not None and any(index == o.members[0] and number in o.chunks for o in looking):
-                found.add(number, chunk_of(array, number), there)
-    if not any(other.chunks for other in others):
+            starts = range(0, len(checksums), DIGEST)
+            differing = [
+                start // DIGEST for start in starts
+                if checksums[start : start + DIGEST] != its_checksums[start : start + DIGEST]
+            ]  # fmt: skip
+            other.chunks, other.partial = differing[:MAX_CHUNKS], len(differing) > MAX_CHUNKS
+    others = [other for other in others if other.chunks]
+    if not others:
         return {}
+
+    def chunk(leaf: int, number: int) -> AnyArray:
+        array = mine[leaf].array
+        assert array is not None, "this rank has described it as one"
+        return chunk_of(array, number)
+
+    pieces = {(other.leaf, number) for other in others for number in other.chunks}
+    sent = {piece: chunk(*piece) for piece in pieces} if index == reference else {}
+    received: dict[tuple[int, int], AnyArray] = tell(sent)[reference]
+    found = Differences()
+    for other in others:
+        for number in other.chunks if index == other.members[0] else ():
+            found.add(number, chunk(other.leaf, number), received[other.leaf, number])
     results: list[Differences] = tell(found)
-    return {other.members[0]: results[other.members[0]] for other in others if other.chunks}
+    return {other.members[0]: results[other.members[0]] for other in others}
 
 
 def _text(
@@ -146,6 +157,7 @@ def _text(
     where = f" at {path}{place}" if path and place else f" at {place}" if place else where
     size = int(np.prod(shape, dtype=object))
     apart = f", at most {found.apart:.2g} apart" if 0 < found.apart < float("inf") else ""
-    extent = f" ({found.count} of {size} elements{apart})" if size > 1 else ""
+    least = "at least " if other.partial else ""
+    extent = f" ({least}{found.count} of {size} elements{apart})" if size > 1 else ""
     verb = "differ" if several else "differs"
     return f"{names} {verb}{reference}{where}: {found.here} instead of {found.there}{extent}"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.api.assert_same import AssertSame
 from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
-from nbparallel.distributed.equality.difference import find_difference
+from nbparallel.distributed.equality.difference import MAX_CHUNKS, find_difference
 from nbparallel.distributed.equality.flatten import digest_of, flatten
 from nbparallel.errors import (
     CollectiveMismatchError,
@@ -205,6 +205,22 @@ def test_only_what_differs_travels(ranks: Any, n: int) -> None:
         assert text == f"{first} at [1000, 500]: 3.0 instead of 0.0 (2 of 3000000 elements)"
         assert equal < 1000
         assert different < 2 * CHUNK + 10_000
+
+
+def test_much_that_differs(ranks: Any) -> None:
+    """Of an array that differs all over a bounded part travels, and the message says that it is a part."""
+
+    def work(c: Communicator) -> tuple[str, int]:
+        before = c._context.nbytes
+        return message(c, np.full(40 * CHUNK // 8, float(c.rank))), c._context.nbytes - before
+
+    for text, moved in ranks(2, work, seconds=50):
+        count, size = MAX_CHUNKS * CHUNK // 8, 40 * CHUNK // 8
+        assert text == (
+            f"rank 1 differs from rank 0 at [0]: 1.0 instead of 0.0 (at least {count} of {size} elements, "
+            "at most 1 apart)"
+        )
+        assert moved < 2 * MAX_CHUNKS * CHUNK
 
 
 def test_groups_and_after(ranks: Any) -> None:
