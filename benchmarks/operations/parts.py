@@ -37,7 +37,7 @@ def least(call: Callable[[], object], times: int, ready: Callable[[], object] = 
 def pretend(c: Communicator) -> None:
     """Let all others have arrived at every meeting to come, and be done with it."""
     protocol = c._world.protocol
-    for _, arrive, _ in protocol._peers:
+    for _, arrive, _ in protocol._peers[0]:
         protocol._words[arrive] = FAR
     for _, done in protocol._readers:
         protocol._words[done] = FAR
@@ -51,8 +51,8 @@ def mirror(c: Communicator, call: Callable[[], object]) -> None:
 
     def copy(*arguments: Any) -> None:
         mine = protocol._mine[protocol.generation] * 8
-        for _, _, slots in protocol._peers:
-            start = slots[protocol.generation] * 8
+        for _, _, slot in protocol._peers[protocol.generation]:
+            start = slot * 8
             octets[start : start + nbytes] = bytes(octets[mine : mine + nbytes])
         announce(*arguments)
 
