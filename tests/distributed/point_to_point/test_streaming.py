@@ -318,6 +318,7 @@ def test_no_memory_for_a_late_receiver(outcomes: Any, monkeypatch: Any, comes: b
     def work(c: Communicator) -> Any:
         prime(c, 0, 1)
         prime(c, 0, 1)  # the window is made then
+        c.barrier()  # the receiver has taken both: the sender streams, however busy the machine is
         if c.rank == 0:
 
             def full(*_: Any, **__: Any) -> Any:
