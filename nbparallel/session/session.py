@@ -235,8 +235,9 @@ class Session:
             The time-out passed.
         """
         options = CellOptions(
-            namespace, share, timeout, sink, execution_count, line_offset, want_values, show_values, seed,
-            on_error,
+            namespace=namespace, share=share, timeout=timeout, sink=sink, execution_count=execution_count,
+            line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
+            on_error=on_error,
         )  # fmt: skip
         with self._session_lock.hold() as interrupts:
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)

@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Still:
-    """A pump without a thread: the test reads."""
+    """An event loop without a thread: the test reads."""
 
     def watch(self, fd: int, callback: Any) -> None:
         """Nothing is watched."""
