@@ -243,7 +243,7 @@ class Store:
     def packed_read_only(self, x: object) -> tuple[int, int] | None:
         """Return which array `x` is part of, (segment, first byte), if only moving it lets others write.
 
-        It then lies in one region with arrays that they may only read.  Otherwise None.
+        It is then packed with arrays that they may only read.  Otherwise None.
         """
         location = self._table.find(x)
         if location is None or location.segment.region is None or location.segment.writable:

@@ -32,7 +32,7 @@ class Sessions:
         Raises
         ------
         ChannelClosedError
-            This is a rank, and its session is gone: so will the rank be in a moment, and the name would stay.
+            This is a rank, and its session has ended: the rank exits in a moment, and the name would stay.
         """
         for broker in list(self.brokers):
             try:
@@ -90,7 +90,7 @@ class SegmentRegistrar:
         return segment_id(self._client, next(self._serial))
 
     def renumber(self, client: int, pooled: Iterable[Block]) -> None:
-        """Become another client, in no session; what lies in the pool has another id at its next use."""
+        """Become another client, in no session; a pooled block has another id at its next use."""
         self._client = client
         for block in pooled:
             self.unmap_elsewhere(block)

@@ -119,7 +119,7 @@ class SegmentTable:
         self.own.regions.open(segment)
 
     def find(self, x: object) -> ArrayLocation | None:
-        """Return where `x` lies, or None if no other process could reach it there."""
+        """Return where `x` is, or None if no other process could reach it there."""
         location = self._address_map.find(x)
         if location is not None and not location.segment.reachable:
             return None

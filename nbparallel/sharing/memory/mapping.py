@@ -109,7 +109,7 @@ class Mapping:
     def unmap(self) -> None:
         """Unmap the address range (idempotent).
 
-        Only a reference is dropped: should an array still look at it, the memory stays until it does not.
+        Only a reference is dropped: should an array still use it, the memory stays mapped until it does not.
         """
         self._lease = None
         self._memory = None

@@ -23,7 +23,7 @@ _BUILT_IN = (
     CopyStrategy(),
 )
 _TRANSPORTS = ("file_descriptor", "file_system")
-"""What messages and copies of objects lie in, whatever was chosen for arrays: the first that works here."""
+"""Strategies of messages and copies of objects, whatever was chosen for arrays: the first that works here."""
 
 _strategies: dict[str, Strategy] = {strategy.name: strategy for strategy in _BUILT_IN}
 _generation = 1
