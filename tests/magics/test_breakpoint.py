@@ -116,7 +116,7 @@ def test_it_is_refused_where_nobody_can_answer(shared_kernel: Kernel) -> None:
     assert "InputRefusedError on ranks 0-1, line 3: breakpoint() asks with input(): " in several.evalue
     assert "`if rank == 0:`" in several.evalue
     nobody = kernel.run("%%parallel -r 1\nbreakpoint()")
-    assert "InputRefusedError on rank 1, line 2: breakpoint() asks with input(): nobody" in nobody.evalue
+    assert "InputRefusedError on rank 1, line 2: breakpoint() asks with input(): no user" in nobody.evalue
     off = kernel.run("%%parallel\nimport os\nos.environ['PYTHONBREAKPOINT'] = '0'\nbreakpoint()")
     assert off.status == "ok", off.traceback
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
