@@ -15,6 +15,7 @@ pytest-xdist marks its processes by itself and answers for its own.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -97,6 +98,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if count > 1 and metafunc.definition.get_closest_marker("once") is None:
         metafunc.fixturenames.append("repetition")
         metafunc.parametrize("repetition", range(count))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt what is there before the first test from garbage collections: tests make thousands of them."""
+    gc.collect()
+    gc.freeze()
 
 
 def _fail(text: str) -> None:
