@@ -10,6 +10,7 @@ from benchmarks.operations import parts, profile_operations
 from nbparallel.testing.ranks import run_ranks
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", profile_operations.SMALL)
 def test_parts_are_less_than_the_whole(monkeypatch: Any, name: str) -> None:
     """Rank 0 plays all ranks, and leaves the control segment so that the others can end."""

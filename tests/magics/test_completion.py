@@ -29,6 +29,7 @@ def offered(kernel: Kernel, text: str) -> list[str]:
     return list(found)
 
 
+@pytest.mark.slow
 def test_flags_values_and_strategies_without_ranks(kernel: Kernel) -> None:
     """On a magic's own line; elsewhere nothing of ours."""
     assert kernel.run("%load_ext nbparallel" + HELPER).status == "ok"

@@ -73,6 +73,7 @@ def test_a_first_cell_at_once_joins_the_start(kernel: Kernel) -> None:
     assert len(templates(kernel)) == 3
 
 
+@pytest.mark.slow
 def test_ranks_are_as_the_notebook_is_now(kernel: Kernel) -> None:
     """What a cell changed is what ranks start with; what waits is started anew, or dropped."""
     kernel.run(LOAD)

@@ -51,6 +51,7 @@ def loaded(kernel: Kernel, *, prestarted: bool = True) -> Kernel:
     return kernel
 
 
+@pytest.mark.alone
 @pytest.mark.every_kernel
 def test_output_is_labelled_live_and_in_its_cell(shared_kernel: Kernel) -> None:
     """Output comes under labels within 0.2 s, in the cell that caused it, finally in rank order."""
@@ -207,6 +208,7 @@ def test_status_and_stop(kernel: Kernel) -> None:
     assert kernel.descendants() == []
 
 
+@pytest.mark.alone
 def test_loading_is_quick(kernel: Kernel) -> None:
     """`%load_ext nbparallel` takes less than 0.15 s and imports no numpy."""
     kernel.run("import time, sys; t = time.perf_counter()\n%load_ext nbparallel\nt = time.perf_counter() - t")

@@ -37,6 +37,7 @@ def test_after_a_hang_others_run():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_hangs_are_caught(pytester: pytest.Pytester) -> None:
     """A hang fails within its limit, whatever it waits for; stacks are printed, and the run goes on."""

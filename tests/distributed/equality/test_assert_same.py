@@ -424,6 +424,7 @@ def test_every_number_counts() -> None:
     ),
     st.randoms(),
 )
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 def test_copies_are_the_same(x: Any, random: Any) -> None:
     """A copy with its dicts in another order has the same digest, and one part more has not."""

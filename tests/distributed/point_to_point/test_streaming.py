@@ -285,6 +285,7 @@ def test_interrupted_in_the_middle(outcomes: Any, monkeypatch: Any, victim: int,
     assert found[1 - victim].value == ("PeerFailedError", victim), found
 
 
+@pytest.mark.slow
 def test_out_of_time_in_the_middle(outcomes: Any, monkeypatch: Any) -> None:
     """A sender that is stopped between two chunks: recv's time runs out, and the epoch is void."""
     small_chunks(monkeypatch)

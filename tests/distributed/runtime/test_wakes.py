@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime.waiting import _bit
 from nbparallel.testing.ranks import context_of
@@ -28,6 +30,7 @@ def _watch(c: Communicator) -> list[bool]:
     return early
 
 
+@pytest.mark.alone
 def test_a_message_wakes_its_receiver_only(ranks: Callable[..., list[Any]]) -> None:
     """Ranks that sleep for the same sender stay asleep, but for the one that gets something."""
 
@@ -52,6 +55,7 @@ def test_a_message_wakes_its_receiver_only(ranks: Callable[..., list[Any]]) -> N
     assert early < MESSAGES // 2, f"rank 2 was woken {early} times for {MESSAGES} messages to rank 1"
 
 
+@pytest.mark.alone
 def test_who_sleeps_is_woken_by_its_message(ranks: Callable[..., list[Any]]) -> None:
     """For one rank or for anybody: no wait lasts until a slice of the sleep has ended by itself."""
 

@@ -106,6 +106,7 @@ def _namespaces() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.alone
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("way", ["load", "session"])

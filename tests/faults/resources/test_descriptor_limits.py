@@ -150,6 +150,7 @@ def without_privileges():
     return ["setpriv", "--bounding-set", drop, "--inh-caps", drop]
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_f43_a_thousand_segments_in_one_message():
     """They arrive, each with a descriptor of its own."""

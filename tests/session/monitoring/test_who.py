@@ -111,6 +111,7 @@ def test_real_ranks_tell_their_names() -> None:
         assert session.run("x.sum()", namespace=namespace).values == [12.0] * 3
 
 
+@pytest.mark.slow
 def test_a_busy_rank_is_not_waited_for() -> None:
     """While rank 0 runs a cell, rank 1 tells its names and rank 0 is named; a stopped one is, too."""
     with Session(3) as session:

@@ -28,6 +28,7 @@ def cpu_seconds(pid):
     )
 
 
+@pytest.mark.alone
 @pytest.mark.time_limit(60)
 def test_an_idle_rank_gives_its_pool_back():
     """What a rank has let go of is gone a while later, without a cell; then the rank sleeps again."""

@@ -144,6 +144,7 @@ def test_empty_arrays_are_found(store):
     assert not store.is_shared(np.zeros(0))
 
 
+@pytest.mark.slow
 def test_ten_arrays_cost_a_megabyte():
     """The first region is small, the next ones hold as much as all before, up to 16 MiB."""
     store = Store()
