@@ -79,7 +79,7 @@ class OperationBase:
         state = self._group_state(group)
         if view and async_op:
             raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
-        return OperationCall(self, name, state, deadline_ns, async_op=async_op, view=view)
+        return OperationCall(self, name, state, deadline_ns, async_op, view)
 
     def _group_state(self, group: GroupLike) -> GroupState:
         """Return the state of a group for a collective that begins now; raises if none can begin."""
@@ -92,7 +92,12 @@ class OperationBase:
             context.refuse(world=False)
         return self._group_table.find(group)
 
-    def _run(self, state: GroupState, deadline_ns: int | None, call: Callable[[GroupCollectives], T]) -> T:
+    def _run(
+        self,
+        state: GroupState,
+        deadline_ns: int | None,
+        call: Callable[[GroupCollectives, int | None], T],
+    ) -> T:
         """Run one blocking collective of a group, after those that are pending there."""
         context = self._context
         context.ready = False
@@ -102,7 +107,7 @@ class OperationBase:
             collectives = state.collectives or self._group_table.open(state, deadline_ns)
             if collectives.pending:
                 collectives.pending.flush(deadline_ns=deadline_ns)
-            value = call(collectives)
+            value = call(collectives, deadline_ns)
             context.ready = True
         except BaseException as error:
             context.failed(error)
@@ -173,7 +178,6 @@ class OperationCall:
         name: str,
         state: GroupState,
         deadline_ns: int | None,
-        *,
         async_op: bool,
         view: bool,
     ) -> None:
@@ -213,13 +217,15 @@ class OperationCall:
         filled : object, optional
             What the user passed to be filled: it is returned instead of the outputs.
         """
-        limit, view = self._deadline_ns, self._view
+        view = self._view
         if self._async_op:
             return self._base._start(
                 self.state, self._name, lambda calls: calls.move(pattern, values, outputs, root), filled
             )
         found = self._base._run(
-            self.state, limit, lambda c: c.move(pattern, values, outputs, root, limit, view=view)
+            self.state,
+            self._deadline_ns,
+            lambda c, limit: c.move(pattern, values, outputs, root, limit, view),
         )
         return found if filled is None else filled
 
@@ -231,8 +237,7 @@ class OperationCall:
         filled: Any = None,
     ) -> Any:
         """Run an operation that has a blocking algorithm of its own."""
-        limit = self._deadline_ns
         if self._async_op:
             return self._base._start(self.state, self._name, nonblocking, filled)
-        found = self._base._run(self.state, limit, lambda c: blocking(c, limit))
+        found = self._base._run(self.state, self._deadline_ns, blocking)
         return found if filled is None else filled

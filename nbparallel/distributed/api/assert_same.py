@@ -42,7 +42,7 @@ class AssertSame(OperationBase):
         digest = digest_of(flatten(x, exact=True))
 
         def tell(value: Any) -> list[Any]:
-            return self._run(state, limit, lambda c: c.tell(Operation.assert_same, x, value, limit))
+            return self._run(state, limit, lambda c, until: c.tell(Operation.assert_same, x, value, until))
 
         if len(set(tell(digest))) == 1:
             return

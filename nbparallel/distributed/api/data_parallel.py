@@ -137,7 +137,7 @@ class DataParallel(OperationBase):
         )  # fmt: skip
         state = self._group_state(group)
         schedules: list[BatchSchedule] = self._run(
-            state, None, lambda c: c.tell(Operation.batches, arrays[0], plan, None)
+            state, None, lambda c, until: c.tell(Operation.batches, arrays[0], plan, until)
         )
         text = disagreement(dict(zip(state.ranks, schedules, strict=True)))
         if text:
@@ -216,7 +216,7 @@ class DataParallel(OperationBase):
                     raise
         state = self._group_state(group)
         gradients = checked_gradients(arrays, weight, bucket_nbytes, len(state.ranks), context)
-        self._run(state, limit, lambda c: average(gradients, c, context, limit, compared=compared))
+        self._run(state, limit, lambda c, until: average(gradients, c, context, until, compared=compared))
         return arrays
 
 

@@ -53,7 +53,7 @@ class ObjectLists(OperationBase):
         state = self._group_state(group)
         root = state.group_rank(src, group_src, "src", state.ranks[0])
         value = object_list if state.index == root else None
-        found = self._run(state, None, lambda c: c.broadcast(value, root, None))
+        found = self._run(state, None, lambda c, until: c.broadcast(value, root, until))
         if len(found) != len(object_list):
             raise ValueError(
                 f"the list on rank {state.ranks[root]} has length {len(found)}, this one {len(object_list)}"

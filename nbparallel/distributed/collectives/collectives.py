@@ -75,8 +75,7 @@ class GroupCollectives:
         outputs: Sequence[AnyArray],
         root: int | None,
         deadline_ns: int | None,
-        *,
-        view: bool = False,
+        view: bool,
     ) -> Any:
         """Move values as a pattern says; returns what came from the sources."""
         movement = self._movements(pattern, values, outputs, root, view=view)

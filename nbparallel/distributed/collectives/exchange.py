@@ -138,7 +138,7 @@ class Exchange:
         self.release()
         # Also what this member takes itself.
         copies = [x.copy() if isinstance(x, np.ndarray) else x for x in movement.values]
-        movement = movement._replace(values=copies)
+        movement = Movement(movement[0], movement[1], copies, *movement[3:])
         builder = self._writer.write(movement, copies)
         return movement, PreparedRecord(self._writer.pack(builder), builder.keepalive)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,26 +46,40 @@ def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") | 2
 
 
-@dataclass(slots=True)
 class ExchangeRecordBuilder:
-    """A record that is being written."""
+    """A record that is being written.
 
-    payloads: list[Payload] = field(default_factory=list)
-    """None, one for all takers, or one for each member."""
-    brought: list[int] = field(default_factory=list)
-    """Their forms."""
-    expected: Sequence[int] = ()
-    """Forms of the arrays to fill: one (from the only member that sends), or one for each member; 0: any."""
-    reads: list[Span] = field(default_factory=list)
-    """The writer's own shared memory that other members read."""
-    writes: Sequence[Span] = ()
-    """The shared memory that the writer of the record will write."""
-    waits: bool = False
-    """Whether the writer waits until all members have read its memory."""
-    rounds: int = 0
-    """Steps in which the writer's large arrays are copied (`StagedCopy`)."""
-    keepalive: list[object] = field(default_factory=list)
-    """What the record refers to, to be held until it was read."""
+    Attributes
+    ----------
+    payloads : list of Payload
+        None, one for all takers, or one for each member.
+    brought : list of int
+        Their forms.
+    expected : sequence of int
+        Forms of the arrays to fill: one (from the only member that sends), or one for each member; 0: any.
+    reads : list of Span
+        The writer's own shared memory that other members read.
+    writes : sequence of Span
+        The shared memory that the writer of the record will write.
+    waits : bool
+        Whether the writer waits until all members have read its memory.
+    rounds : int
+        Steps in which the writer's large arrays are copied (`StagedCopy`).
+    keepalive : list
+        What the record refers to, to be held until it was read.
+    """
+
+    __slots__ = ("brought", "expected", "keepalive", "payloads", "reads", "rounds", "waits", "writes")
+
+    def __init__(self) -> None:
+        self.payloads: list[Payload] = []
+        self.brought: list[int] = []
+        self.expected: Sequence[int] = ()
+        self.reads: list[Span] = []
+        self.writes: Sequence[Span] = ()
+        self.waits = False
+        self.rounds = 0
+        self.keepalive: list[object] = []
 
     def add(self, payload: Payload, form: int) -> None:
         """Append a value: its payload, and its dtype and shape as one word."""

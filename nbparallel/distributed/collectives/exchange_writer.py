@@ -53,10 +53,16 @@ class ExchangeWriter:
         builder = ExchangeRecordBuilder()
         budget = (self._protocol.payload_nbytes - 8 * self._size) // max(1, len(values)) - 2 * OVERHEAD
         readers = 1 if len(values) > 1 or movement.to_root or self._size == 2 else self._size - 1
+        only_here = self._size == 1 or (movement.to_root and movement.root == self._index)
+        own = self._index if len(values) > 1 else -1
         for i, value in enumerate(values):
             array = as_plain_array(value)
-            if array is not None and self._takes_itself(movement, i, array):
-                payload = NOTHING
+            if (
+                array is not None
+                and (only_here or i == own)
+                and (not movement.view or self._context.store.is_shared(array))
+            ):
+                payload = NOTHING  # no other member takes it
             else:
                 payload = self._packer.leave(value, budget, view=movement.view, readers=readers, relay=staged)
             builder.add(payload, OBJECT_FORM if array is None else self._form(array))
@@ -67,15 +73,9 @@ class ExchangeWriter:
             self._context.nbytes += payload.nbytes
         if movement.outputs:
             self._add_outputs(builder, movement)
-        self._stage(builder, values)
+        if staged:
+            self._stage(builder, values)
         return builder
-
-    def _takes_itself(self, movement: Movement, i: int, array: AnyArray) -> bool:
-        """Whether no other member takes value `i`, so that it need not be written."""
-        only_here = self._size == 1 or (movement.to_root and movement.root == self._index)
-        if not only_here and (len(movement.values) == 1 or i != self._index):
-            return False
-        return not movement.view or self._context.store.is_shared(array)
 
     def _add_read(self, builder: ExchangeRecordBuilder, array: AnyArray) -> None:
         """Record that others read the user's own array: no member may write it, and this one waits."""

@@ -54,7 +54,7 @@ ALL_TO_ALL = Pattern(Operation.all_to_all)
 class Movement(NamedTuple):
     """One call of an operation that moves values, as one member makes it."""
 
-    pattern: Pattern
+    operation: Operation
     fingerprint: Fingerprint
     values: Sequence[Any]
     """What this member sends: nothing, one value for all takers, or one for each member."""
@@ -62,23 +62,12 @@ class Movement(NamedTuple):
     """The members from which this one takes."""
     outputs: Mapping[int, AnyArray]
     """Arrays to fill, by the member whose value they take; one for each source, or none."""
-    root: int | None
-    view: bool
-
-    @property
-    def operation(self) -> Operation:
-        """The operation that was called."""
-        return self.pattern.operation
-
-    @property
-    def to_root(self) -> bool:
-        """Whether only the root takes."""
-        return self.pattern.takers is _ROOT
-
-    @property
-    def from_root(self) -> bool:
-        """Whether only the root sends."""
-        return self.pattern.senders is _ROOT
+    root: int | None = None
+    from_root: bool = False
+    """Whether only the root sends."""
+    to_root: bool = False
+    """Whether only the root takes."""
+    view: bool = False
 
     def result(self, values: list[Any]) -> Any:
         """Return what the call returns, from what came from each source."""
@@ -149,20 +138,20 @@ class Movements:
         outputs : sequence of array
             One for each source, or none.
         """
-        from_root = pattern.senders is _ROOT
+        operation, from_root, to_root = pattern.operation, pattern.senders is _ROOT, pattern.takers is _ROOT
         filled: dict[int, AnyArray] = {}
         if outputs:
             filled = {root: outputs[0]} if from_root and root is not None else dict(enumerate(outputs))
         sources: Sequence[int] = ()
-        if pattern.takers is _ALL or (pattern.takers is _ROOT and root == self._index):
+        if pattern.takers is _ALL or (to_root and root == self._index):
             sources = (root,) if from_root and root is not None else self._all
-        label = self.fingerprint(pattern.operation, values, outputs, root, view=view)
-        return Movement(pattern, label, values, sources, filled, root, view)
+        label = self.fingerprint(operation, values, outputs, root, view=view)
+        return Movement(operation, label, values, sources, filled, root, from_root, to_root, view)
 
     def step(self, operation: Operation, shown: Any, value: Any) -> Movement:
         """Return a gathering of all members' values, as a step of an `operation` called with `shown`."""
         label = self.fingerprint(operation, (shown,))
-        return Movement(Pattern(operation), label, (value,), self._all, {}, None, False)
+        return Movement(operation, label, (value,), self._all, {})
 
     def fingerprint(
         self,
@@ -184,6 +173,5 @@ class Movements:
         self, operation: Operation, label: Fingerprint, values: Sequence[Any], root: int | None = None
     ) -> Movement:
         """Return the movement of a nonblocking reduction, whose takers combine what comes from all."""
-        takers = _ALL if root is None else _ROOT
         sources: Sequence[int] = self._all if root is None or root == self._index else ()
-        return Movement(Pattern(operation, takers=takers), label, values, sources, {}, root, False)
+        return Movement(operation, label, values, sources, {}, root, False, root is not None)

@@ -41,8 +41,6 @@ class ScatterLayout:
     """Whether that is the user's own array."""
     bounds: Sequence[tuple[int, int]]
     """First element of each part and the one behind its last."""
-    shapes: tuple[tuple[int, ...], ...]
-    """Of the parts."""
     target: AnyArray
     """Takes this member's part of the result; flat and contiguous."""
     in_place: bool
@@ -147,42 +145,51 @@ class Reduce:
         self._protocol.deadline_ns = deadline_ns
         if not any(isinstance(part, np.ndarray) for part in parts):
             return self._reduce_scatter_numbers(parts, operator)
-        layout = self._validate(parts, whole, output)
-        check_dtype(operator, layout.target.dtype)
+        arrays = self._validate(parts, operator, output)
+        mine = arrays[self._index]
         if self._size == 1:
-            result = layout.source
-        else:
-            span = None if whole is None else self._context.memory.span_of(whole)
-            shape: Any = layout.shapes if whole is None else whole.shape
-            self._run(
-                Reduction(
-                    Operation.reduce_scatter, operator,
-                    self._fingerprint("reduce_scatter", operator, layout.target.dtype, shape, None),
-                    layout.source, span, span is not None and layout.in_whole, layout.target,
-                    None if output is None else self._context.memory.span_of(output),
-                    start=layout.bounds[self._index][0], parts=layout.bounds,
-                )
-            )  # fmt: skip
-            result = layout.target
-        result = result.reshape(layout.shapes[self._index])
+            if output is None:
+                return mine.copy()
+            output[...] = mine
+            return output
+        layout = self._layout(arrays, whole, output)
+        memory = self._context.memory
+        span = None if whole is None else memory.span_of(whole)
+        shape: Any = tuple(a.shape for a in arrays) if whole is None else whole.shape
+        self._run(
+            Reduction(
+                Operation.reduce_scatter, operator,
+                self._fingerprint("reduce_scatter", operator, mine.dtype, shape, None),
+                layout.source, span, span is not None and layout.in_whole, layout.target,
+                None if output is None else memory.span_of(output),
+                start=layout.bounds[self._index][0], parts=layout.bounds,
+            )
+        )  # fmt: skip
+        result = layout.target.reshape(mine.shape)
         if output is None:
             return result
-        if not layout.in_place or self._size == 1:
+        if not layout.in_place:
             output[...] = result
         return output
 
-    def _validate(
-        self, parts: Sequence[Any], whole: AnyArray | None, output: AnyArray | None
-    ) -> ScatterLayout:
-        """Check one call; returns where its parts lie and where its result goes."""
+    def _validate(self, parts: Sequence[Any], operator: Operator, output: AnyArray | None) -> list[AnyArray]:
+        """Return the parts as plain arrays; raises if they or the output are of the wrong form."""
         arrays = [_part(part, i, parts[0]) for i, part in enumerate(parts)]
         mine = arrays[self._index]
+        check_dtype(operator, mine.dtype)
         if output is not None and (output.dtype, output.shape) != (mine.dtype, mine.shape):
             raise ValueError(
                 f"the output of reduce_scatter has dtype {output.dtype} and shape {output.shape}, and this "
                 f"rank's part is {mine.dtype} {mine.shape}"
             )
-        in_whole = whole is not None and whole.flags.c_contiguous and self._size > 1
+        return arrays
+
+    def _layout(
+        self, arrays: Sequence[AnyArray], whole: AnyArray | None, output: AnyArray | None
+    ) -> ScatterLayout:
+        """Return where the parts of a call lie, and where its result goes."""
+        mine = arrays[self._index]
+        in_whole = whole is not None and whole.flags.c_contiguous
         if whole is not None and in_whole:
             source = whole.reshape(-1)
         else:
@@ -192,8 +199,7 @@ class Reduce:
             in_place = False  # others may still read what would be written
         target = output.reshape(-1) if output is not None and in_place else np.empty(mine.size, mine.dtype)
         ends = list(accumulate(a.size for a in arrays))
-        bounds = list(zip([0, *ends], ends, strict=False))
-        return ScatterLayout(source, in_whole, bounds, tuple(a.shape for a in arrays), target, in_place)
+        return ScatterLayout(source, in_whole, list(zip([0, *ends], ends, strict=False)), target, in_place)
 
     def _reduce_scatter_numbers(self, parts: Sequence[Any], operator: Operator) -> Any:
         values = [check_number(operator, part, "reduce_scatter") for part in parts]
