@@ -41,11 +41,13 @@ class AssertSame(OperationBase):
         state = self._group_state(group)
         digest = digest_of(flatten(x, exact=True))
 
-        def tell(value: Any) -> list[Any]:
-            return self._run(state, limit, lambda c, until: c.tell(Operation.assert_same, x, value, until))
+        def exchange(value: Any) -> list[Any]:
+            return self._run(
+                state, limit, lambda c, until: c.exchange_values(Operation.assert_same, x, value, until)
+            )
 
-        if len(set(tell(digest))) == 1:
+        if len(set(exchange(digest))) == 1:
             return
-        error = find_difference(x, state.ranks, state.index, tell)
+        error = find_difference(x, state.ranks, state.index, exchange)
         if error is not None:
             raise error

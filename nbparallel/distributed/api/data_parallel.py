@@ -136,10 +136,10 @@ class DataParallel(OperationBase):
             bool(shuffle), bool(drop_last),
         )  # fmt: skip
         state = self._group_state(group)
-        schedules: list[BatchSchedule] = self._run(
-            state, None, lambda c, until: c.tell(Operation.batches, arrays[0], plan, until)
+        replies: list[BatchSchedule] = self._run(
+            state, None, lambda c, until: c.exchange_values(Operation.batches, arrays[0], plan, until)
         )
-        text = disagreement(dict(zip(state.ranks, schedules, strict=True)))
+        text = disagreement(dict(zip(state.ranks, replies, strict=True)))
         if text:
             raise CollectiveMismatchError(
                 f"batches must be called with the same numbers on all ranks: {text}"

@@ -42,8 +42,8 @@ class GroupOperations(OperationBase):
             raise ValueError("new_group sorts its ranks: split(color, key) makes groups in the order of key")
         if not isinstance(tag, str):
             raise TypeError(f"tag must be a string, not {type(tag).__name__}")
-        everybody = range(self.world_size)
-        return Group(checked_ranks(everybody if ranks is None else ranks, self.world_size), tag)
+        all_ranks = range(self.world_size)
+        return Group(checked_ranks(all_ranks if ranks is None else ranks, self.world_size), tag)
 
     def split(self, color: int | None, key: int | None = None, group: GroupLike = None) -> Group | None:
         """Split a group: members that pass the same `color` form one; all members must call it.

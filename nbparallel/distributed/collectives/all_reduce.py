@@ -68,7 +68,7 @@ class AllReduce:
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
         self.inline_nbytes = min(protocol.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
         self._plans: dict[object, ReductionSignature] = {}
-        self._labels: dict[tuple[str, str], Fingerprint] = {}
+        self._fingerprints: dict[tuple[str, str], Fingerprint] = {}
 
     def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
         """Combine `x` of all ranks; an array in place."""
@@ -88,22 +88,22 @@ class AllReduce:
         context, protocol = self._context, self._protocol
         if self._size == 1:
             return x
-        place = None if x.base is None else self._memory.span_of(x)
+        span = None if x.base is None else self._memory.span_of(x)
         protocol.deadline_ns = deadline_ns
         context.operations += 1
         context.nbytes += plan.nbytes
         if not plan.inline:
-            self._all_reduce_large(x, plan, place)
+            self._all_reduce_large(x, plan, span)
             protocol.release()
             return x
         generation = protocol.next_generation()
         views = plan.views[generation] or self._views(plan, generation, x)
         same = protocol.exchange_inline(
-            _ALL_REDUCE, plan.fingerprint, context.call_site.line(), x, place, views
+            _ALL_REDUCE, plan.fingerprint, context.call_site.line(), x, span, views
         )
         if not same:
             protocol.compare()
-        if not same or (place is not None and not protocol.spans.disjoint(protocol.generation)):
+        if not same or (span is not None and not protocol.spans.disjoint(protocol.generation)):
             protocol.check_overlap(protocol.bits())
         self._combine_slots(plan, views, x)
         protocol.release()
@@ -127,21 +127,21 @@ class AllReduce:
             plan = ReductionSignature(find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
             plan.operation, plan.fingerprint, plan.may_differ = operation, label, True
             self._remember(label.word, plan)
-        place = None if x.base is None else self._memory.span_of(x)
+        span = None if x.base is None else self._memory.span_of(x)
         protocol.deadline_ns = deadline_ns
         context.operations += 1
         context.nbytes += plan.nbytes
         if plan.inline:
             generation = protocol.next_generation()
             views = plan.views[generation] or self._views(plan, generation, x)
-            same = protocol.exchange_inline(operation, label, context.call_site.line(), x, place, views)
+            same = protocol.exchange_inline(operation, label, context.call_site.line(), x, span, views)
             agreed = same or protocol.agree()
             if agreed:
-                if not same or (place is not None and not protocol.spans.disjoint(protocol.generation)):
+                if not same or (span is not None and not protocol.spans.disjoint(protocol.generation)):
                     protocol.check_overlap(protocol.bits())
                 self._combine_slots(plan, views, x)
         else:
-            agreed = self._all_reduce_large(x, plan, place)
+            agreed = self._all_reduce_large(x, plan, span)
         protocol.release()
         return agreed
 
@@ -244,17 +244,17 @@ class AllReduce:
         if self._size == 1:
             return combine_numbers(operator, [value])
         self._protocol.deadline_ns = deadline_ns
-        label = self._label(type(value).__name__, operator.name)
+        label = self._fingerprint(type(value).__name__, operator.name)
         values = exchange_numbers(self._context, self._protocol, Operation.all_reduce, label, value)
         return combine_numbers(operator, values)
 
-    def _label(self, kind: str, operator: str) -> Fingerprint:
-        label = self._labels.get((kind, operator))
+    def _fingerprint(self, kind: str, operator: str) -> Fingerprint:
+        label = self._fingerprints.get((kind, operator))
         if label is None:
             label = fingerprint("all_reduce", kind, operator=operator, content="number")
-            self._labels[kind, operator] = label
+            self._fingerprints[kind, operator] = label
         return label
 
     def close(self) -> None:
-        """Let go of the slots."""
+        """Release the slots."""
         self._plans.clear()

@@ -34,7 +34,7 @@ from nbparallel.wire.handles import ArrayHandle
 _HEAD = struct.Struct("<BxxxI")
 """What the root left, and the length of the pickled (dtype, shape) before it."""
 _INLINE, _SHARED, _STAGED, _OBJECT, _BLOB = range(1, 6)
-MAX_LABELS = 1024
+MAX_FINGERPRINTS = 1024
 _READ_ONLY = "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
 
 
@@ -43,7 +43,7 @@ class Broadcast:
 
     def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
         self._context, self._protocol, self._staging = context, protocol, staging
-        self._labels: dict[tuple[Any, ...], Fingerprint] = {}
+        self._fingerprints: dict[tuple[Any, ...], Fingerprint] = {}
 
     def __call__(self, x: Any, root: int) -> Any:
         """Return the value of `root`; an array of this rank is filled."""
@@ -56,7 +56,9 @@ class Broadcast:
         if len(protocol.ranks) == 1:
             return x
         pickled = packing.dumps(x, context.store) if mine and array is None else (b"", None)
-        protocol.begin(Operation.broadcast, self._label(x, array, root, mine=mine), context.call_site.line())
+        protocol.begin(
+            Operation.broadcast, self._fingerprint(x, array, root, mine=mine), context.call_site.line()
+        )
         source = np.ascontiguousarray(array) if mine and array is not None else None
         left, keepalive = 0, None
         if array is not None and source is not None:
@@ -90,7 +92,7 @@ class Broadcast:
         if span is None:
             raise ValueError(_READ_ONLY)
         line = self._context.call_site.line()
-        protocol.begin(Operation.broadcast, self._label(x, array, root, mine=False), line)
+        protocol.begin(Operation.broadcast, self._fingerprint(x, array, root, mine=False), line)
         offers = self._arrive_and_compare(0, span, root)
         same = bool(offers[root] & SHARED) and self._is_of_root(array, root)
         if not same:
@@ -125,13 +127,13 @@ class Broadcast:
                 targets.append(array if own else context.memory.attach(packed, writable=True))
         direct_broadcast(context, protocol, flat_octets(source), [flat_octets(x) for x in targets])
 
-    def _label(self, x: Any, array: AnyArray | None, root: int, *, mine: bool) -> Fingerprint:
+    def _fingerprint(self, x: Any, array: AnyArray | None, root: int, *, mine: bool) -> Fingerprint:
         """Return the fingerprint; what is moved is left open by ranks that brought no array."""
         key = (root, mine, type(x).__name__) if array is None else (root, array.dtype, array.shape)
-        label = self._labels.get(key)
+        label = self._fingerprints.get(key)
         if label is None:
-            if len(self._labels) >= MAX_LABELS:
-                self._labels.clear()
+            if len(self._fingerprints) >= MAX_FINGERPRINTS:
+                self._fingerprints.clear()
             rank = self._protocol.ranks[root]
             if array is None:
                 kind = type(x).__name__ if mine else "-"
@@ -141,7 +143,7 @@ class Broadcast:
                 label = fingerprint(
                     "broadcast", str(array.dtype), str(array.shape), root=rank, content=content
                 )
-            self._labels[key] = label
+            self._fingerprints[key] = label
         return label
 
     # -- the root's side -------------------------------------------------------------------------------
@@ -219,9 +221,9 @@ class Broadcast:
 
     def _copy_shared(self, array: AnyArray, packed: bytes) -> None:
         context = self._context
-        place = context.memory.span_of(array)
+        span = context.memory.span_of(array)
         other = decode_handle(packed)
-        if place is not None and place.segment == other.segment and self._is_laid_out_as(array, other):
+        if span is not None and span.segment == other.segment and self._is_laid_out_as(array, other):
             return  # the same memory
         # Attached as it lies: the root's strides may differ from this array's.
         np.copyto(array, context.memory.attach_view(packed))

@@ -81,7 +81,9 @@ class GroupCollectives:
         movement = self._movements(pattern, values, outputs, root, view=view)
         return movement.result(self._exchange(movement, deadline_ns))
 
-    def tell(self, operation: Operation, shown: Any, value: Any, deadline_ns: int | None) -> list[Any]:
+    def exchange_values(
+        self, operation: Operation, shown: Any, value: Any, deadline_ns: int | None
+    ) -> list[Any]:
         """Return the values of all members, as one step of an `operation` that was called with `shown`."""
         return self._exchange(self._movements.step(operation, shown, value), deadline_ns)
 

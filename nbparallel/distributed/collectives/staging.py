@@ -1,9 +1,9 @@
-"""Private arrays through scratch memory: every rank has three chunks in one shared array of its own.
+"""Staging buffers for private arrays: every rank has three chunks in one shared array of its own.
 
 The chunks are used in turn, over all operations of an epoch.  One synchronisation a chunk is enough: a rank
-that fills chunk q + 1 has passed the synchronisation of chunk q - 1, before which everybody had read out
-chunk q - 2, and that is the one whose place it takes.  Nobody writes into another rank's scratch, so a
-failure leaves no late writers.
+that fills chunk q + 1 has passed the synchronisation of chunk q - 1, before which every member had read out
+chunk q - 2, and that is the one whose place it takes.  No rank writes into another rank's buffers,
+so there are no late writes after a failure.
 
 In a reduction each rank combines a piece of every chunk.  It copies in what others combine, and reads its own
 values where they are: so of N ranks' bytes (N - 1) / N are copied in, and as many out.
@@ -42,8 +42,8 @@ class StagingLayout:
     itemsize : int
         Their bytes.
     parts : sequence of (int, int), optional
-        The elements that each member wants, if it wants no others: then it combines these, and shows them to
-        nobody.  Without it each chunk is divided among all members.
+        The elements that each member wants, if it wants no others: then it combines these, and no other
+        member reads the result.  Without it each chunk is divided among all members.
 
     Attributes
     ----------
@@ -62,19 +62,19 @@ class StagingLayout:
         longest = max(high - low for low, high in parts) if parts is not None else 0
         self.chunks = -(-longest // self._share) if parts is not None else -(-count // self._size)
 
-    def __call__(self, chunk: int, context: int) -> tuple[int, int, int]:
-        """Return the first element and the one behind the last of a member's piece, and its place."""
+    def __call__(self, chunk: int, member: int) -> tuple[int, int, int]:
+        """Return the bounds of a member's piece, in elements of the array, and its offset in the chunk."""
         if self._parts is None:
             begin = chunk * self._size
-            low, high = slice_bounds(min(self._size, self._count - begin), context, self._members)
+            low, high = slice_bounds(min(self._size, self._count - begin), member, self._members)
             return begin + low, begin + high, low
-        first, last = self._parts[context]
+        first, last = self._parts[member]
         low = min(first + chunk * self._share, last)
-        return low, min(low + self._share, last), context * self._share
+        return low, min(low + self._share, last), member * self._share
 
 
 class StagingBuffers:
-    """One rank's scratch memory and the others' as attached here; all are made on first use."""
+    """One rank's staging buffers and the others' as attached here; all are made on first use."""
 
     def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
         self._context, self._protocol = context, protocol
@@ -99,7 +99,7 @@ class StagingBuffers:
         return np.ndarray((count,), like.dtype, memory, start)
 
     def _attach(self, packed: bytes) -> AnyArray:
-        """Return another rank's scratch; it stays attached for the epoch."""
+        """Return another rank's buffers; they stay attached for the epoch."""
         memory = self._attached.get(packed)
         if memory is None:
             memory = self._attached[packed] = self._context.attach(decode_handle(packed), writable=False)
@@ -114,7 +114,7 @@ class StagingBuffers:
         """Return another rank's chunks as bytes."""
         return self._attach(packed)
 
-    def place(self, index: int) -> int:
+    def offset(self, index: int) -> int:
         """Return the first byte of the chunk that is `index` behind the next one."""
         return (self._position + index) % CHUNKS * CHUNK
 
@@ -123,11 +123,11 @@ class StagingBuffers:
         self._position += chunks
 
     def offer(self, x: AnyArray, pieces: StagingLayout | None = None) -> bytes:
-        """Copy the first chunk of a contiguous `x` in; returns the scratch's handle, for the slot.
+        """Copy the first chunk of a contiguous `x` in; returns the buffers' handle, for the slot.
 
         Parameters
         ----------
-        pieces : Pieces, optional
+        pieces : StagingLayout, optional
             Of a reduction: only what others combine is copied.
         """
         if pieces is None:
@@ -147,10 +147,10 @@ class StagingBuffers:
         self, memory: AnyArray, flat: AnyArray, pieces: StagingLayout, index: int, position: int
     ) -> None:
         chunk = self._chunk(memory, position, flat)
-        for context in range(len(self._protocol.ranks)):
-            if context != self._protocol.index:
-                low, high, place = pieces(index, context)
-                chunk[place : place + high - low] = flat[low:high]
+        for member in range(len(self._protocol.ranks)):
+            if member != self._protocol.index:
+                low, high, offset = pieces(index, member)
+                chunk[offset : offset + high - low] = flat[low:high]
         if fault_injection.ARMED:
             fault_injection.hit("half_payload", self._context.rank)
 
@@ -162,7 +162,7 @@ class StagingBuffers:
         target: AnyArray | None,
         start: int = 0,
     ) -> None:
-        """Combine a contiguous `x` of all members; everybody has offered the first chunk.
+        """Combine a contiguous `x` of all members; every member has offered the first chunk.
 
         Parameters
         ----------
@@ -179,9 +179,9 @@ class StagingBuffers:
         for chunk in range(pieces.chunks):
             position = self._position
             parts = [self._chunk(memory, position, flat) for memory in memories]
-            low, high, place = pieces(chunk, index)
+            low, high, offset = pieces(chunk, index)
             if low < high:
-                inputs = [part[place : place + high - low] for part in parts]
+                inputs = [part[offset : offset + high - low] for part in parts]
                 out = inputs[index]
                 inputs[index] = flat[low:high]
                 if not pieces.shown and target is not None:
@@ -195,9 +195,9 @@ class StagingBuffers:
             if target is None or not pieces.shown:
                 continue
             for i in range(size):
-                low, high, place = pieces(chunk, i)
+                low, high, offset = pieces(chunk, i)
                 if low < high:
-                    target[low - start : high - start] = parts[i][place : place + high - low]
+                    target[low - start : high - start] = parts[i][offset : offset + high - low]
 
     def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
         """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
@@ -219,13 +219,13 @@ class StagingBuffers:
                 self._protocol.synchronize()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all memory."""
         self._own = None
         self._attached.clear()
 
 
 _WHERE = struct.Struct("<QQ")
-"""Where in a chunk the pieces of an array lie, and their size; the handle of the scratch memory follows."""
+"""Where in a chunk the pieces of an array lie, and their size; the handle of the staging buffers follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Arrival:
 
 
 class StagedCopy:
-    """One rank's side of all relays in a group."""
+    """One rank's side of all staged copies in a group."""
 
     def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
         self._context, self._protocol, self._staging = context, protocol, staging
@@ -261,7 +261,7 @@ class StagedCopy:
 
     def _copy_in(self, index: int) -> None:
         memory, _ = self._staging.window()
-        begin = self._staging.place(index)
+        begin = self._staging.offset(index)
         first, share = index * self._share, self._share
         for i, data in enumerate(self._leaving):
             piece = data[first : first + share]
@@ -273,16 +273,16 @@ class StagedCopy:
         """Take part in all rounds; every member has offered what it brings."""
         incoming = []
         for arrival in arrivals:
-            place, share = _WHERE.unpack_from(arrival.where)
+            offset, share = _WHERE.unpack_from(arrival.where)
             memory = self._staging.window_of(arrival.where[_WHERE.size :])
-            incoming.append((memory, place, share, flat_octets(arrival.target)))
+            incoming.append((memory, offset, share, flat_octets(arrival.target)))
         for index in range(rounds):
             if index + 1 < rounds and self._leaving:
                 self._copy_in(index + 1)
-            begin = self._staging.place(index)
-            for memory, place, share, data in incoming:
+            begin = self._staging.offset(index)
+            for memory, offset, share, data in incoming:
                 piece = data[index * share : (index + 1) * share]
-                piece[...] = memory[begin + place : begin + place + piece.size]
+                piece[...] = memory[begin + offset : begin + offset + piece.size]
             if fault_injection.ARMED:
                 fault_injection.hit("half_payload", self._context.rank)
             if index + 1 < rounds:

@@ -241,7 +241,7 @@ def average(
 
     def tell(value: Any) -> list[Any]:
         shown = arrays[0] if arrays else None
-        return collectives.tell(Operation.average_gradients, shown, value, deadline_ns)
+        return collectives.exchange_values(Operation.average_gradients, shown, value, deadline_ns)
 
     ranks = collectives.protocol.ranks
     found = declared or tell(gradients.declaration(context.memory))
