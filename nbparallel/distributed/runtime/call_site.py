@@ -32,10 +32,10 @@ class CallSite:
                 if known[0] is not code:
                     # by identity: two functions may be equal, and to find that out is slow
                     known = self._latest = self._lines_of.setdefault(id(code), (code, {}))
-                lines, place = known[1], frame.f_lasti
-                line = lines.get(place)
+                lines, offset = known[1], frame.f_lasti
+                line = lines.get(offset)
                 if line is None:
-                    line = lines[place] = frame.f_lineno
+                    line = lines[offset] = frame.f_lineno
                 return line
             frame = frame.f_back
         return 0

@@ -8,7 +8,7 @@ Note [no lost wake-ups].  Every rank has a *bell* word, which it alone changes, 
 which it alone writes which rank it sleeps for.  The waiter: parked = peer; b = peer's bell; fence; load the
 condition; sleep while the bell is b.  The peer: write the condition; fence; if a rank is parked for it,
 bell += 1 and wake.  Between "write mine" and "read yours" stands a full fence on both sides, or both could
-read the old value: x86 too lets a load pass an earlier store to another place (Dekker's problem).  So either
+read the old value: x86 too lets a load pass an earlier store elsewhere (Dekker's problem).  So either
 the peer sees the waiter parked, and the changed bell makes the sleep end or not begin, or the waiter sees
 the condition.  The fence stands behind the bell: with weak order a new bell and an old condition could be
 seen else.  The slice bounds whatever was overlooked.
