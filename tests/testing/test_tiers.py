@@ -1,0 +1,160 @@
+"""The quick tier: a sample that covers, the same for a seed; with the rest it is the whole."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from nbparallel.testing import tiers
+
+MATRICES = """
+import time
+import pytest
+
+@pytest.mark.matrix()
+@pytest.mark.parametrize("point", range(5))
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_value(point, size, shared):
+    pass
+
+@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.parametrize("kind", range(9))
+def test_two(kind):
+    pass
+
+@pytest.mark.slow
+def test_slow():
+    pass
+
+def test_loop(sampled):
+    print("taken", sampled(range(70), one_in=7))
+
+class Suite:
+    @pytest.mark.matrix(cover=(), across_classes=True)
+    def test_inherited(self):
+        pass
+
+class TestOne(Suite):
+    pass
+
+class TestTwo(Suite):
+    pass
+"""
+
+
+def chosen(pytester: pytest.Pytester, tier: str, seed: int) -> set[str]:
+    """Return the tests of a tier."""
+    result = pytester.runpytest_subprocess(
+        *("-p", "nbparallel.testing.plugin", "--collect-only", "-q"),
+        *("--tier", tier, "--matrix-seed", str(seed)),
+        timeout=15,
+    )
+    return {line.partition("::")[2] for line in result.outlines if "::" in line}
+
+
+def test_a_sample_holds_every_value() -> None:
+    """Each value of each parameter occurs, in hardly more cases than the longest parameter has values."""
+    cases = [
+        {"point": str(p), "size": str(s), "shared": str(x)} for p in range(6) for s in range(3) for x in "ab"
+    ]
+    samples = {tiers.sample(cases, random.Random(seed)) for seed in range(50)}
+    assert len(samples) > 40, "another one for almost every seed"
+    for taken in samples:
+        assert {pair for index in taken for pair in cases[index].items()} == {
+            p for c in cases for p in c.items()
+        }
+        assert 6 <= len(taken) <= 9
+    assert len(tiers.sample(cases, random.Random(1), size=20)) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(90)
+def test_quick_and_rest_are_the_whole(pytester: pytest.Pytester) -> None:
+    """No test is in neither; a seed is repeatable, another one takes others; loops run in both."""
+    pytester.makepyfile(MATRICES)
+    whole, quick, rest = (chosen(pytester, tier, 7) for tier in (tiers.ALL, tiers.QUICK, tiers.REST))
+    assert quick | rest == whole
+    assert len(whole) == 20 + 9 + 1 + 1 + 2
+    assert quick & rest == {"test_loop"}, "it does more in the whole"
+    names = [re.sub(r"\[.*", "", name) for name in quick]
+    assert 5 <= names.count("test_every_value") <= 7
+    assert names.count("test_two") == 2
+    assert sum(name.endswith("test_inherited") for name in names) == 1
+    assert chosen(pytester, tiers.QUICK, 7) == quick != chosen(pytester, tiers.QUICK, 8)
+
+
+WORKERS = """
+import os, subprocess, sys, time
+import pytest
+
+BUSY = "busy"
+
+@pytest.mark.parametrize("number", range(12))
+def test_beside(number):
+    with open(f"{BUSY}-{number}", "w"):
+        time.sleep(0.05)
+    os.unlink(f"{BUSY}-{number}")
+
+@pytest.mark.alone
+@pytest.mark.parametrize("number", range(12))
+def test_alone(number):
+    for _ in range(5):
+        assert not [name for name in os.listdir() if name.startswith(BUSY)]
+        time.sleep(0.01)
+
+def test_a_process_is_left():
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_name_of_another_worker_is_no_leak(number):
+    process = subprocess.Popen([sys.executable, "-S", "-c",
+        "import mmap, os, sys; path = '/dev/shm/nbp-worker-%d' % os.getpid()\\n"
+        "file = open(path, 'w+b'); file.truncate(4096); memory = mmap.mmap(file.fileno(), 4096)\\n"
+        "print(flush=True); sys.stdin.read(); os.unlink(path)"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    time.sleep(0.05)
+    process.communicate()
+"""
+
+
+@pytest.mark.time_limit(90)
+def test_workers_do_not_meet(pytester: pytest.Pytester) -> None:
+    """A test that is `alone` has no test beside it; what a worker's test leaves is that test's leak only."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    pytester.makepyfile(WORKERS)
+    result = pytester.runpytest_subprocess(
+        *("-p", "nbparallel.testing.plugin", "-n", "2", "--dist", "worksteal", "-rA"), timeout=60
+    )
+    result.assert_outcomes(passed=12 + 12 + 1 + 5, errors=1)
+    assert "ERROR test_workers_do_not_meet.py::test_a_process_is_left" in result.stdout.str()
+
+
+PROMISE = """
+import time
+
+def test_in_time(promised):
+    with promised(0.3):
+        time.sleep(0.01)
+
+def test_late(promised):
+    with promised(0.1):
+        time.sleep(0.15)
+"""
+
+
+def test_repetitions_fail_at_the_promise(pytester: pytest.Pytester) -> None:
+    """One run may be late on a shared machine, and says how late; repetitions may not."""
+    pytester.makepyfile(PROMISE)
+    once = pytester.runpytest_subprocess(
+        "-p", "nbparallel.testing.plugin", "--junit-xml", "report.xml", timeout=15
+    )
+    once.assert_outcomes(passed=2)
+    assert re.search(
+        r'"seconds of 0.1 promised" value="0\.1[5-9]', (pytester.path / "report.xml").read_text()
+    )
+    often = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", "--repeat", "2", timeout=15)
+    often.assert_outcomes(passed=2, failed=2)
