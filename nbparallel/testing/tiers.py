@@ -187,6 +187,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.when == "teardown"
         and report.passed
         and item.config.option.tier == QUICK
+        and item.get_closest_marker("stress") is None
         and seconds > FAIL_SECONDS * _patience()
     ):
         report.outcome = "failed"

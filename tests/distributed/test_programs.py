@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, PeerFailedError
 from nbparallel.testing.ranks import run_ranks
+from nbparallel.testing.tiers import examples
 from tests.distributed.conformance import ALL, REDUCTIONS, ROOTED, Setting, complete
 from tests.distributed.guarded import LAYOUTS
 from tests.distributed.oracle import OPERATORS
@@ -117,7 +118,7 @@ def changed(program: list[Step], at: int, change: str, n: int) -> list[Step]:
 
 
 @given(st.data(), st.integers(2, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @pytest.mark.fault("F31")
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(600)

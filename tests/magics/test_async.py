@@ -119,6 +119,7 @@ def test_interrupting_the_wait_interrupts_the_cell(shared_kernel: Kernel) -> Non
     assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
 
 
+@pytest.mark.slow
 def test_stopping_ends_a_cell_that_still_runs(shared_kernel: Kernel) -> None:
     """And so does unloading: no process is left."""
     kernel = prepared(shared_kernel)

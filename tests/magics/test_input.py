@@ -100,6 +100,7 @@ def test_another_ranks_failure_ends_the_question(shared_kernel: Kernel, end: str
     assert kernel.run("%parallel 1;").status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F20")
 def test_the_time_out_ends_the_question(shared_kernel: Kernel) -> None:
     """``--timeout`` holds while the user is asked."""

@@ -182,6 +182,7 @@ def test_load_and_unload_many_times(kernel: Kernel, times: int) -> None:
     assert kernel.descendants() == []
 
 
+@pytest.mark.slow
 def test_two_kernels_do_not_meet(kernel: Kernel) -> None:
     """Two kernels have sessions of their own: stopping or killing one does not touch the other (F71)."""
     with Kernel() as other:

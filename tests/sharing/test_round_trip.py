@@ -14,6 +14,7 @@ from nbparallel.errors import (
 )
 from nbparallel.sharing import is_shared, share, zeros
 from nbparallel.sharing.memory.array_layout import describe
+from nbparallel.testing.tiers import examples
 
 DTYPES = hnp.scalar_dtypes() | hnp.array_dtypes(
     st.sampled_from([np.dtype("<i2"), np.dtype(">f8"), np.dtype("M8[s]"), np.dtype("S3")]),
@@ -53,7 +54,9 @@ def same(left, right):
     return as_bytes[0] == as_bytes[1]
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(views())
 def test_any_view_arrives_as_what_it_is(exchange, array):
     """Shape, dtype, strides and every byte come through; both ends are the same memory."""
@@ -95,7 +98,9 @@ def test_in_another_process(connected, peer):
     assert peer.run("result = y.tolist()") == [1, 20, 3]
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(array=views())
 def test_every_layout_in_another_process(connected_once, peer, array):
     """What another process sees of a view has the same bytes."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nbparallel.errors import SegmentLostError
 from nbparallel.testing.stores import store_usage
+from nbparallel.testing.tiers import examples
 
 MOVES = st.lists(
     st.tuples(
@@ -80,7 +81,9 @@ class World:
                 assert (array == value).all(), f"client {client} sees other content"
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(moves=MOVES)
 def test_whatever_they_do(fresh_exchange, moves):
     """Nobody's content ever changes, and in the end nobody has and the supervisor keeps nothing."""

@@ -18,6 +18,7 @@ from nbparallel.supervisor.ledger.actions import (
     Unmap,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
+from nbparallel.testing.tiers import examples
 from nbparallel.wire.segments import AllowWrite, Fetch, Forget, Freed, Hold, Register, Release, segment_id
 from tests.supervisor.kept_memory import KeptMemory
 
@@ -37,7 +38,7 @@ def test_nobody_loses_memory_whatever_is_read_first():
 
 
 @pytest.mark.time_limit(90)
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(random_=st.randoms(use_true_random=False), steps=st.integers(1, 60))
 def test_histories_that_hypothesis_finds(random_, steps):
     """The same, with histories that Hypothesis makes shorter when one of them fails."""

@@ -21,6 +21,7 @@ from nbparallel.supervisor.ledger.actions import (
     Unrecord,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
+from nbparallel.testing.tiers import examples
 from nbparallel.wire.owners import record_path
 from nbparallel.wire.segments import (
     AllowWrite,
@@ -289,7 +290,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 TestLedger.pytestmark = [pytest.mark.time_limit(90)]
 TestLedger.__doc__ = (
     "Whatever clients say: held memory stays, unheld memory goes, every question is answered."

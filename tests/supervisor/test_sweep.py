@@ -20,6 +20,7 @@ from nbparallel.supervisor import sweep as sweeps
 from nbparallel.supervisor.orphans import end_orphans, orphans_text
 from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
 from nbparallel.supervisor.sweep import StaleName, look, removal_text, sweep
+from nbparallel.testing.tiers import examples
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, this_process, this_world
 from nbparallel.wire.owners import Owner
@@ -388,7 +389,7 @@ def damaged(text: str, damage: tuple[str, int]) -> str:
     return f"{text[:at]}{'x' if text[at] != 'x' else 'y'}{text[at + 1 :]}"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(sessions=st.lists(st.tuples(FATES, DAMAGE, st.integers(0, 4)), max_size=8))
 def test_f72_property_a_living_one_is_never_touched(
     sessions: list[tuple[str, tuple[str, int] | None, int]], tmp_path_factory: pytest.TempPathFactory

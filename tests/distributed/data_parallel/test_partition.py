@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
+from nbparallel.testing.tiers import examples
 
 plans = st.builds(
     BatchSchedule,
@@ -31,7 +32,7 @@ def test_parts_are_those_of_array_split(n: int, parts: int) -> None:
 
 
 @given(plans, st.integers(1, 9))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_each_sample_exactly_once(plan: BatchSchedule, parts: int) -> None:
     """Together the ranks see every sample once (with drop_last: none twice), in equally many batches."""
     all_parts = [plan.of_part(part, parts) for part in range(parts)]

@@ -28,6 +28,7 @@ from nbparallel.errors import (
     UnpicklableError,
 )
 from nbparallel.testing.ranks import context_of
+from nbparallel.testing.tiers import examples
 from nbparallel.wire.control import State
 from tests.distributed.collectives.test_data_movement import DTYPES, example
 
@@ -374,7 +375,7 @@ def test_somebody_writes_meanwhile(ranks: Any) -> None:
 
 
 @given(st.sampled_from(["f2", "f4", ">f8", "g", "c8", "G"]), st.integers(1, 40), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_bytes_and_values(dtype: str, n: int, seed: int) -> None:
     """Comparable bytes differ exactly where values do: NaNs are equal, zeros by sign, gaps do not count."""
     rng = np.random.default_rng(seed)
@@ -425,7 +426,7 @@ def test_every_number_counts() -> None:
     st.randoms(),
 )
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_copies_are_the_same(x: Any, random: Any) -> None:
     """A copy with its dicts in another order has the same digest, and one part more has not."""
 

@@ -197,6 +197,7 @@ def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F32")
 def test_those_who_are_here_are_told_soon(outcomes: Any) -> None:
     """Ranks that differ do not wait for one who takes long; the table says that it has not come."""

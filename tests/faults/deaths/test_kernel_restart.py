@@ -49,7 +49,7 @@ def wait_until_alone(kernel: Kernel, but: int) -> None:
     wait_until(lambda: not left(), left)
 
 
-@pytest.mark.matrix(cover=())
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("now", [False, True])
 def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool, promised: Promised) -> None:

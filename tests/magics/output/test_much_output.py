@@ -100,6 +100,7 @@ def test_progress_bars_are_drawn_on_their_line(shared_kernel: Kernel) -> None:
         assert any(line.startswith(f"rank {rank}: 100%") and "2000/2000" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_displays_are_updated_and_cleared(shared_kernel: Kernel) -> None:
     """A handle's update, `clear_output` and an inline plot without `%matplotlib`: each rank's own."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")

@@ -23,6 +23,7 @@ def test_without_widgets(notebook: Any) -> None:
     assert "no panel is open" in str(out.error)
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_a_live_panel(kernel: Kernel) -> None:
     """It follows a cell that runs, from a thread that ends with the ranks; loading imports no widgets."""

@@ -16,6 +16,7 @@ from nbparallel.errors import (
     UnknownNameError,
     UnpicklableError,
 )
+from nbparallel.testing.tiers import examples
 from nbparallel.wire.names import NameKind, NameUpdate
 from tests.session.names.pair import Pair
 
@@ -565,7 +566,7 @@ def test_unchanged_arrays_cost_little(pair):
     assert best < 200e-6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["type", "rank", "read", "delete"]), st.sampled_from("xy")),

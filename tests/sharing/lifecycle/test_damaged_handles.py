@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nbparallel.errors import InvalidHandleError, NbParallelError, ReadOnlyArrayError, SegmentLostError
 from nbparallel.sharing.memory.array_layout import check_handle
+from nbparallel.testing.tiers import examples
 from nbparallel.wire.handles import ArrayHandle
 
 NUMBERS = [0, 1, -1, 7, 8, 4095, 4096, 4097, 1 << 12, 1 << 31, 1 << 32, 1 << 40, (1 << 40) + 1, 1 << 62]
@@ -177,7 +178,9 @@ def check_mutated_handles(count):
     assert longest < 400
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     offset=st.integers(-64, 8300),
     shape=st.lists(st.integers(0, 40), max_size=4),

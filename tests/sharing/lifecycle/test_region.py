@@ -17,6 +17,7 @@ from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.stores import mark_interrupted, store_usage
 from nbparallel.testing.strategies import temporary_registry
+from nbparallel.testing.tiers import examples
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
 MOVES = st.lists(
@@ -34,7 +35,7 @@ def own(store):
     return [record for record in store.segments() if record.own and record.phase != "pooled"]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(moves=MOVES)
 def test_nobody_sees_anothers_bytes(moves):
     """Whatever is made, dropped, shown and viewed: contents stay, and in the end nothing is left."""
