@@ -281,7 +281,39 @@ def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **op
 
 globals().update({name: _operation(name) for name in OPERATIONS if name not in globals()})
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Callable[..., Any]:
-        """Stand for the operations that are defined above, for type checkers."""
+if TYPE_CHECKING:  # one line for each, so that type checkers and editors know them; a test compares
+    _typed = current()
+    all_gather = _typed.all_gather
+    all_gather_into_tensor = _typed.all_gather_into_tensor
+    all_gather_object = _typed.all_gather_object
+    all_gather_single = _typed.all_gather_single
+    all_to_all = _typed.all_to_all
+    all_to_all_single = _typed.all_to_all_single
+    assert_same = _typed.assert_same
+    average_gradients = _typed.average_gradients
+    batch_isend_irecv = _typed.batch_isend_irecv
+    batches = _typed.batches
+    broadcast_object_list = _typed.broadcast_object_list
+    gather = _typed.gather
+    gather_object = _typed.gather_object
+    get_global_rank = _typed.get_global_rank
+    get_group_rank = _typed.get_group_rank
+    get_process_group_ranks = _typed.get_process_group_ranks
+    get_rank = _typed.get_rank
+    get_world_size = _typed.get_world_size
+    irecv = _typed.irecv
+    isend = _typed.isend
+    local_slice = _typed.local_slice
+    monitored_barrier = _typed.monitored_barrier
+    new_group = _typed.new_group
+    recv_object_list = _typed.recv_object_list
+    reduce = _typed.reduce
+    reduce_scatter = _typed.reduce_scatter
+    reduce_scatter_single = _typed.reduce_scatter_single
+    reduce_scatter_tensor = _typed.reduce_scatter_tensor
+    scatter = _typed.scatter
+    scatter_object_list = _typed.scatter_object_list
+    send_object_list = _typed.send_object_list
+    shard = _typed.shard
+    split = _typed.split
+    strict_sync = _typed.strict_sync
