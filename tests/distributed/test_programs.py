@@ -99,6 +99,9 @@ def test_right_programs(drawn: tuple[int, list[Step]]) -> None:
         assert outcome.value == (len(program), "", True)
 
 
+BITWISE = ("band", "bor", "bxor")
+
+
 def changed(program: list[Step], at: int, change: str, n: int) -> list[Step]:
     """Return the program with one call changed; the same one if it cannot be changed so."""
     step = program[at]
@@ -110,7 +113,7 @@ def changed(program: list[Step], at: int, change: str, n: int) -> list[Step]:
     other = {
         "another one": step._replace(name="all_reduce" if step.shown != "all_reduce" else "broadcast"),
         "op": step._replace(op="max" if step.op != "max" else "sum"),
-        "dtype": step._replace(dtype="f4"),
+        "dtype": step._replace(dtype="u4" if step.op in BITWISE else "f4"),  # floats have no bits to combine
         "size": step._replace(size=2 * step.size),
         "root": step._replace(root=(step.root + 1) % n),
     }[change]

@@ -12,6 +12,7 @@ import itertools
 import os
 import statistics
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -204,6 +205,9 @@ class _Bench:
         held = _BenchmarkArrays()
         try:
             yield held
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # an interrupt may come where a frame has an array
+            raise
         finally:
             self._free(held)
 

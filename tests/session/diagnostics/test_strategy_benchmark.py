@@ -18,6 +18,7 @@ from nbparallel.session.diagnostics.strategy_report import (
     StrategyFigures,
     StrategyTime,
 )
+from nbparallel.sharing import Store
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
@@ -134,6 +135,25 @@ def test_an_interrupt_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPat
     assert found == [], raised
     assert two.statistics().shared_segments == before
     assert two.run("rank").values == [0, 1]
+
+
+def test_an_interrupt_while_an_array_is_made_leaves_nothing(
+    two: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame that has the only reference when the interrupt comes keeps no array in the traceback."""
+    original, calls = Store.empty, []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        array = original(*args, **options)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return array
+
+    monkeypatch.setattr(Store, "empty", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        strategy_bench(two, strategies=["file_system"], sizes=[1 << 20], seconds=30)
+    assert [record for record in nbp.segments() if record.strategy == "file_system"] == [], raised
 
 
 def times(name: str, nbytes: int, *steps: float) -> StrategyTime:
