@@ -39,7 +39,7 @@ class NbParallelError(Exception):
 
 
 class StartError(NbParallelError, RuntimeError):
-    """Ranks could not be started; the message holds the end of what they printed."""
+    """Ranks could not be started; the message holds the tail of their output."""
 
 
 class RendezvousError(NbParallelError, RuntimeError):
@@ -59,7 +59,7 @@ class InternalError(NbParallelError, RuntimeError):
 
 
 class ClosedError(NbParallelError, RuntimeError):
-    """Your own code stopped what is used here."""
+    """The session or object was closed before this call."""
 
 
 class BusyError(NbParallelError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Every test runs under the leak check and the hang watchdog of the test ground."""
+"""Every test runs under the leak check and the hang watchdog of `nbparallel.testing`."""
 
 import os
 import re
@@ -20,7 +20,7 @@ FAULT_FILES = {"test_faults.py", "test_mismatch.py", "test_deadlock.py", "test_d
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the fault matrix, by folder, file or name: ``make sweep`` repeats them."""
+    """Mark the tests of faults, by folder, file or name: ``make sweep`` repeats them."""
     for item in items:
         found = re.match(r"test_(f\d+)_", item.name)
         if found or "faults" in item.path.parts or item.path.name in FAULT_FILES:

@@ -155,7 +155,7 @@ class MagicParser(argparse.ArgumentParser):
                 break
             position = match.end()
         if leading_ranks:
-            # typed without %, as IPython allows: whoever does that wants the ranks' variable
+            # typed without %, as IPython allows: then the ranks' variable is meant
             missing = f"the ranks are missing, as in {self.prog} 0,2-3"
             own = "; `rank` itself is a variable of the ranks: %parallel rank shows it"
             self.error(missing + own * (self.prog == "%rank" and not line.strip()))

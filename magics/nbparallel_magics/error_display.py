@@ -23,7 +23,7 @@ class _CellIndentationError(IndentationError):
     """The same for its indentation."""
 
 
-# nbclient, papermill and the notebook show the class's name: it is the builtin's, whoever raises it
+# nbclient, papermill and the notebook show the class's name: it is the builtin's, whichever module raises it
 _CellSyntaxError.__name__ = _CellSyntaxError.__qualname__ = "SyntaxError"
 _CellIndentationError.__name__ = _CellIndentationError.__qualname__ = "IndentationError"
 

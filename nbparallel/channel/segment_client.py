@@ -246,7 +246,7 @@ class SegmentClient:
                 memory = unpack_segment(frame.payload, frame.kind)
                 self._notices.append(Notice(NoticeKind.UNMAP, 0, memory))
             elif frame.kind is Kind.FETCHED:
-                # Somebody gave up waiting for this.
+                # The request was given up: its time-out passed, or it was interrupted.
                 self._notices.append(Notice(NoticeKind.STRAY, Fetched.unpack(frame.payload).segment))
             elif frame.kind is not Kind.LOST:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")

@@ -1,6 +1,6 @@
 """Arguments: what users pass, checked, with errors that say what to write instead.
 
-Whatever is wrong here is known to the caller alone, before anything was said to anybody.
+These checks run before the call writes anything that another rank reads, so only the caller raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def part_of(n: int, part: int, parts: int) -> slice:
 
 MAX_TAG = (1 << 63) - 1
 _MOST_SECONDS = 1e9
-"""Of a time-out: what comes after thirty years nobody sees, and a clock's nanoseconds have 63 bits."""
+"""Of a time-out, some thirty years: its nanoseconds must fit into 63 bits."""
 _MAX_WORK: Any = 10_000
 """Of numpy's search for a common byte; arrays that take more count as overlapping."""
 

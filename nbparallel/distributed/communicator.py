@@ -43,8 +43,8 @@ class Communicator(
         This process's shared arrays.
     usable_cpus : int
         Processors that this session may use; with fewer than ranks, no rank spins.
-    overseer : Overseer, optional
-        Asked in every slice of a wait; needed if ranks do not end with their supervisor.
+    liveness_check : LivenessCheck, optional
+        Called in every slice of a wait; needed if ranks do not end with their supervisor.
 
     Notes
     -----

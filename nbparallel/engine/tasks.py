@@ -71,7 +71,7 @@ def run(state: RankState, task: Task) -> tuple[Outcome, object]:
             state.breakpoints.end_task()
     except BaseException as error:  # noqa: BLE001  a rank survives everything and reports it
         report.fail(error)
-    if state.is_forked_child():  # FAULTS F64
+    if state.is_forked_child():  # it is no rank, and shares the rank's sockets
         state.output.flush()
         os._exit(0 if report.ok else 1)
     if report.failure is not None:

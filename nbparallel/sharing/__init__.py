@@ -1,4 +1,4 @@
-"""How an array's bytes become visible to another process."""
+"""numpy arrays in shared memory: made by one process, mapped by others of its session."""
 
 from nbparallel.sharing.arrays import empty, full, is_shared, ones, segments, share, zeros
 from nbparallel.sharing.broker import SegmentBroker

@@ -1,4 +1,4 @@
-"""Shared arrays as users make them: the functions of `nbparallel` that mirror numpy's."""
+"""Shared arrays: the functions of `nbparallel` that make them, named as numpy's."""
 
 from __future__ import annotations
 

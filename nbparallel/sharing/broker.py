@@ -1,4 +1,4 @@
-"""Segment broker: hands out descriptors of other processes' segments."""
+"""Segment broker: the protocol by which a store registers, fetches and releases segments of a session."""
 
 from __future__ import annotations
 

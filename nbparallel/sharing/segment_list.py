@@ -1,4 +1,4 @@
-"""SegmentList: what shared memory a process uses, as a sequence that prints as a table."""
+"""SegmentList: the segments that a process uses, as a sequence that prints as a table."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Supervisor:
             finally:
                 frame.close()
         except ProtocolError as error:
-            # a rank that breaks the protocol is killed; the others go on (FAULTS F83)
+            # a rank that breaks the protocol is killed; the others go on
             os.write(self._log, f"client {client} broke the protocol: {error}\n".encode())
             rank = self._ranks.get(client)
             if rank is not None:

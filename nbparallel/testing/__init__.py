@@ -1,4 +1,4 @@
-"""Shipped test ground: leak check, hang watchdog, kernel harness, conformance suites.
+"""Test support for users and for this library: leak check, hang watchdog, kernel harness, conformance suites.
 
 ``pytest_plugins = ["nbparallel.testing.plugin"]`` in a ``conftest.py`` puts every test under the leak
 check and the watchdog.  It offers the fixtures ``kernel``, ``any_kernel`` and ``shared_kernel`` (a real

@@ -1,4 +1,4 @@
-"""What a kernel said and what came of a cell: frozen records that tests read."""
+"""Messages of a kernel and the outcome of a cell: frozen records that tests read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leak oracle: what a test must give back, and how the difference is told.
+"""The leak check: what a test must release, and the report of what it did not.
 
 Some facts about counting what a process holds (proc(5), memfd_create(2)):
 
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.01
 ANONYMOUS_SLACK = 256
 """Anonymous mappings that malloc and thread stacks may add in one test; arbitrary."""
 STDERR_WORDS = ("leaked", "Exception ignored", "resource_tracker")
-"""A test's stderr that holds one of these tells of a leak that nobody asserted."""
+"""A test's stderr that holds one of these reports a leak that no assertion found."""
 SHARED_NAMES = Path("/dev/shm")
 NAME_PREFIX = "nbp"
 """Named segments of ours begin with this."""
@@ -243,7 +243,7 @@ class LeakCheck:
             leaks = [leak for leak in self.leaks() if leak.kind not in allowed]
             if not leaks or time.monotonic() > deadline:
                 break
-            # those who have to let go need the processor as well
+            # the processes that have to exit or release need the processor as well
             time.sleep(max(POLL_SECONDS, time.monotonic() - began))
         return leaks
 

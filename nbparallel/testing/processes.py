@@ -176,7 +176,7 @@ def reap(records: Iterable[ProcessRecord]) -> None:
         try:
             os.waitpid(record.pid, os.WNOHANG)
         except ChildProcessError:
-            continue  # somebody else's child, or reaped by its owner
+            continue  # another process's child, or reaped by its owner
 
 
 def rank_pool(session: Session) -> RankPool:

@@ -50,7 +50,7 @@ class FolderBroker:
         draft.rename(self._folder / str(segment))
 
     def intend(self, path: str) -> None:
-        """Nobody cleans up here but the process itself."""
+        """Do nothing: no supervisor cleans up names here, the process itself does."""
 
     def removed(self, path: str) -> None:
         """As above."""
@@ -70,10 +70,10 @@ class FolderBroker:
         """Nothing, as above: no memory is used twice."""
 
     def freed(self, memory: int) -> None:
-        """Nobody is told."""
+        """Do nothing: no other process is notified."""
 
     def allow_write(self, segment: int) -> None:
-        """Everybody may."""
+        """Do nothing: every process may write."""
 
     def forget(self, segment: int) -> None:
         """Drop a descriptor."""

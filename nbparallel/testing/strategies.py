@@ -1,4 +1,4 @@
-"""The conformance suite of sharing strategies; yours too.
+"""Conformance suite of sharing strategies: ours, and those that users write.
 
 Derive a class whose name begins with ``Test``, say which strategy, and pytest does the rest::
 

@@ -1,4 +1,4 @@
-"""Two tiers of tests: a quick one before each commit, and everything.
+"""Two tiers of tests: a quick one before each commit, and all tests.
 
 ``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs what that left out;
 ``--tier all``, the default, runs the whole.  What the quick tier takes of a matrix depends on a seed that

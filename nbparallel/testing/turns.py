@@ -2,9 +2,10 @@
 
 Some facts about locks on files (flock(2)):
 
-* a lock belongs to the open file, which a forked child shares: it ends with ``LOCK_UN``, whoever lives on;
+* a lock belongs to the open file, which a forked child shares: it ends with ``LOCK_UN``, also
+  while that child lives;
 * the kernel promises no order: one that waits for a lock of its own could wait as long as others share it.
-  So everyone passes a second lock, the gate, which the one that waits keeps closed.
+  So every process passes a second lock, the gate, which the one that waits keeps closed.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Reason(enum.StrEnum):
     """Why a world did not come about; a word of the protocol."""
 
     LATE = "late"
-    """Somebody's time-out was over before all had come."""
+    """The time-out of a process expired before all had joined."""
     WRONG = "wrong"
     """The processes do not fit together, or one of them ended."""
 

@@ -444,7 +444,7 @@ def test_switching_with_an_option(notebook: Any, strategies: Any, tmp_path: Any)
     notebook.shell.user_ns["folder"] = str(folder)
     text = plain(notebook.run("%sharing_strategy mmap 'directory={folder}'"))
     assert text.splitlines()[0] == "sharing strategy: mmap"
-    assert f"in force directory={folder}" in text
+    assert f"current directory={folder}" in text
     assert strategies.find_strategy().directory == str(folder)
     notebook.run("%sharing_strategy mmap 'directory={folder}' allow_network=False")
     assert strategies.choice().options["mmap"] == {"directory": str(folder), "allow_network": False}

@@ -42,7 +42,7 @@ class SegmentsView(TableView):
                 _used_by(record),
                 record.maker,
                 record.phase,
-                "nobody" if record.read_only else "every rank" if record.writable else "its maker",
+                "no rank" if record.read_only else "every rank" if record.writable else "its creator",
             )
             for record in seen.segments[:SHOWN]
         ]

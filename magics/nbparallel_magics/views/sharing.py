@@ -43,13 +43,13 @@ class StrategyView(TableView):
     """The sharing strategies as a notebook shows them."""
 
     current: str
-    """Name of the one in force."""
+    """Name of the current one."""
     usable: tuple[str, ...]
     """Names that `set_sharing_strategy` takes."""
     missing: dict[str, str]
     """Name -> reason of those that it does not."""
     options: dict[str, str]
-    """Name -> the options in force, as words."""
+    """Name -> the current options, as words."""
     own: dict[str, str]
     """Name -> what the user's own say of themselves."""
 
@@ -69,7 +69,7 @@ class StrategyView(TableView):
         return cls(current, tuple(strategies), missing, options, own)
 
     def table(self) -> Table:
-        """Return the rows: the one in force first."""
+        """Return the rows: the current one first."""
         names = [self.current, *(name for name in self.usable if name != self.current), *self.missing]
         rows = [(name, self._state(name), *_COSTS.get(name, (self.own.get(name, ""), ""))) for name in names]
         return Table(
@@ -81,7 +81,7 @@ class StrategyView(TableView):
 
     def _state(self, name: str) -> str:
         if name == self.current:
-            return f"in force {self.options.get(name, '')}".rstrip()
+            return f"current {self.options.get(name, '')}".rstrip()
         return f"no: {self.missing[name]}" if name in self.missing else "yes"
 
 

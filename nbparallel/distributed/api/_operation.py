@@ -1,4 +1,4 @@
-"""The scaffold of every operation: what it does before it begins, how it starts, and what a failure does."""
+"""Base of the operations: a call's group and deadline, the order of pending calls, a failure's record."""
 
 from __future__ import annotations
 

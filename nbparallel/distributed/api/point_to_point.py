@@ -237,7 +237,7 @@ class PointToPoint(OperationBase):
             self._sender.strict = strict
         work = Work("isend", self._context.call_site.line())
         if not strict:
-            work.ticket.waited = True  # nothing is lost if nobody waits for what is completed
+            work.ticket.waited = True  # it is completed: nothing is lost if `wait` is never called
             work.finish()
             return work
         state = self._group_table.world if group is None else self._group_table.find(group)

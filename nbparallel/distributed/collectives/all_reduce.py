@@ -173,8 +173,8 @@ class AllReduce:
             else:
                 plan.ufunc(views[0], views[1], out=x)
         except (FloatingPointError, RuntimeWarning):
-            # Somebody's `numpy.seterr` or warning filter made an error of it: that may not leave the others
-            # half-way.  The slots still hold what all have brought.
+            # The user's `numpy.seterr` or warning filter raised.  This rank must finish, or its peers would
+            # have the result and it would not; the slots still hold what every rank wrote.
             with np.errstate(all="ignore"):
                 self._combine_many(plan, views, x)
 
@@ -256,5 +256,5 @@ class AllReduce:
         return label
 
     def close(self) -> None:
-        """Release the slots."""
+        """Drop the cached views of the slots."""
         self._plans.clear()

@@ -1,1 +1,1 @@
-"""What every operation stands on: a rank's context, waiting, shared arrays, failures, fork guard."""
+"""Runtime support of the operations: a rank's context, waiting, shared arrays, failures, fork guard."""

@@ -39,7 +39,7 @@ class Severity(enum.IntEnum):
     WARNING = 1
     """Works, until something grows."""
     PROBLEM = 2
-    """Ranks, or the sharing strategy in force, will not work."""
+    """Ranks, or the current sharing strategy, will not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def _strategies(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "sharing strategies",
             Severity.OK,
-            f"{', '.join(usable)} work here; {machine.strategy} is in force",
+            f"{', '.join(usable)} work here; {machine.strategy} is the current one",
         )
     for name, reason in missing.items():
         state = Severity.PROBLEM if name == machine.strategy else Severity.WARNING

@@ -78,7 +78,7 @@ class Machine:
     strategies: Mapping[str, str]
     """Sharing strategy -> why it does not work here; empty if it does."""
     strategy: str
-    """The one in force."""
+    """The current one."""
     names: tuple[StaleName, ...]
     """Names of segments in the file system, of living sessions and others."""
     remove_ipc: bool | None

@@ -60,7 +60,7 @@ def strategy_bench(
 ) -> StrategyFigures:
     """Measure what sharing strategies cost here, on rank 0 of a session.
 
-    The strategy in force stays as it is, and nothing is left behind, also after an interrupt.  Other ranks do
+    The current strategy stays as it is, and nothing is left behind, also after an interrupt.  Other ranks do
     nothing.  Memory that was kept for the next arrays is given back.
 
     Parameters

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load() -> None:
-    """Import what the methods below need: the package may be gone when they are called (FAULTS F75)."""
+    """Import what the methods below need: an installation may have removed the files when they are called."""
     from nbparallel.session.monitoring import who  # noqa: F401
 
 

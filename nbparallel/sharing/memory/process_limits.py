@@ -1,12 +1,14 @@
-"""Descriptors: how many of a process's table shared arrays leave to everything else.
+"""Limits of one process on descriptors and mappings, and what shared arrays leave of both to other code.
 
-Some facts (getrlimit(2), unix(7)):
+Descriptors (getrlimit(2), unix(7)):
 
 * a new descriptor gets the lowest free number, so that a high number tells that the table is nearly full;
-* what is received when the table is full is lost (``MSG_CTRUNC``): a frame of the session may be the one.
+* what is received when the table is full is lost (``MSG_CTRUNC``): a frame of the session may be lost so.
   So shared arrays stop a few numbers earlier, and the session, the user's files and pipes go on working;
 * Python's `mmap` keeps a duplicate of the descriptor until 3.12 (``trackfd=False`` from 3.13): an own
   segment costs two descriptors there, a fetched one costs one.
+
+Mappings: beyond ``vm.max_map_count`` mmap fails for all code of the process, so shared arrays stop earlier.
 """
 
 from __future__ import annotations

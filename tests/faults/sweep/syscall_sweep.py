@@ -1,4 +1,4 @@
-"""The system call sweep (FAULTS 5.2): kill at, and fail, every system call of create → share → send → free.
+"""The system call sweep: kill at, and fail, every system call of create → share → send → free.
 
 `strace` is attached to one thread of a running session and counts from there, so that the N-th call of a kind
 is the same one each time.  First the calls are recorded; then each is made the last one (SIGKILL), or fails.

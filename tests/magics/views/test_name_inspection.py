@@ -46,7 +46,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
         "notebook, ranks 0-1",
         "notebook",
         "live",
-        "its maker",
+        "its creator",
     ]
     (theirs,) = (row for name, row in rows.items() if name != "0x1")
     assert theirs[1:] == [
