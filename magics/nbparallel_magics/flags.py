@@ -48,7 +48,7 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
     add("--local", action="store_true", help="run the cell in the notebook too, first")
     add(
         "--async",
-        dest="later",
+        dest="background",
         action="store_true",
         help="return immediately; %%parallel_result waits for it, and then -o has its values",
     )

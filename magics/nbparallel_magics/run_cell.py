@@ -115,7 +115,7 @@ def _run_on_ranks(
         "seed": getattr(options, "seed", None),
         "on_error": getattr(options, "on_error", "stop"),
     }
-    if getattr(options, "later", False):
+    if getattr(options, "background", False):
         with brief_errors():
             pending = session.submit(request.source, **wanted)
         state.background = BackgroundCell(pending, wanted["execution_count"], options.out)

@@ -56,7 +56,7 @@ class SegmentClient:
     Notes
     -----
     Thread-safe.  All waits are cut into slices of at most 50 ms and bounded.  After an interrupt within
-    `fetch` the answer may still come: it then is a ``STRAY`` notice.
+    `fetch` the answer may still come: it then is an ``UNCLAIMED_HOLD`` notice.
     """
 
     def __init__(self, channel: Channel, client: int, *, patience: float = PATIENCE_SECONDS) -> None:
@@ -174,7 +174,7 @@ class SegmentClient:
             if _has_descriptors():
                 raise
             # The descriptor was lost on arrival; the hold was granted all the same.
-            self._notices.append(Notice(NoticeKind.STRAY, segment))
+            self._notices.append(Notice(NoticeKind.UNCLAIMED_HOLD, segment))
             raise FileDescriptorLimitError(
                 "this process has no file descriptor left to receive a shared array: delete shared arrays, "
                 "put small ones into one large array, or raise the limit (`ulimit -n`)"
@@ -225,7 +225,7 @@ class SegmentClient:
             fetched = Fetched.unpack(frame.payload)
             if fetched.segment != segment or len(frame.fds) != 1:
                 raise ProtocolError(f"the answer to FETCH {segment:#x} is damaged")
-            # Records keep their order: notices about this segment from before the hold was granted are void.
+            # Records keep their order: notices about this segment sent before the hold no longer apply.
             self._notices = [n for n in self._notices if n.memory or n.segment != segment]
             return frame.fds.pop()
         finally:
@@ -247,7 +247,7 @@ class SegmentClient:
                 self._notices.append(Notice(NoticeKind.UNMAP, 0, memory))
             elif frame.kind is Kind.FETCHED:
                 # The request was given up: its time-out passed, or it was interrupted.
-                self._notices.append(Notice(NoticeKind.STRAY, Fetched.unpack(frame.payload).segment))
+                self._notices.append(Notice(NoticeKind.UNCLAIMED_HOLD, Fetched.unpack(frame.payload).segment))
             elif frame.kind is not Kind.LOST:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
         finally:

@@ -49,7 +49,7 @@ class Communicator(
     Notes
     -----
     One operation at a time: a second thread gets a `RuntimeError`.  In a forked child every operation raises
-    `ForkedRankError`.  After a failure the epoch is void: every further operation raises the first cause,
+    `ForkedRankError`.  After a failure the epoch is invalid: every further operation raises the first cause,
     until the engine makes a new communicator.
     """
 
@@ -164,7 +164,7 @@ class Communicator(
 
     @property
     def failed(self) -> bool:
-        """Whether this epoch is void: the next cell needs a new communicator."""
+        """Whether this epoch is invalid: the next cell needs a new communicator."""
         return self._context.cause is not None
 
     @property

@@ -80,7 +80,7 @@ class Engine:
             context=configure.place,
             next_context=configure.place,
         )
-        definitions.set_home(shell.user_ns, shell.user_ns_hidden)
+        definitions.set_main_globals(shell.user_ns, shell.user_ns_hidden)
         self._view: ControlView | None = None
         self._keepalive: object = None
 
@@ -89,22 +89,22 @@ class Engine:
         if frame.kind is Kind.STRATEGY:
             self.state.strategy_choice = pickle.loads(frame.payload)
             return
-        if frame.kind is Kind.PLACE:
+        if frame.kind is Kind.WORKING_CONTEXT:
             self.state.next_context = pickle.loads(frame.payload)
             return
-        if frame.kind is Kind.LOOK:  # may come from another thread, while the last value is being taken
+        if frame.kind is Kind.INSPECT:  # may come from another thread, while the last value is being taken
             report = inspect_namespace(self.state, pickle.loads(frame.payload))
-            self._channel.send(Kind.SEEN, pickle_message(report))
+            self._channel.send(Kind.REPORT, pickle_message(report))
             return
         if frame.kind is Kind.COMPLETE:
-            self._channel.send(Kind.SEEN, pickle_message(complete(self.state, pickle.loads(frame.payload))))
+            self._channel.send(Kind.REPORT, pickle_message(complete(self.state, pickle.loads(frame.payload))))
             return
         if frame.kind is Kind.INPUT:
             return  # the answer to a question that an interrupt has ended
         self._keepalive = None  # the kernel has taken the last value, before it sends this frame
-        if frame.kind is Kind.COMMUNICATOR:
+        if frame.kind is Kind.JOIN_EPOCH:
             self._join(pickle.loads(frame.payload), frame)
-        elif frame.kind is Kind.CELL:
+        elif frame.kind is Kind.TASK:
             task = pickle.loads(frame.payload)
             assert isinstance(task, Task)
             self._run(task)
@@ -150,7 +150,7 @@ class Engine:
     def _run(self, task: Task) -> None:
         self.state.output.task = task.number
         modules = len(sys.modules)
-        outcome, self._keepalive = tasks.run(self.state, task)
+        outcome, self._keepalive = tasks.run_task(self.state, task)
         if len(sys.modules) >= modules + MANY_MODULES and gc.isenabled():
             gc.collect()  # now: in a later cell it would delay this rank, and the ranks that wait for it
         self._report(outcome)
@@ -160,4 +160,4 @@ class Engine:
 
     def _report(self, outcome: Outcome) -> None:
         self.state.output.settle()
-        self._channel.send(Kind.RESULT, pickle_message(outcome), sequence=outcome.number)
+        self._channel.send(Kind.OUTCOME, pickle_message(outcome), sequence=outcome.number)

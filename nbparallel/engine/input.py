@@ -67,7 +67,7 @@ class InputRequests:
             assert frame is not None, "there was no time-out"
             if frame.kind is not Kind.INPUT:
                 self.deferred.append(frame)
-                if frame.kind is Kind.LEAVE:
+                if frame.kind is Kind.EXIT:
                     raise InputRefusedError("the session is being stopped")
                 continue
             reply = pickle.loads(frame.payload)

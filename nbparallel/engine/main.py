@@ -133,7 +133,7 @@ def _loop(channel: Channel, engine: Engine) -> None:
         frame = deferred.popleft() if deferred else channel.receive_nowait()
         if frame is not None:
             try:
-                if frame.kind is Kind.LEAVE:
+                if frame.kind is Kind.EXIT:
                     return
                 engine.handle(frame)
             finally:

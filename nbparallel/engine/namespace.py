@@ -23,7 +23,7 @@ from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
-from nbparallel.wire.names import CellSource, NameKind, NameUpdate
+from nbparallel.wire.name_updates import CellSource, NameKind, NameUpdate
 
 _labels: dict[str, str] = {}
 
@@ -241,7 +241,7 @@ class RankNames:
             update.data,
             self._store,
             broker=self._broker,
-            home=self._namespace,
+            main_globals=self._namespace,
             name=update.name,
             match_classes=False,
         )

@@ -159,7 +159,7 @@ class RankDisplayHook(DisplayHook):
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         self.shell.value_text = str(format_dict.get("text/plain", ""))
-        if self.shell.show_value:
+        if self.shell.show_values:
             self.shell.output.display("result", format_dict, md_dict or {})
 
     def log_output(self, format_dict: Any) -> None:
@@ -181,7 +181,7 @@ class RankShell(InteractiveShell):
     output: RankOutput
     source: str = ""
     """The cell that runs."""
-    show_value: bool = True
+    show_values: bool = True
     """Whether the last expression's value is shown; ``-o`` only keeps it."""
     needs_text: bool = True
     """Whether it is needed as text."""

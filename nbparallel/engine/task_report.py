@@ -65,13 +65,13 @@ class TaskReport:
         wait_ns = self._wait_ns() - self._waited
         has_value = failure is None and self._value is not _NOTHING
         pickled, problem = None, ""
-        if has_value and task.want_value:
+        if has_value and task.want_values:
             try:
                 pickled = pickling.dumps(
                     _snapshot(self._value),
                     sharing.current_store(),
                     broker=state.broker,
-                    home=state.variables,
+                    main_globals=state.variables,
                 )
             except UnpicklableError as error:
                 problem = str(error)
@@ -90,7 +90,7 @@ class TaskReport:
             notes=self.notes,
             applied=state.applied == task.number,
             memory=_memory(),
-            void=state.communicator is not None and state.communicator.failed,
+            invalidates_epoch=state.communicator is not None and state.communicator.failed,
             timeline=self._timeline(),
         ), pickled
 

@@ -42,7 +42,7 @@ def run_script(task: ScriptTask, variables: dict[str, Any]) -> None:
             raise
 
 
-def run(state: RankState, task: Task) -> tuple[Outcome, object]:
+def run_task(state: RankState, task: Task) -> tuple[Outcome, object]:
     """Run a task to its end, whatever happens; return its outcome and what must stay alive with it.
 
     1. The communicator opens the cell, and interrupts are armed.
@@ -102,7 +102,7 @@ def _follow_notebook(state: RankState, task: Task) -> tuple[str, ...]:
 
 
 def _load(state: RankState, data: bytes) -> Any:
-    return pickling.loads(data, sharing.current_store(), broker=state.broker, home=state.variables)
+    return pickling.loads(data, sharing.current_store(), broker=state.broker, main_globals=state.variables)
 
 
 def _filename(state: RankState, task: Task) -> str:
@@ -146,7 +146,7 @@ def _perform(state: RankState, task: Task, report: TaskReport) -> None:
 
 def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
     shell = state.shell
-    shell.show_value, shell.needs_text = task.show_value, task.show_value or task.want_value
+    shell.show_values, shell.needs_text = task.show_values, task.show_values or task.want_values
     if state.communicator is not None:
         shell.at_line = state.communicator.at_line
     result = shell.run_cell(shell.source, store_history=False, silent=False)

@@ -134,7 +134,7 @@ class Session:
         """
         with self._session_lock.hold() as interrupts:
             self._ensure(interrupts)
-        session_views.load()
+        session_views.load_views()
 
     def stop(self) -> None:
         """End every process of the session (idempotent).  Arrays in this process stay as they are.
@@ -279,7 +279,7 @@ class Session:
         try:
             return self._tasks.finish(run, interrupts)
         finally:
-            session_views.load()
+            session_views.load_views()
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; return the results in rank order.

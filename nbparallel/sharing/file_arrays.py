@@ -15,7 +15,7 @@ from numpy.lib import format as npy_format
 
 from nbparallel.errors import NbParallelError, ObjectArrayError, StrategyUnavailableError
 from nbparallel.sharing.current import current_store
-from nbparallel.sharing.memory.array_layout import Shape, describe, sizes_of
+from nbparallel.sharing.memory.array_layout import Shape, describe_dtype, sizes_of
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.store import AnyArray
 from nbparallel.sharing.strategies.directory import SegmentDirectory
@@ -93,7 +93,7 @@ def from_file(
         raise StrategyUnavailableError(reason)
     wanted = None if dtype is None else np.empty(0, dtype).dtype
     if wanted is not None:
-        describe(wanted)
+        describe_dtype(wanted)
     sizes = None if shape is None else sizes_of(shape)
     if mode != "w+":
         source, form = _open(full, mode, wanted, sizes)

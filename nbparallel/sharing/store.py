@@ -18,7 +18,7 @@ from nbparallel.sharing.lifecycle.segment import Block, Location, Segment, Segme
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.locking import forked_error, locked
 from nbparallel.sharing.memory import array_layout
-from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe, sizes_of
+from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe_dtype, sizes_of
 from nbparallel.sharing.memory.mapping import Access, Root
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import SegmentSource, Strategy
@@ -136,7 +136,7 @@ class Store:
     def share(self, x: AnyArray, *, strategy: str | None = None, for_all: bool = False) -> AnyArray:
         """Return `x` if it is in shared memory, else a copy that is.
 
-        The copy keeps dtype, shape, and strides as far as possible (see `array_layout.plan`).
+        The copy keeps dtype, shape, and strides as far as possible (see `array_layout.plan_copy`).
 
         Parameters
         ----------
@@ -153,12 +153,12 @@ class Store:
         SharedMemoryFullError, FileDescriptorLimitError
             It does not fit.
         """
-        describe(x.dtype)
+        describe_dtype(x.dtype)
         if (segment := self._segment_of(x)) is not None:
             if not (for_all and segment.packed_read_only):
                 return x
             strategy = strategy or segment.strategy
-        plan = array_layout.plan(x)
+        plan = array_layout.plan_copy(x)
         chosen = registry.find_strategy(strategy)
         root, fresh = self._allocate(plan.nbytes, chosen, plan.verbatim, for_all=for_all)
         copy: AnyArray = np.ndarray(x.shape, x.dtype, root, plan.offset, plan.strides)
@@ -180,7 +180,7 @@ class Store:
         if order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {order!r}")
         dt: np.dtype[Any] = np.empty(0, dtype).dtype  # numpy's rule: "S" means "S1" here
-        describe(dt)
+        describe_dtype(dt)
         sizes = sizes_of(shape)
         nbytes = math.prod(sizes) * dt.itemsize
         chosen = registry.transport() if strategy is None else registry.find_strategy(strategy)
@@ -298,11 +298,11 @@ class Store:
             return None
         if writable is None:
             writable = location.segment.writable and x.flags.writeable
-        form = describe(x.dtype)
-        known_as = self._table.register(location, self._chosen(broker))
+        form = describe_dtype(x.dtype)
+        session_id = self._table.register(location, self._chosen(broker))
         segment = location.segment
-        memory = segment.memory if known_as == segment.id else 0
-        layout = known_as, segment.nbytes, location.offset, x.shape, x.strides
+        memory = segment.memory if session_id == segment.id else 0
+        layout = session_id, segment.nbytes, location.offset, x.shape, x.strides
         return ArrayHandle(*layout, form, writable, segment.strategy, memory)
 
     @locked

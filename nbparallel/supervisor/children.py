@@ -239,6 +239,6 @@ class RankProcess:
             "announced": self.announced,
             "exit_code": child_exit.exit_code if child_exit else None,
             "signal": child_exit.signal_number if child_exit else None,
-            "nonsense": self.protocol_error,
+            "protocol_error": self.protocol_error,
         }
         return json.dumps(fields).encode()

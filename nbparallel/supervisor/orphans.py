@@ -100,5 +100,5 @@ def _is_orphan(pid: int, owner_liveness: OwnerLiveness) -> bool:
                 owner = Owner.parse(os.fsdecode(variable[len(mark) :]))
             except ValueError:
                 return False
-            return owner_liveness.judge(owner, 0.0, on_disk=False).liveness is Liveness.DEAD
+            return owner_liveness.check(owner, 0.0, on_disk=False).liveness is Liveness.DEAD
     return False

@@ -30,7 +30,7 @@ class Liveness(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LivenessResult:
     """An owner's liveness, and how it is known."""
 
     liveness: Liveness
@@ -46,9 +46,9 @@ class OwnerLiveness:
         self._here = here
         self._boot_time = boot_time
         self._numbers_mean_ours = shows_our_pids()
-        self._known: dict[Process, Verdict] = {}
+        self._known: dict[Process, LivenessResult] = {}
 
-    def judge(self, owner: Owner, written: float, *, on_disk: bool) -> Verdict:
+    def check(self, owner: Owner, written: float, *, on_disk: bool) -> LivenessResult:
         """Return what is known of an owner.
 
         Parameters
@@ -60,52 +60,60 @@ class OwnerLiveness:
         """
         there, here = owner.world, self._here
         if not there.boot or not here.boot or not there.pid_namespace or not here.pid_namespace:
-            return Verdict(Liveness.UNKNOWN, "the system did not say which boot or container it was made in")
+            return LivenessResult(
+                Liveness.UNKNOWN, "the system did not say which boot or container it was made in"
+            )
         if there.boot != here.boot:
             return self._before_boot(owner, written, on_disk=on_disk)
         if there.pid_namespace != here.pid_namespace:
-            return Verdict(Liveness.UNKNOWN, "made in another container, whose processes are not seen here")
-        verdicts = [self._process(process, owner.world) for process in owner.processes]
+            return LivenessResult(
+                Liveness.UNKNOWN, "made in another container, whose processes are not seen here"
+            )
+        results = [self._process(process, owner.world) for process in owner.processes]
         for liveness in (Liveness.LIVING, Liveness.UNKNOWN):
-            for verdict in verdicts:
-                if verdict.liveness is liveness:
-                    return verdict
-        return Verdict(Liveness.DEAD, "its processes have ended")
+            for result in results:
+                if result.liveness is liveness:
+                    return result
+        return LivenessResult(Liveness.DEAD, "its processes have ended")
 
-    def _before_boot(self, owner: Owner, written: float, *, on_disk: bool) -> Verdict:
+    def _before_boot(self, owner: Owner, written: float, *, on_disk: bool) -> LivenessResult:
         same = bool(owner.world.machine) and owner.world.machine == self._here.machine
         # Another boot id alone proves nothing: containers may have one of their own, and a directory may be
         # shared between machines that run at the same time.
         if on_disk and same and self._boot_time is not None and written < self._boot_time:
-            return Verdict(Liveness.DEAD, "this machine has been booted since")
-        return Verdict(
+            return LivenessResult(Liveness.DEAD, "this machine has been booted since")
+        return LivenessResult(
             Liveness.UNKNOWN, "made on another machine, or in a container with a boot id of its own"
         )
 
-    def _process(self, process: Process, world: World) -> Verdict:
+    def _process(self, process: Process, world: World) -> LivenessResult:
         known = self._known.get(process)
         if known is None:
             known = self._known[process] = self._look(process, world)
         return known
 
-    def _look(self, process: Process, world: World) -> Verdict:
+    def _look(self, process: Process, world: World) -> LivenessResult:
         pid = process.pid
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
-            return Verdict(Liveness.DEAD, f"process {pid} has ended")
+            return LivenessResult(Liveness.DEAD, f"process {pid} has ended")
         except OSError:
             pass  # another user's: start times show whether it is the same process
         state = process_state(pid) if self._numbers_mean_ours else None
         if state is None or not process.started:
-            return Verdict(Liveness.UNKNOWN, f"there is a process {pid}, but not whether it is the same")
+            return LivenessResult(
+                Liveness.UNKNOWN, f"there is a process {pid}, but not whether it is the same"
+            )
         if world.time_namespace != self._here.time_namespace:
-            return Verdict(Liveness.UNKNOWN, f"there is a process {pid}, in another time namespace")
+            return LivenessResult(Liveness.UNKNOWN, f"there is a process {pid}, in another time namespace")
         if state.started != process.started:
-            return Verdict(Liveness.DEAD, f"process {pid} has ended, another one has its number")
+            return LivenessResult(Liveness.DEAD, f"process {pid} has ended, another one has its number")
         if state.letter in "ZX" and not _has_threads(pid):
-            return Verdict(Liveness.DEAD, f"process {pid} has ended, its parent has not asked for it yet")
-        return Verdict(Liveness.LIVING, f"process {pid} lives")
+            return LivenessResult(
+                Liveness.DEAD, f"process {pid} has ended, its parent has not asked for it yet"
+            )
+        return LivenessResult(Liveness.LIVING, f"process {pid} lives")
 
 
 def _has_threads(pid: int) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness, Verdict
+from nbparallel.supervisor.owner_liveness import Liveness, LivenessResult, OwnerLiveness
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, boot_time, this_world
 from nbparallel.wire.owners import Owner
@@ -185,42 +185,44 @@ class _Directory:
             if not owners.record_stem(name):
                 members.append(name)
         for stem, members in groups.items():
-            owner, verdict = self._judge(stem)
+            owner, result = self._check_owner(stem)
             complete = True
             for name in members:
-                found = self._deal_with(name, owner, verdict, remove=remove)
+                found = self._deal_with(name, owner, result, remove=remove)
                 complete = complete and (found is None or found.removed)
                 yield found
-            if remove and verdict.liveness is Liveness.DEAD and complete:
+            if remove and result.liveness is Liveness.DEAD and complete:
                 _unlink(self._record(stem))
                 yield None
 
     def _record(self, stem: str) -> str:
         return os.path.join(self._path, f"{stem}.owner")
 
-    def _judge(self, stem: str) -> tuple[Owner | None, Verdict]:
+    def _check_owner(self, stem: str) -> tuple[Owner | None, LivenessResult]:
         if not stem:
-            return None, Verdict(Liveness.UNKNOWN, "the name is not made as this version makes names")
+            return None, LivenessResult(Liveness.UNKNOWN, "the name is not made as this version makes names")
         record = self._record(stem)
         try:
             status = os.lstat(record)
             if status.st_uid != os.geteuid():
-                return None, Verdict(
+                return None, LivenessResult(
                     Liveness.UNKNOWN, f"the owner record is of another user ({status.st_uid})"
                 )
             owner = Owner.parse(owners.read(record))
         except FileNotFoundError:
-            return None, Verdict(Liveness.UNKNOWN, "there is no owner record beside it")
+            return None, LivenessResult(Liveness.UNKNOWN, "there is no owner record beside it")
         except OSError as error:
-            return None, Verdict(Liveness.UNKNOWN, f"the owner record cannot be read: {error.strerror}")
+            return None, LivenessResult(
+                Liveness.UNKNOWN, f"the owner record cannot be read: {error.strerror}"
+            )
         except ValueError:
-            return None, Verdict(Liveness.UNKNOWN, "the owner record is damaged or of another version")
+            return None, LivenessResult(Liveness.UNKNOWN, "the owner record is damaged or of another version")
         if self._on_disk is None:
             self._on_disk = lies_on_local_disk(self._path)
-        return owner, self._owner_liveness.judge(owner, status.st_ctime, on_disk=self._on_disk)
+        return owner, self._owner_liveness.check(owner, status.st_ctime, on_disk=self._on_disk)
 
     def _deal_with(
-        self, name: str, owner: Owner | None, verdict: Verdict, *, remove: Remove | None
+        self, name: str, owner: Owner | None, result: LivenessResult, *, remove: Remove | None
     ) -> StaleName | None:
         path = os.path.join(self._path, name)
         try:
@@ -228,7 +230,7 @@ class _Directory:
         except OSError:
             return None  # removed since, and its record with it
         session = "" if owner is None else _session(owner.head)
-        nbytes, liveness, reason = status.st_blocks * 512, verdict.liveness, verdict.reason
+        nbytes, liveness, reason = status.st_blocks * 512, result.liveness, result.reason
         if status.st_uid != os.geteuid():
             liveness, reason = Liveness.UNKNOWN, f"of another user ({status.st_uid})"
         elif not stat.S_ISREG(status.st_mode):
@@ -273,7 +275,7 @@ def _spent(path: str, owner: Owner, owner_liveness: OwnerLiveness) -> bool:
     if os.path.lexists(record):
         return False
     on_disk = lies_on_local_disk(os.path.dirname(path))
-    return owner_liveness.judge(owner, status.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD
+    return owner_liveness.check(owner, status.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD
 
 
 def _unlink(path: str) -> None:

@@ -2,8 +2,9 @@
 
 cloudpickle gives every function it rebuilds a private copy of the globals it used.  A notebook's function
 must see the *rank's* globals instead (``rank``, the operations, what the rank assigned), and two closures
-over one variable must go on sharing it.  So functions whose globals are the notebook's (the *home*) are
-reduced here; classes go through cloudpickle, but a class that the receiver knows already is left as it is.
+over one variable must go on sharing it.  So functions whose globals are the notebook's (`main_globals`: on a
+rank the user's namespace) are reduced here; classes go through cloudpickle, but a class that the receiver
+knows already is left as it is.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class CellReference:
         return types.CellType, ()
 
 
-def is_home(namespace: Mapping[str, Any], home: Mapping[str, Any] | None) -> bool:
+def is_main_globals(namespace: Mapping[str, Any], main_globals: Mapping[str, Any] | None) -> bool:
     """Whether `namespace`, a function's globals, is the notebook's."""
-    if home is None:
+    if main_globals is None:
         return False
     main = sys.modules.get("__main__")
-    return namespace is home or (main is not None and namespace is main.__dict__)
+    return namespace is main_globals or (main is not None and namespace is main.__dict__)
 
 
 def module_of(namespace: Mapping[str, Any]) -> str | None:
@@ -61,7 +62,7 @@ def reduce_function(
     Parameters
     ----------
     module : str or None
-        The module that provides its globals; None: the receiver's home.
+        The module that provides its globals; None: the receiver's main globals.
     cells : dict
         The references of this pickle so far, by the id of their cell.
     """
@@ -105,16 +106,16 @@ def set_function_state(function: types.FunctionType, state: tuple[Any, Any, Any]
 
 
 def make_function(
-    home: dict[str, Any],
+    main_globals: dict[str, Any],
     code: types.CodeType,
     module: str | None,
     cells: tuple[types.CellType, ...] | None,
 ) -> types.FunctionType:
-    """Rebuild a function on `home`'s globals, or on those of `module`."""
+    """Rebuild a function with `main_globals` as its globals, or those of `module`."""
     if module is not None:
         __import__(module)
-        home = sys.modules[module].__dict__
-    return types.FunctionType(code, home, None, None, cells)
+        main_globals = sys.modules[module].__dict__
+    return types.FunctionType(code, main_globals, None, None, cells)
 
 
 def by_value(cls: type) -> bool:
@@ -174,14 +175,16 @@ def fingerprint(cls: type) -> bytes:
     return digest.digest()
 
 
-def matching_class(identifier: str, qualname: str, print_: bytes, home: Mapping[str, Any]) -> type | None:
-    """Return the home's own class if it came from the same source, and remember it under `identifier`.
+def matching_class(
+    identifier: str, qualname: str, print_: bytes, main_globals: Mapping[str, Any]
+) -> type | None:
+    """Return the class of `main_globals` if it came from the same source, and remember it under `identifier`.
 
     A cell that every rank ran has defined the class on each: an instance that rank 0 sends is an
     instance of rank 1's own.
     """
     first, *rest = qualname.split(".")
-    found = home.get(first)
+    found = main_globals.get(first)
     for attribute in rest:
         found = getattr(found, attribute, None)
     if not isinstance(found, type) or found.__module__ != "__main__" or fingerprint(found) != print_:
@@ -192,11 +195,11 @@ def matching_class(identifier: str, qualname: str, print_: bytes, home: Mapping[
 
 
 def make_class(
-    home: Mapping[str, Any], identifier: str, qualname: str, print_: bytes, maker: Any, arguments: Any
+    main_globals: Mapping[str, Any], identifier: str, qualname: str, print_: bytes, maker: Any, arguments: Any
 ) -> type:
-    """Return the class with that id, its equal in `home`, or a new one that `complete_class` completes."""
+    """Return the class with that id, its equal in `main_globals`, or a new one for `complete_class`."""
     with LOCK:
-        known = known_class(identifier) or matching_class(identifier, qualname, print_, home)
+        known = known_class(identifier) or matching_class(identifier, qualname, print_, main_globals)
         made: type = known if known is not None else maker(*arguments)
     return made
 
@@ -264,32 +267,32 @@ SENTINELS: dict[int, str] = {
 }
 """Objects that are compared by identity: their names, by their ids; they travel as globals."""
 
-_home: dict[str, Any] | None = None
+_main_globals: dict[str, Any] | None = None
 _predefined: Mapping[str, Any] = {}
 
 
-def set_home(namespace: dict[str, Any] | None, predefined: Mapping[str, Any] | None = None) -> None:
-    """Make `namespace` the home of this process: functions that travel from or to it share these globals.
+def set_main_globals(namespace: dict[str, Any] | None, predefined: Mapping[str, Any] | None = None) -> None:
+    """Make `namespace` the main globals of this process: functions sent from or to it share them.
 
     Parameters
     ----------
     namespace : dict or None
-        The user's namespace on a rank; a rank calls this once.  None: this process has no home.
+        The user's namespace on a rank; a rank calls this once.  None: this process has none.
     predefined : mapping, optional
         What every rank has under these names: it does not travel with functions.
     """
-    global _home, _predefined
-    _home, _predefined = namespace, predefined or {}
+    global _main_globals, _predefined
+    _main_globals, _predefined = namespace, predefined or {}
 
 
-def current_home() -> dict[str, Any] | None:
-    """Return the namespace that `set_home` was given."""
-    return _home
+def current_main_globals() -> dict[str, Any] | None:
+    """Return the namespace that `set_main_globals` was given."""
+    return _main_globals
 
 
 def is_predefined(name: str) -> bool:
-    """Whether a global of this process's home is what every rank has under that name."""
-    return _home is not None and name in _predefined and _home.get(name) is _predefined[name]
+    """Whether a name of this process's main globals is what every rank has under that name."""
+    return _main_globals is not None and name in _predefined and _main_globals.get(name) is _predefined[name]
 
 
 LOCK = threading.RLock()
@@ -301,7 +304,7 @@ def _placeholder(name: str) -> NoReturn:
 
 
 def rebuild_function(*arguments: Any) -> Any:
-    """Stand in the stream for `make_function` with the receiver's home."""
+    """Stand in the stream for `make_function` with the receiver's main globals."""
     _placeholder("rebuild_function")
 
 

@@ -82,11 +82,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     """cloudpickle, with our ways for shared arrays and for what the notebook defines."""
 
     def __init__(
-        self, file: io.BytesIO, store: ArrayStore, broker: Any, home: Any, *, apart: bool, target: type | None
+        self,
+        file: io.BytesIO,
+        store: ArrayStore,
+        broker: Any,
+        main_globals: Any,
+        *,
+        apart: bool,
+        target: type | None,
     ) -> None:
         self.buffers: list[memoryview] = []
         super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers))
-        self.store, self.broker, self.home, self.apart, self.target = store, broker, home, apart, target
+        self.store, self.broker, self.main_globals, self.apart, self.target = (
+            store,
+            broker,
+            main_globals,
+            apart,
+            target,
+        )
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.segments: dict[int, None] = {}
         self.cells: dict[int, definitions.CellReference] = {}
@@ -131,7 +144,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         module = definitions.module_of(function.__globals__)
         if module is not None:
             return definitions.reduce_function(function, module, self.cells)
-        if not definitions.is_home(function.__globals__, self.home):
+        if not definitions.is_main_globals(function.__globals__, self.main_globals):
             return self._dynamic_function_reduce(function)
         names = function_names(function.__code__)
         self.global_names |= names.reads | names.doubtful
@@ -154,23 +167,29 @@ class _Unpickler(pickle.Unpickler):
     """Resolves our placeholders; `resolved` must not refer to it, see `_take_buffer`."""
 
     def __init__(
-        self, file: io.BytesIO, buffers: list[memoryview], resolved: dict[str, Any], home: dict[str, Any]
+        self,
+        file: io.BytesIO,
+        buffers: list[memoryview],
+        resolved: dict[str, Any],
+        main_globals: dict[str, Any],
     ) -> None:
         super().__init__(file, buffers=buffers)
-        self.resolved, self.home = resolved, home
+        self.resolved, self.main_globals = resolved, main_globals
 
     def find_class(self, module: str, name: str) -> Any:
         if module == definitions.__name__ and name in self.resolved:
             return self.resolved[name]
-        if module == "__main__" and name.partition(".")[0] in self.home:
-            found = self.home[name.partition(".")[0]]
+        if module == "__main__" and name.partition(".")[0] in self.main_globals:
+            found = self.main_globals[name.partition(".")[0]]
             for attribute in name.split(".")[1:]:
                 found = getattr(found, attribute)
             return found
         return super().find_class(module, name)
 
 
-def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, match_classes: bool) -> dict[str, Any]:
+def _resolved(
+    store: ArrayStore, broker: Any, main_globals: dict[str, Any], *, match_classes: bool
+) -> dict[str, Any]:
     """Return what stands behind the placeholders of `definitions` in this process."""
 
     def attach(fields: tuple[Any, ...]) -> np.ndarray[Any, Any]:
@@ -179,8 +198,8 @@ def _resolved(store: ArrayStore, broker: Any, home: dict[str, Any], *, match_cla
 
     return {
         "attach": attach,
-        "rebuild_function": partial(definitions.make_function, home),
-        "rebuild_class": partial(definitions.make_class, home if match_classes else {}),
+        "rebuild_function": partial(definitions.make_function, main_globals),
+        "rebuild_class": partial(definitions.make_class, main_globals if match_classes else {}),
         "set_class_state": definitions.complete_class,
         "class_reference": definitions.find_class,
     }
@@ -191,7 +210,7 @@ def serialise(
     store: ArrayStore,
     *,
     broker: Any = None,
-    home: Mapping[str, Any] | None = None,
+    main_globals: Mapping[str, Any] | None = None,
     name: str | None = None,
     apart: bool = False,
     target: type | None = None,
@@ -206,22 +225,22 @@ def serialise(
         `obj` is this class: the receiver takes its state even if it knows the class already.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file, store, broker, home, apart=apart, target=target)
+    pickler = _Pickler(file, store, broker, main_globals, apart=apart, target=target)
     try:
         pickler.dump(obj)
     except (NbParallelError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        attempt = _attempt(store, broker, home)
+        attempt = _attempt(store, broker, main_globals)
         raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
     # getvalue copies nothing here; a file with an exported buffer cannot be closed when its cycle ends (3.13)
     return Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
 
 
-def _attempt(store: ArrayStore, broker: Any, home: Any) -> Any:
+def _attempt(store: ArrayStore, broker: Any, main_globals: Any) -> Any:
     def attempt(part: Any) -> BaseException | None:
         try:
-            _Pickler(io.BytesIO(), store, broker, home, apart=False, target=None).dump(part)
+            _Pickler(io.BytesIO(), store, broker, main_globals, apart=False, target=None).dump(part)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the object's own code raises
             return error
         return None
@@ -234,7 +253,7 @@ def dumps(
     store: ArrayStore,
     *,
     broker: Any = None,
-    home: Mapping[str, Any] | None = None,
+    main_globals: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> Pickled:
     """Turn any object into bytes for another process.
@@ -245,9 +264,9 @@ def dumps(
         Where shared arrays are known, and where large buffers go.
     broker : SegmentBroker, optional
         Passes the segments to the receiver; None: the receiver is this process.
-    home : mapping, optional
+    main_globals : mapping, optional
         The notebook's (or the rank's) namespace: functions that have it as their globals get the
-        receiver's instead.  None on a rank: its own namespace (`definitions.set_home`), and the globals that
+        receiver's instead.  None on a rank: its own namespace (`set_main_globals`), and the globals that
         those functions read travel with the message, for a receiver that lacks them.  None in another
         process: functions carry copies of the globals that they read, as in cloudpickle.
     name : str, optional
@@ -266,18 +285,20 @@ def dumps(
     if is_plain(obj):
         data = PLAIN + pickle.dumps(obj, 5)
         return Pickled(data, (), len(data), 0, ())
-    if home is None:
-        home = definitions.current_home()
-        if home is not None:
-            return _dump_with_globals(obj, store, broker, home, name)
-    return serialise(obj, store, broker=broker, home=home, name=name).pack(store, broker=broker)
+    if main_globals is None:
+        main_globals = definitions.current_main_globals()
+        if main_globals is not None:
+            return _dump_with_globals(obj, store, broker, main_globals, name)
+    return serialise(obj, store, broker=broker, main_globals=main_globals, name=name).pack(
+        store, broker=broker
+    )
 
 
 def _dump_with_globals(
-    obj: Any, store: ArrayStore, broker: Any, home: Mapping[str, Any], name: str | None
+    obj: Any, store: ArrayStore, broker: Any, main_globals: Mapping[str, Any], name: str | None
 ) -> Pickled:
     """Pickle `obj` and, each by itself, the globals that its functions read, directly or through another."""
-    main = serialise(obj, store, broker=broker, home=home, name=name)
+    main = serialise(obj, store, broker=broker, main_globals=main_globals, name=name)
     packed = main.pack(store, broker=broker)
     if not main.global_names:
         return packed
@@ -285,10 +306,10 @@ def _dump_with_globals(
     names = sorted(main.global_names, reverse=True)
     while names:
         name = names.pop()
-        if name in found or name not in home or definitions.is_predefined(name):
+        if name in found or name not in main_globals or definitions.is_predefined(name):
             continue
         try:
-            part = serialise(home[name], store, broker=broker, home=home, name=name)
+            part = serialise(main_globals[name], store, broker=broker, main_globals=main_globals, name=name)
         except UnpicklableError as error:
             found[name] = str(error)  # raised only by a receiver that lacks the name
             continue
@@ -298,20 +319,22 @@ def _dump_with_globals(
 
 
 def _bind_globals(
-    parts: Globals, store: ArrayStore, broker: Any, home: dict[str, Any], *, match_classes: bool
+    parts: Globals, store: ArrayStore, broker: Any, main_globals: dict[str, Any], *, match_classes: bool
 ) -> None:
-    """Bind the globals that `home` lacks, all or none."""
+    """Bind the globals that `main_globals` lacks, all or none."""
     values = {}
     for name, part in parts.items():
-        if name in home:
+        if name in main_globals:
             continue
         if isinstance(part, str):
             raise UnpicklableError(
                 f"a function that was sent here reads the global {name!r}, which this rank lacks and which "
                 f"cannot be sent ({part}); assign {name!r} on this rank first"
             )
-        values[name] = loads(part, store, broker=broker, home=home, name=name, match_classes=match_classes)
-    home.update(values)
+        values[name] = loads(
+            part, store, broker=broker, main_globals=main_globals, name=name, match_classes=match_classes
+        )
+    main_globals.update(values)
 
 
 def loads(
@@ -319,7 +342,7 @@ def loads(
     store: ArrayStore,
     *,
     broker: Any = None,
-    home: dict[str, Any] | None = None,
+    main_globals: dict[str, Any] | None = None,
     name: str | None = None,
     match_classes: bool = True,
 ) -> Any:
@@ -330,11 +353,11 @@ def loads(
 
     Parameters
     ----------
-    home : dict, optional
-        Globals of the notebook's functions inside.  None: this process's home, or ``__main__``'s.
+    main_globals : dict, optional
+        Globals of the notebook's functions inside.  None: this process's main globals, or ``__main__``'s.
     match_classes : bool
-        A class that `home` has from the same source is taken instead of a new one: ranks that ran the same
-        cell understand each other's instances.
+        A class that `main_globals` has from the same source is used instead of a new one: ranks that ran the
+        same cell understand each other's instances.
 
     Raises
     ------
@@ -344,19 +367,19 @@ def loads(
         The bytes are no message.
     """
     message = memoryview(data)
-    if home is None:
-        home = definitions.current_home()
-    if home is None:
-        home = __import__("__main__").__dict__
+    if main_globals is None:
+        main_globals = definitions.current_main_globals()
+    if main_globals is None:
+        main_globals = __import__("__main__").__dict__
     try:
         if message[: len(PLAIN)] == PLAIN:
             return pickle.loads(message[len(PLAIN) :])
         message, parts = split_globals(message)
         if parts:
-            _bind_globals(parts, store, broker, home, match_classes=match_classes)
+            _bind_globals(parts, store, broker, main_globals, match_classes=match_classes)
         stream, buffers = parse_message(message, store, broker)
-        resolved = _resolved(store, broker, home, match_classes=match_classes)
-        return _Unpickler(io.BytesIO(stream), buffers, resolved, home).load()
+        resolved = _resolved(store, broker, main_globals, match_classes=match_classes)
+        return _Unpickler(io.BytesIO(stream), buffers, resolved, main_globals).load()
     except (NbParallelError, MemoryError):
         raise
     except (Exception, SystemExit) as error:

@@ -182,15 +182,15 @@ class ControlView:
 
     # -- what K writes ---------------------------------------------------------------------------
 
-    def write_interrupt(self, rank: int, cell: int, sequence: int) -> None:
-        """Name the cell that the next SIGINT to `rank` is meant for."""
+    def write_interrupt(self, rank: int, task: int, sequence: int) -> None:
+        """Record which task the next SIGINT to `rank` interrupts."""
         w = self.layout.rank_word(rank, INTERRUPT)
-        self.words[w] = cell
+        self.words[w] = task
         _order()
-        self.words[w + 1] = sequence  # last: a reader that sees it new sees the cell new
+        self.words[w + 1] = sequence  # last: a reader that sees it new sees the task new
 
     def read_interrupt(self, rank: int) -> tuple[int, int]:
-        """Return (cell, sequence); (0, 0) if there never was one."""
+        """Return (task, sequence); (0, 0) if there never was one."""
         w = self.layout.rank_word(rank, INTERRUPT)
         sequence = self.words[w + 1]
         return self.words[w], sequence

@@ -197,7 +197,7 @@ class DeathRecord:
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """A rank failed; its epoch is void."""
+    """A rank failed; its epoch is invalid."""
 
     rank: int
     kind: FailureKind

@@ -83,26 +83,26 @@ class Kind(enum.IntEnum):
     UNMAP = 54
     # kernel -> rank
     CONFIGURE = 60
-    CELL = 61
-    COMMUNICATOR = 65
-    LEAVE = 66
+    TASK = 61
+    JOIN_EPOCH = 65
+    EXIT = 66
     STRATEGY = 67
-    LOOK = 68
+    INSPECT = 68
     INPUT = 69
     COMPLETE = 70
-    PLACE = 71
+    WORKING_CONTEXT = 71
     # rank -> kernel
     RANK_READY = 80
     DISPLAY = 81
     STREAM = 82
-    RESULT = 83
-    SEEN = 87
+    OUTCOME = 83
+    REPORT = 87
     # a process of a script <-> the supervisor of its world
     JOIN = 90
     JOINED = 91
     REFUSED = 92
-    GIVE_UP = 93
-    DEPART = 94
+    ABORT_JOIN = 93
+    LEAVE_WORLD = 94
 
 
 _KINDS = {int(kind): kind for kind in Kind}

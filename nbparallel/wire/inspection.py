@@ -48,7 +48,7 @@ class VariableInfo:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceReport:
-    """The answer to ``LOOK``."""
+    """The answer to ``INSPECT``."""
 
     number: int
     """The question's."""

@@ -92,7 +92,7 @@ class Task(Message):
     """Who takes part."""
     updates: tuple[Any, ...]
     """`NameUpdate` records to apply first."""
-    want_value: bool
+    want_values: bool
     """Whether the value is to be sent back."""
     seed: int | None
     """Reseed the rank's random streams from this first."""
@@ -108,7 +108,7 @@ class CellTask(Task):
     """How many lines of the cell stand above `source`."""
     execution_count: int
     """The notebook's ``In[n]``."""
-    show_value: bool
+    show_values: bool
     """Whether the last expression's value is shown."""
     go_on: bool
     """Whether a rank's failure only concerns the ranks that wait for it."""
@@ -224,7 +224,7 @@ class Outcome(Message):
     """Whether the rank has taken the notebook's names, or there were none to take."""
     memory: RankMemory = RankMemory()
     """Shared memory that this rank made."""
-    void: bool = False
+    invalidates_epoch: bool = False
     """Whether an operation failed here, even if the cell caught its error: no other one can begin."""
     timeline: RankTimeline | None = None
     """When statements and operations of a cell, a call or a script began and ended."""

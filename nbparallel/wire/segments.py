@@ -340,7 +340,7 @@ class NoticeKind(enum.Enum):
     """To its creator: no client holds it, the memory may be used again under a new id."""
     DROP = "drop"
     """To its creator: no client holds it any more, and its memory must be returned to the system."""
-    STRAY = "stray"
+    UNCLAIMED_HOLD = "unclaimed hold"
     """A hold was granted after the client had stopped waiting (an interrupt); release it if unwanted."""
     ENDED = "ended"
     """To a client that keeps its memory mapped: no client holds it, it may be used again under a later id."""

@@ -240,7 +240,7 @@ def failing(sink: Any, call: Any) -> None:
         (),
         (frame,),
     )
-    raise parallel_error.build({2: failure}, {0: "", 1: "", 3: ""})
+    raise parallel_error.build_parallel_error({2: failure}, {0: "", 1: "", 3: ""})
 
 
 def test_errors_name_the_root_cause(notebook: Any) -> None:

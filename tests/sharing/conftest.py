@@ -245,7 +245,7 @@ class Peer:
 
     def run(self, source, **names):
         """Execute `source` there and return what it assigned to ``result``."""
-        self.channel.send(Kind.CELL, pickle.dumps((source, names)))
+        self.channel.send(Kind.TASK, pickle.dumps((source, names)))
         frame = self.channel.receive(WAIT)
         assert frame is not None, "the peer did not answer"
         result, error = pickle.loads(frame.payload)

@@ -8,7 +8,7 @@ import numpy as np
 from nbparallel.channel import Channel, SegmentClient
 from nbparallel.errors import ChannelClosedError
 from nbparallel.sharing import Store
-from nbparallel.sharing.memory.array_layout import describe
+from nbparallel.sharing.memory.array_layout import describe_dtype
 from nbparallel.wire.frames import Kind
 
 
@@ -18,7 +18,7 @@ def main():
     store = Store(client)
     store.connect(SegmentClient(Channel.from_fd(segments), client))
     channel = Channel.from_fd(orders)
-    names = {"np": np, "store": store, "describe": describe}
+    names = {"np": np, "store": store, "describe_dtype": describe_dtype}
     while True:
         try:
             frame = channel.receive(60.0)
@@ -33,7 +33,7 @@ def main():
             exec(source, names)
         except Exception as caught:  # noqa: BLE001  # whatever it is, the test raises it
             error = caught
-        channel.send(Kind.CELL, pickle.dumps((names["result"], error)))
+        channel.send(Kind.TASK, pickle.dumps((names["result"], error)))
 
 
 main()

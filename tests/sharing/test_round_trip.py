@@ -13,7 +13,7 @@ from nbparallel.errors import (
     SegmentLostError,
 )
 from nbparallel.sharing import is_shared, share, zeros
-from nbparallel.sharing.memory.array_layout import describe
+from nbparallel.sharing.memory.array_layout import describe_dtype
 from nbparallel.testing.tiers import examples
 
 DTYPES = hnp.scalar_dtypes() | hnp.array_dtypes(
@@ -106,10 +106,11 @@ def test_every_layout_in_another_process(connected_once, peer, array):
     """What another process sees of a view has the same bytes."""
     shared = connected_once.share(array)
     seen = peer.run(
-        "v = store.attach(handle); result = describe(v.dtype), v.tobytes(), v.strides; del v; store.drain()",
+        "v = store.attach(handle); result = describe_dtype(v.dtype), v.tobytes(), v.strides; del v; "
+        "store.drain()",
         handle=connected_once.handle(shared),
     )
-    assert seen == (describe(array.dtype), array.tobytes(), shared.strides)
+    assert seen == (describe_dtype(array.dtype), array.tobytes(), shared.strides)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_a_closed_session_is_told_at_once(ends):
 
 
 def test_notices_come_in_between(ends):
-    """What comes unasked during a fetch is kept; what it said about this segment before is void."""
+    """What comes unasked during a fetch is kept; what it said about this segment before is invalid."""
     client, other = ends
     mine, another = segment_id(1, 1), segment_id(1, 2)
     source = FileDescriptorStrategy().create(4096)
@@ -133,12 +133,12 @@ def test_a_signal_handler_may_listen_while_an_answer_is_awaited(ends, monkeypatc
     other.send(Kind.FETCHED, answer, fds=[source.fd], sequence=2)
     with pytest.raises(KeyboardInterrupt):
         client.fetch(mine, writable=True)
-    assert client.notices() == (Notice(NoticeKind.STRAY, mine),)
+    assert client.notices() == (Notice(NoticeKind.UNCLAIMED_HOLD, mine),)
     source.close()
 
 
 def test_what_is_said_about_memory_that_stays_mapped(ends):
-    """Both ways; what a fetch makes void is what was said about holds, not about memory."""
+    """Both ways; what a fetch makes invalid is what was said about holds, not about memory."""
     client, other = ends
     first, second = segment_id(0, 1), segment_id(0, 2)
     client.release(first, first)
@@ -166,7 +166,7 @@ def test_an_answer_that_nobody_waits_for(ends):
     source = FileDescriptorStrategy().create(4096)
     before = len(os.listdir("/proc/self/fd"))
     other.send(Kind.FETCHED, Fetched(segment, 4096, False).pack(), fds=[source.fd], sequence=1)
-    assert client.notices() == (Notice(NoticeKind.STRAY, segment),)
+    assert client.notices() == (Notice(NoticeKind.UNCLAIMED_HOLD, segment),)
     assert len(os.listdir("/proc/self/fd")) == before
     source.close()
 
@@ -189,8 +189,8 @@ def test_a_stray_hold_is_given_back(ends):
 def test_damage_from_the_supervisor(ends):
     """A frame that does not belong here is a `ProtocolError`, and no descriptor stays open."""
     client, other = ends
-    other.send(Kind.CELL, b"")
-    with pytest.raises(ProtocolError, match="CELL"):
+    other.send(Kind.TASK, b"")
+    with pytest.raises(ProtocolError, match="TASK"):
         client.notices()
     other.send(Kind.FETCHED, Fetched(segment_id(0, 2), 4096, False).pack(), sequence=1)
     with pytest.raises(ProtocolError, match="damaged"):

@@ -118,7 +118,7 @@ def test_the_creator_learns_that_nobody_holds_it(server):
         (Kind.FETCH, Fetch(SEGMENT, False).pack(), 1),
         (Kind.RELEASE, b"\0" * 8, 0),
         (Kind.FORGET, pack_segment(segment_id(1, 1)), 0),
-        (Kind.CELL, b"", 0),
+        (Kind.TASK, b"", 0),
     ],
 )
 def test_damage_is_the_senders_problem(server, kind, payload, nfds):

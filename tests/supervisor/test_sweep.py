@@ -202,10 +202,10 @@ def test_f72_a_thread_that_outlives_its_main_thread_is_no_zombie() -> None:
             state = process_state(child.pid)
         assert state is not None
         assert state.letter == "Z"
-        verdict = OwnerLiveness(WORLD, None).judge(
+        result = OwnerLiveness(WORLD, None).check(
             owner(Process(child.pid, state.started)), time.time(), on_disk=False
         )
-        assert verdict.liveness is Liveness.LIVING
+        assert result.liveness is Liveness.LIVING
         child.kill()
 
 
@@ -224,7 +224,7 @@ def test_f72_a_boot_in_between(written: float, machine: str, on_disk: bool, live
     here = replace(WORLD, machine=WORLD.machine or "89abcdef")
     machine = here.machine if machine == WORLD.machine else machine
     old = owner(ME, boot="f" * 16, machine=machine)
-    assert OwnerLiveness(here, 100.0).judge(old, written, on_disk=on_disk).liveness is liveness
+    assert OwnerLiveness(here, 100.0).check(old, written, on_disk=on_disk).liveness is liveness
 
 
 RECORDS: dict[str, Callable[[Path], object]] = {

@@ -92,7 +92,7 @@ def notebook():
 
 
 @pytest.fixture
-def rank_home():
+def rank_globals():
     """Return a rank's namespace; this process forgets the notebook's classes as another would."""
     yield {"__name__": "__main__", "rank": 3}
     forget_classes()
@@ -104,12 +104,12 @@ def forget_classes():
     definitions.KNOWN.clear()
 
 
-def travel(notebook, rank_home, store, *names):
+def travel(notebook, rank_globals, store, *names):
     """Send the values of some names of the notebook to the rank; return them there."""
-    pickled = dumps([notebook[name] for name in names], store, home=notebook)
+    pickled = dumps([notebook[name] for name in names], store, main_globals=notebook)
     forget_classes()
-    values = loads(pickled.data, store, home=rank_home)
-    rank_home.update(zip(names, values, strict=True))
+    values = loads(pickled.data, store, main_globals=rank_globals)
+    rank_globals.update(zip(names, values, strict=True))
     return values
 
 
@@ -214,35 +214,35 @@ def test_large_stream_lies_in_the_segment(store):
     assert loads(pickled.data, store) == numbers
 
 
-def test_functions_live_in_the_receivers_namespace(store, notebook, rank_home):
+def test_functions_live_in_the_receivers_namespace(store, notebook, rank_globals):
     """A notebook's function sees the rank's globals; recursion, defaults and caches work."""
     factorial, remembered, with_defaults, dispatched = travel(
-        notebook, rank_home, store, "factorial", "remembered", "with_defaults", "dispatched"
+        notebook, rank_globals, store, "factorial", "remembered", "with_defaults", "dispatched"
     )
     assert (dispatched(1), dispatched("a"), dispatched.__name__) == ("int", 3, "dispatched")
-    assert factorial.__globals__ is rank_home
+    assert factorial.__globals__ is rank_globals
     assert factorial(5) == 120
     assert remembered(4) == 12
     assert with_defaults(0) == (0, [1], 3, 3)
     assert with_defaults.__annotations__ == {"c": int}
-    rank_home["rank"] = 8
+    rank_globals["rank"] = 8
     assert with_defaults(0)[-1] == 8
 
 
-def test_closures_go_on_sharing_their_variables(store, notebook, rank_home):
+def test_closures_go_on_sharing_their_variables(store, notebook, rank_globals):
     """Two closures over one variable still share it (cloudpickle gives each its own)."""
-    increment, get = travel(notebook, rank_home, store, "increment", "get")
+    increment, get = travel(notebook, rank_globals, store, "increment", "get")
     increment()
     increment()
     assert get() == 2
     assert notebook["get"]() == 0
 
 
-def test_classes_are_rebuilt(store, notebook, rank_home):
+def test_classes_are_rebuilt(store, notebook, rank_globals):
     """Methods of every kind, inheritance, enums, records, named tuples and abstract classes work."""
     names = ["Derived", "Base", "Record", "Colour", "Abstract", "Pair", "Slotted", "Left", "Right", "derived"]
     derived_class, base, record, colour, abstract, pair, slotted, left, right, derived = travel(
-        notebook, rank_home, store, *names
+        notebook, rank_globals, store, *names
     )
     assert isinstance(derived, derived_class)
     assert issubclass(derived_class, base)
@@ -263,49 +263,51 @@ def test_classes_are_rebuilt(store, notebook, rank_home):
         abstract()
     exec(
         "import dataclasses\n@dataclasses.dataclass\nclass More(Record):\n    extra: int = 0\nmore = More(3)",
-        rank_home,
+        rank_globals,
     )
-    assert dataclasses.asdict(rank_home["more"]) == {"number": 3, "items": [], "other": None, "extra": 0}
+    assert dataclasses.asdict(rank_globals["more"]) == {"number": 3, "items": [], "other": None, "extra": 0}
 
 
-def test_later_instances_belong_to_the_rebuilt_class(store, notebook, rank_home):
+def test_later_instances_belong_to_the_rebuilt_class(store, notebook, rank_globals):
     """An instance sent later is one of the class that came first, whose methods it does not touch."""
-    (cls,) = travel(notebook, rank_home, store, "Base")
+    (cls,) = travel(notebook, rank_globals, store, "Base")
     cls.factor = 50  # the rank's own change
-    again = loads(dumps(notebook["Base"](), store, home=notebook).data, store, home=rank_home)
+    again = loads(
+        dumps(notebook["Base"](), store, main_globals=notebook).data, store, main_globals=rank_globals
+    )
     assert type(again) is cls
     assert cls.factor == 50
-    assert cls.who.__globals__ is rank_home
+    assert cls.who.__globals__ is rank_globals
 
 
-def test_class_apart_needs_its_definition(store, notebook, rank_home):
+def test_class_apart_needs_its_definition(store, notebook, rank_globals):
     """A stream that only refers to a class says so when the definition is missing."""
-    serialised = serialise(notebook["derived"], store, home=notebook, apart=True)
+    serialised = serialise(notebook["derived"], store, main_globals=notebook, apart=True)
     assert serialised.classes == (notebook["Derived"],)
     data = serialised.pack(store).data
-    assert type(loads(data, store, home=rank_home)) is notebook["Derived"]
+    assert type(loads(data, store, main_globals=rank_globals)) is notebook["Derived"]
     forget_classes()
     with pytest.raises(UnpicklableError, match="class 'Derived' has not arrived"):
-        loads(data, store, home=rank_home)
+        loads(data, store, main_globals=rank_globals)
 
 
-def test_class_from_the_same_source_is_the_receivers_own(store, rank_home):
+def test_class_from_the_same_source_is_the_receivers_own(store, rank_globals):
     """An instance of a class that every rank defined by the same cell arrives as the receiver's class."""
     source = "class Point:\n    def norm(self): return rank\np = Point()"
     other = {"__name__": "__main__", "rank": 0}
     exec(source, other)
-    exec(source, rank_home)
-    data = dumps(other["p"], store, home=other).data
+    exec(source, rank_globals)
+    data = dumps(other["p"], store, main_globals=other).data
     forget_classes()
-    got = loads(data, store, home=rank_home)
-    assert type(got) is rank_home["Point"]
+    got = loads(data, store, main_globals=rank_globals)
+    assert type(got) is rank_globals["Point"]
     assert got.norm() == 3
 
 
 def test_names_that_functions_use_are_reported(store, notebook):
     """Pickling tells which global names the functions inside read."""
-    assert serialise(notebook["factorial"], store, home=notebook).global_names == {"factorial"}
-    assert "rank" in serialise(notebook["Derived"], store, home=notebook).global_names
+    assert serialise(notebook["factorial"], store, main_globals=notebook).global_names == {"factorial"}
+    assert "rank" in serialise(notebook["Derived"], store, main_globals=notebook).global_names
 
 
 class Holder:

@@ -98,7 +98,7 @@ def sweep(folders: list[Path]) -> None:
         except (OSError, ValueError):
             continue  # just made, another user's, or not made by us
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == record.st_uid == os.geteuid()
-        if ours and owner_liveness.judge(owner, record.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD:
+        if ours and owner_liveness.check(owner, record.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -106,7 +106,7 @@ class ProcessGroup:
         self.communicator.close()
         self._store.renumber(0)
         try:
-            self._channel.send(Kind.DEPART, abandon=lambda: self._liveness.lost() is not None)
+            self._channel.send(Kind.LEAVE_WORLD, abandon=lambda: self._liveness.lost() is not None)
         except ChannelClosedError:
             pass  # the supervisor has ended, which the ranks that wait notice by themselves
         self._broker.close()

@@ -139,7 +139,7 @@ class _Rendezvous:
                 os.close(me)
             frame = channel.receive(max(0.0, self.seconds_left))
             if frame is None:
-                channel.send(Kind.GIVE_UP, repr(self._seconds).encode(), abandon=lambda: True)
+                channel.send(Kind.ABORT_JOIN, repr(self._seconds).encode(), abandon=lambda: True)
                 frame = channel.receive(LAST_WORD_SECONDS)
             return self._read_answer(channel, frame)
         except BaseException:

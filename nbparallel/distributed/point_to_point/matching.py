@@ -156,7 +156,7 @@ class MatchRequest:
         """Raise if this rank would wait for itself; with a time-out the wait ends, and is no deadlock."""
         rank = self._context.rank
         if self.peers == [rank] and self.deadline_ns is None:
-            raise self._context.doom(
+            raise self._context.mark_failed(
                 DeadlockError(
                     f"deadlock: rank {rank} waits in {self} on line {self.line} for itself and has sent "
                     "itself nothing that matches" + self._unexpected.tags_of([rank])

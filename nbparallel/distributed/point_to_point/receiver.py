@@ -144,7 +144,7 @@ class Receiver:
         whole = buffer is not None and buffer.flags.c_contiguous
         target = buffer if buffer is not None and whole else np.empty(form[1], form[0])
         context = self._context
-        outer, context.open = context.open, context.open or -1  # half a message voids the epoch
+        outer, context.open = context.open, context.open or -1  # half a message invalidates the epoch
         self._streams[message.source].read(target, message.body, Call(line, message.tag, deadline_ns))
         context.open = outer
         if buffer is None or whole:

@@ -106,7 +106,7 @@ class Sender:
             fault_injection.hit("wrote_header", context.rank)
             fault_injection.hit("half_payload", context.rank)
         if payload.kind == STREAMED:
-            outer, context.open = context.open, context.open or -1  # half a message voids the epoch
+            outer, context.open = context.open, context.open or -1  # half a message invalidates the epoch
             ring.put(record)
             array = as_plain_array(x)
             assert stream is not None and array is not None, "that is what was packed"  # noqa: PT018
@@ -186,7 +186,7 @@ class Sender:
             )
 
         if dst == context.rank:
-            raise context.doom(
+            raise context.mark_failed(
                 DeadlockError(f"deadlock: rank {dst} sends to itself on line {line} and waits for itself")
             )
         wait = WaitRecord(

@@ -47,13 +47,13 @@ class RankContext:
     whole, plain : bool
         The cell runs on all ranks; and no collective of the world was begun and not ended.
     open : int
-        The collective that this rank has begun and not ended: an exception now voids the epoch.
+        The collective that this rank has begun and not ended: an exception now invalidates the epoch.
     exposed : bool
         Peers may write into this rank's arrays.
     operations, nbytes : int
         How many operations this rank has ended in this epoch, and the bytes that they moved.
     cause : BaseException or None
-        Why the epoch is void.
+        Why the epoch is invalid.
     call_site : CallSite
         Finds the cell's line that is being executed.
     """
@@ -221,7 +221,7 @@ class RankContext:
             return False
         lost = self.peers.lost()
         if lost is not None:
-            raise self.doom(lost)
+            raise self.mark_failed(lost)
         left = [r for r in self.peers.ranks if self.gone(r)]
         if left:
             # Their last words were written before they left, so inspect again what is missing now.
@@ -229,7 +229,7 @@ class RankContext:
             finished = [r for r in missing if r in left]
             if finished and (not wait.any_source or len(finished) == len(missing)):
                 self.check_peers(peers)  # a rank that failed wrote so before it left: that is the reason then
-                raise self.doom(wait.explain(finished))
+                raise self.mark_failed(wait.explain(finished))
         if wait.inspect is not None:
             wait.inspect()
         if wait.deadline_ns is not None and time.monotonic_ns() >= wait.deadline_ns:
@@ -254,7 +254,7 @@ class RankContext:
         """Raise if a peer failed or died: one of `peers`, by default any of the cell."""
         error = self.peers.first_failure(self.cell.peers if peers is None else peers)
         if error is not None:
-            raise self.doom(error)
+            raise self.mark_failed(error)
 
     def attach(self, handle: ArrayHandle, *, writable: bool) -> AnyArray:
         """Return another rank's array; raises `PeerFailedError` if it is lost because that rank died."""
@@ -272,8 +272,8 @@ class RankContext:
         """Whether `rank` will do nothing more in this cell."""
         return rank not in self.cell.ranks or self.peers.has_left(rank, self.cell.number)
 
-    def doom(self, error: NbParallelError) -> NbParallelError:
-        """Record that `error` voids the epoch, even outside a collective; returns it."""
+    def mark_failed(self, error: NbParallelError) -> NbParallelError:
+        """Record that `error` invalidates the epoch, even outside a collective; returns it."""
         self.open = self.open or -1
         return error
 

@@ -56,7 +56,7 @@ class DeadlockDetector:
         if wait.suspicion != seen:
             wait.suspicion, wait.suspected_ns = seen, now
             return
-        raise self._context.doom(DeadlockError(self.describe(stuck)))
+        raise self._context.mark_failed(DeadlockError(self.describe(stuck)))
 
     def stuck_ranks(self) -> Stuck:
         """Return every rank that can never go on by itself, with its slot and the ranks it waits for."""

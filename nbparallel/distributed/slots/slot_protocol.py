@@ -393,7 +393,7 @@ class SlotProtocol:
             return
         arrived = self._arrived()
         if self._calls.differs(self.generation, arrived):
-            raise self._context.doom(self._calls.mismatch(DIFFERENT, self.generation, arrived))
+            raise self._context.mark_failed(self._calls.mismatch(DIFFERENT, self.generation, arrived))
 
     def close(self) -> None:
         """Release the memory views."""

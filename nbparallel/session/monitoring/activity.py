@@ -65,7 +65,7 @@ class SessionActivity:
     """Memory that is kept for the next arrays, in bytes."""
 
 
-def take(pool: RankPool, clock: CellClock, record: CellRecord | None) -> SessionActivity:
+def read_activity(pool: RankPool, clock: CellClock, record: CellRecord | None) -> SessionActivity:
     """Return what happens now; never waits, from any thread."""
     here = sharing.current_store().segments(pool.supervisor.broker)
     made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]

@@ -1,6 +1,6 @@
 """Views of a session: statistics, names, completions, activity, timeline.
 
-The modules that make them are imported when the first cell has ended (`load`), not before its output.
+The modules that make them are imported when the first cell has ended (`load_views`), not before its output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import Completion
 
 
-def load() -> None:
+def load_views() -> None:
     """Import what the methods below need: an installation may have removed the files when they are called."""
     from nbparallel.session.monitoring import who  # noqa: F401
 
@@ -42,7 +42,7 @@ class SessionViews:
         from nbparallel.session.monitoring import statistics
 
         names = self._names.namespace if namespace is None else namespace
-        return statistics.take(self._ranks.start_method, self._ranks.running, names)
+        return statistics.take_statistics(self._ranks.start_method, self._ranks.running, names)
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         """Return the names of the notebook and of the ranks."""
@@ -65,11 +65,11 @@ class SessionViews:
         """Return what ranks do at this moment."""
         from nbparallel.session.monitoring import activity
 
-        return activity.take(self._ranks.running, self._tasks.clock, self._tasks.record)
+        return activity.read_activity(self._ranks.running, self._tasks.clock, self._tasks.record)
 
     def timeline(self) -> Timeline | None:
         """Return the timeline of the last cell."""
-        from nbparallel.session.monitoring.timeline import build
+        from nbparallel.session.monitoring.timeline import build_timeline
 
         record = self._tasks.record
-        return None if record is None else build(record)
+        return None if record is None else build_timeline(record)

@@ -76,7 +76,9 @@ class SessionStatistics:
     """Their limit (``ulimit -n``)."""
 
 
-def take(start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None) -> SessionStatistics:
+def take_statistics(
+    start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None
+) -> SessionStatistics:
     """Return a picture of the session; waits for no rank, and at most a second for the supervisor."""
     import resource
 

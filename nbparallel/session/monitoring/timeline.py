@@ -126,7 +126,7 @@ class Timeline:
         return tuple(sorted(waits, key=lambda wait: -wait.seconds))
 
 
-def build(record: CellRecord) -> Timeline:
+def build_timeline(record: CellRecord) -> Timeline:
     """Combine the notes of all ranks."""
     spans = {rank: notes.spans() for rank, notes in record.ranks.items()}
     last = _last_to_come(spans)

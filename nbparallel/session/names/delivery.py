@@ -20,14 +20,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMappin
 from dataclasses import dataclass
 from typing import Any
 
+from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
-from nbparallel.session.names.inventory import CellInputs
 from nbparallel.session.names.share_arrays import check_shareable, is_array, move_arrays
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
-from nbparallel.wire.names import NameKind, NameUpdate
+from nbparallel.wire.name_updates import NameKind, NameUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,17 @@ class NameDelivery:
         free = find_free_names(source, self._transform)
         with self._lock:
             notes = list(self.share(share, namespace)) if share else []
-            inventory = CellInputs(self._store, self._broker, self._arrays, namespace)
-            inventory.gather(free)
-            notes += inventory.notes
-            private = inventory.encode_arrays()
+            inputs = CellInputs(self._store, self._broker, self._arrays, namespace)
+            inputs.gather(free)
+            notes += inputs.notes
+            private = inputs.encode_arrays()
             if private and registry.find_strategy().shares:
-                notes += self._move(private, namespace, inventory.copied)
-                inventory.encode_arrays()
-            inventory.copy_arrays()
-            updates = {rank: self._updates(rank, inventory, free, namespace) for rank in ranks}
+                notes += self._move(private, namespace, inputs.copied)
+                inputs.encode_arrays()
+            inputs.copy_arrays()
+            updates = {rank: self._updates(rank, inputs, free, namespace) for rank in ranks}
             self._namespace = namespace
-            return Preparation(updates, tuple(notes), *inventory.accounts(), dict(inventory.copied))
+            return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied))
 
     def share(self, names: Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays into shared memory and make them writable by ranks; return lines for the user.
@@ -210,18 +210,18 @@ class NameDelivery:
         return keys
 
     def _updates(
-        self, rank: int, inventory: CellInputs, free: FreeNames, namespace: MutableMapping[str, Any]
+        self, rank: int, inputs: CellInputs, free: FreeNames, namespace: MutableMapping[str, Any]
     ) -> tuple[NameUpdate, ...]:
         """Return what a rank has to do before the cell; `delivered` confirms it."""
         row = self._ranks.setdefault(rank, RankVersions())
         pending = row.pending = PendingVersions()
         definitions = {
             identifier: definition
-            for identifier, definition in inventory.classes.items()
+            for identifier, definition in inputs.classes.items()
             if row.classes.get(identifier) != definition.key
         }
         pending.classes.update({identifier: value.key for identifier, value in definitions.items()})
-        needed = row.needed(inventory.values.values())
+        needed = row.needed(inputs.values.values())
         updates = [
             value.update(self._store, self._broker, unless_assigned=False) for value in definitions.values()
         ]
@@ -229,22 +229,22 @@ class NameDelivery:
             keeps = not row.value_changed(value, namespace.get(value.name, ABSENT))
             updates.append(value.update(self._store, self._broker, unless_assigned=keeps))
             row.send(value, pending)
-        inventory.sent += [*definitions.values(), *needed]
+        inputs.sent += [*definitions.values(), *needed]
         if namespace is self._namespace:
             for name in row.versions:
-                if not inventory.has(name):
+                if not inputs.has(name):
                     updates.append(NameUpdate(name, NameKind.DELETE))
                     pending.versions[name] = None
                     pending.baselines[name] = Baseline(ABSENT)
-        for name in (free.assigned | inventory.assigned) - pending.versions.keys():
-            if not is_ipythons(name) and name not in inventory.values:
-                pending.baselines[name] = self._baseline(name, row, inventory, namespace)
+        for name in (free.assigned | inputs.assigned) - pending.versions.keys():
+            if not is_ipythons(name) and name not in inputs.values:
+                pending.baselines[name] = self._baseline(name, row, inputs, namespace)
         return tuple(updates)
 
     def _baseline(
-        self, name: str, row: RankVersions, inventory: CellInputs, namespace: Mapping[str, Any]
+        self, name: str, row: RankVersions, inputs: CellInputs, namespace: Mapping[str, Any]
     ) -> Baseline:
         if name not in namespace:
             return Baseline(ABSENT)
-        key = inventory.key_of(name) if name in row.versions else None
+        key = inputs.key_of(name) if name in row.versions else None
         return Baseline(None if key is not None else namespace[name], key)

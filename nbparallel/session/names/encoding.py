@@ -23,7 +23,7 @@ from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import Pickled
 from nbparallel.transfer.pickling import Serialised, serialise
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.names import CellSource, NameKind, NameUpdate
+from nbparallel.wire.name_updates import CellSource, NameKind, NameUpdate
 
 
 def is_importable(module: types.ModuleType) -> bool:
@@ -139,7 +139,12 @@ class SharedArrays:
 
 
 def encode(
-    name: str, value: Any, store: Store, broker: Any, home: Mapping[str, Any], mentioned: frozenset[str]
+    name: str,
+    value: Any,
+    store: Store,
+    broker: Any,
+    main_globals: Mapping[str, Any],
+    mentioned: frozenset[str],
 ) -> Value:
     """Return the encoded value of anything but a shared array.
 
@@ -164,7 +169,7 @@ def encode(
         key = (kind, repr(value))  # nan equals itself here, and -0.0 is not 0.0
     serialised = None
     if key is None:
-        serialised = serialise(value, store, broker=broker, home=home, name=name, apart=True)
+        serialised = serialise(value, store, broker=broker, main_globals=main_globals, name=name, apart=True)
         key = serialised.checksum()
         return Value(name, NameKind.OBJECT, key, serialised=serialised)
     return _Atom(name, NameKind.OBJECT, key, atom=value)
@@ -183,9 +188,11 @@ class _Atom(Value):
         return Value.update(self, store, broker, unless_assigned=unless_assigned)
 
 
-def encode_class(cls: type, store: Store, broker: Any, home: Mapping[str, Any]) -> Value:
+def encode_class(cls: type, store: Store, broker: Any, main_globals: Mapping[str, Any]) -> Value:
     """Return the encoded definition of a class of the notebook."""
-    serialised = serialise(cls, store, broker=broker, home=home, name=cls.__qualname__, target=cls)
+    serialised = serialise(
+        cls, store, broker=broker, main_globals=main_globals, name=cls.__qualname__, target=cls
+    )
     return Value(cls.__qualname__, NameKind.DEFINITION, serialised.checksum(), serialised=serialised)
 
 

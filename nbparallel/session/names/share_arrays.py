@@ -40,7 +40,7 @@ class SharingStore(Protocol):
 
 
 @dataclass(slots=True)
-class Moves:
+class MoveReport:
     """What `move_arrays` did."""
 
     copied: dict[str, int] = field(default_factory=dict)
@@ -74,14 +74,14 @@ def move_arrays(
     store: SharingStore,
     *,
     for_all: bool = False,
-) -> Moves:
+) -> MoveReport:
     """Move the arrays of some names, and what shares their memory, into shared memory.
 
     Every name of `namespace` that is bound to one of these arrays, or to a view of one, is bound to the
     same part of the shared one.  Arrays that are shared already stay as they are; with `for_all`, unless they
     lie packed with others that ranks may only read.
     """
-    moves = Moves()
+    moves = MoveReport()
     packed_in = store.packed_read_only if for_all else _nowhere
     wanted: dict[Hashable, str] = {}
     for name in names:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbparallel.session.names.encoding import Value
-from nbparallel.wire.names import NameKind
+from nbparallel.wire.name_updates import NameKind
 
 ABSENT = object()
 """The value of a name that the notebook does not have."""

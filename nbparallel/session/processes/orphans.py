@@ -14,7 +14,7 @@ LIMIT_SECONDS = 1.0
 """How long new ones (a killed process's children) are looked for."""
 
 
-def end_marked(session: str) -> None:
+def kill_by_session_mark(session: str) -> None:
     """Kill every process of this session, and theirs, until there is none."""
     mark = f"NBP_SESSION={session}".encode()
     deadline = time.monotonic() + LIMIT_SECONDS

@@ -74,7 +74,7 @@ class RankQueries:
         self, handles: Sequence[RankHandle], patience: float = PATIENCE_SECONDS
     ) -> dict[int, NamespaceReport]:
         """Return the names of those ranks that are idle and reply in time, by rank."""
-        return self._ask(handles, patience, Kind.LOOK, lambda number: number)
+        return self._ask(handles, patience, Kind.INSPECT, lambda number: number)
 
     def complete(self, handle: RankHandle, text: str, cursor: int, patience: float) -> Completions:
         """Return the completions of `text` in an idle rank's shell; none if it does not reply in time."""

@@ -54,7 +54,7 @@ class RankHandle:
         """Why the session killed it: the end of a sentence that begins with ``was``."""
         self.refusal = ""
         """Versions that it runs and the notebook does not; empty if all agree."""
-        self.nonsense = ""
+        self.protocol_error = ""
         """What it sent that is no message of nbparallel; such a rank is killed."""
         self.task = 0
         """Number of the task that it runs or ran last."""
@@ -136,7 +136,7 @@ class RankHandle:
                     output.stream(self.rank, name, text)
 
     def _on_socket(self) -> None:
-        while not self.nonsense:
+        while not self.protocol_error:
             try:
                 frame = self.channel.receive_nowait()
                 if frame is None:
@@ -154,7 +154,7 @@ class RankHandle:
 
     def _give_up(self, error: ProtocolError) -> None:
         """Kill a rank that sends nonsense: user code has damaged its socket or memory; other ranks run on."""
-        self.nonsense = self.nonsense or str(error)
+        self.protocol_error = self.protocol_error or str(error)
         self._event_loop.unwatch(self.channel.fileno())
         self.channel.shut_down()
         self._end(self)
@@ -260,7 +260,7 @@ class RankHandle:
     def leave(self) -> None:
         """Ask an idle rank to exit."""
         try:
-            self.channel.send(Kind.LEAVE, abandon=lambda: True)
+            self.channel.send(Kind.EXIT, abandon=lambda: True)
         except ChannelClosedError:
             pass
 
@@ -310,7 +310,7 @@ def send_working_context(handles: Iterable[RankHandle]) -> None:
         here = WorkingContext(directory or (sent.cwd if sent is not None else "/"), path)
         if sent != here:
             handle.sent_context = here
-            handle.send(Kind.PLACE, here)
+            handle.send(Kind.WORKING_CONTEXT, here)
 
 
 def _directory() -> str:

@@ -74,7 +74,7 @@ class RankPool:
         self.queries = RankQueries()
         self.epoch = 0
         self.control: ControlView | None = None
-        self._void = True
+        self._epoch_invalid = True
         self._event_loop = EventLoop(
             f"nbparallel-{launch.session}", lambda error: self._fail(_internal(error))
         )
@@ -168,7 +168,7 @@ class RankPool:
         for rank in ranks:
             self._spawn(rank, world_size)
         tries = dict.fromkeys(ranks, 1)
-        self._void = True
+        self._epoch_invalid = True
         deadline = time.monotonic() + START_SECONDS
         interrupts.wake = self.wake
         while not all(self.handles[rank].usable for rank in ranks):
@@ -274,7 +274,7 @@ class RankPool:
         for handle in leaving:
             handle.close_later()
         del self.handles[world_size:]
-        self._void = True
+        self._epoch_invalid = True
 
     def end(self, handle: RankHandle) -> None:
         """Kill one rank and wait until its process has ended."""
@@ -284,13 +284,13 @@ class RankPool:
 
     # epochs -------------------------------------------------------------------------------------------
 
-    def void(self) -> None:
+    def invalidate_epoch(self) -> None:
         """Give up the current epoch: after a failure rings and slots can hold anything."""
-        self._void = True
+        self._epoch_invalid = True
 
     def ensure_epoch(self) -> ControlView:
-        """Give all ranks fresh rings if the last epoch is void."""
-        if self._void or self.control is None:
+        """Give all ranks fresh rings if the last epoch is invalid."""
+        if self._epoch_invalid or self.control is None:
             self.epoch += 1
             fd = control.create(len(self.handles), self.epoch)
             try:
@@ -299,10 +299,10 @@ class RankPool:
                 self.control = ControlView(fd)
                 self.supervisor.epoch(fd, self.epoch)
                 for handle in self.handles:
-                    handle.send(Kind.COMMUNICATOR, JoinWorld(self.epoch, len(self.handles)), (fd,))
+                    handle.send(Kind.JOIN_EPOCH, JoinWorld(self.epoch, len(self.handles)), (fd,))
             finally:
                 os.close(fd)
-            self._void = False
+            self._epoch_invalid = False
         return self.control
 
     # the end ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.oom_kills import OomKillCounter
-from nbparallel.session.processes.orphans import end_marked
+from nbparallel.session.processes.orphans import kill_by_session_mark
 from nbparallel.session.processes.queries import LedgerQuery
 from nbparallel.session.processes.rank_exit import RankExit
 from nbparallel.session.processes.rank_handle import RankHandle
@@ -141,7 +141,7 @@ class SupervisorClient:
             handle = self._ranks.pop(report["client"], None)
             if handle is not None:
                 pid, code, number = report["pid"], report["exit_code"], report["signal"]
-                handle.nonsense = handle.nonsense or report["nonsense"]
+                handle.protocol_error = handle.protocol_error or report["protocol_error"]
                 reason = self._reason(handle, number)
                 handle.died(RankExit(pid, code, number, report["announced"], time.monotonic(), reason))
         elif frame.kind is Kind.SWEPT:
@@ -155,9 +155,9 @@ class SupervisorClient:
             self._on_start_failed(f"the template process ended with {how}")
 
     def _reason(self, handle: RankHandle, number: int | None) -> str:
-        if handle.nonsense:
+        if handle.protocol_error:
             return (
-                f"ended: it sent {handle.nonsense}, which is no message of nbparallel; has code on it "
+                f"ended: it sent {handle.protocol_error}, which is no message of nbparallel; has code on it "
                 "written to descriptors or memory that are not its own?"
             )
         return self.oom_kills.explain() if number == signal.SIGKILL else ""
@@ -191,7 +191,7 @@ class SupervisorClient:
         except ChildProcessError:
             pass  # code of the notebook has reaped it
         self.dead = True
-        end_marked(self._session)
+        kill_by_session_mark(self._session)
 
     def close(self) -> None:
         """Close every descriptor; the event loop has stopped."""

@@ -90,9 +90,17 @@ class TaskDispatcher:
 
         def make(rank: int) -> Task:
             return CellTask(
-                number, ranks, tuple(updates.get(rank, ())), options.want_values, options.seed, cell,
-                options.line_offset, count, options.show_values, options.go_on,
-            )  # fmt: skip
+                number=number,
+                ranks=ranks,
+                updates=tuple(updates.get(rank, ())),
+                want_values=options.want_values,
+                seed=options.seed,
+                source=cell,
+                line_offset=options.line_offset,
+                execution_count=count,
+                show_values=options.show_values,
+                go_on=options.go_on,
+            )
 
         return TaskRequest(number, ranks, make, options, preparation, None, notes, started)
 
@@ -125,7 +133,7 @@ class TaskDispatcher:
             handle.task, handle.busy, handle.stderr_tail = request.number, True, ""
             if (task := request.make(rank)) != run.task:
                 run.task, pickled = task, pickle.dumps(task, 5)
-            handle.send_pickled(Kind.CELL, pickled, epoch=pool.epoch)
+            handle.send_pickled(Kind.TASK, pickled, epoch=pool.epoch)
         if runs_user_code(run.task):
             self.clock = CellClock(getattr(run.task, "execution_count", 0), began, 0, former)
         return run
@@ -137,7 +145,7 @@ class TaskDispatcher:
             run.wait(interrupts)
             pool.check()
         except NbParallelError:
-            pool.void()
+            pool.invalidate_epoch()
             raise
         finally:
             if runs_user_code(run.task):
@@ -149,8 +157,10 @@ class TaskDispatcher:
         store, broker = sharing.current_store(), pool.supervisor.broker
         result = outcomes.result_of(run, lambda value: pickling.loads(value, store, broker=broker))
         run.output.forget()
-        if run.deaths or any(not outcome.ok or outcome.void for outcome in run.outcomes.values()):
-            pool.void()
+        if run.deaths or any(
+            not outcome.ok or outcome.invalidates_epoch for outcome in run.outcomes.values()
+        ):
+            pool.invalidate_epoch()
         store.drain()
         outcomes.raise_if_failed(run, result)
         return result

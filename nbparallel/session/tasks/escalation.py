@@ -62,7 +62,7 @@ class InterruptEscalation:
         """Whether the user interrupted."""
         self.timed_out = False
         """Whether the time-out passed."""
-        self.released: set[int] = set()
+        self.interrupted_for_peer: set[int] = set()
         """Ranks that were interrupted because another one had failed."""
         self._deadline = None if self.timeout is None else time.monotonic() + self.timeout
         self._failed_at: float | None = None
@@ -113,7 +113,7 @@ class InterruptEscalation:
             for handle in running:
                 self._send(handle)
         if self._failed_at is not None and now - self._failed_at >= GRACE_SECONDS:
-            self._release(running)
+            self._interrupt_for_peer(running)
         for handle in running:
             if handle.rank in self._sent and now - self._sent[handle.rank][1] >= REPEAT_SECONDS:
                 self._send(handle)
@@ -121,13 +121,13 @@ class InterruptEscalation:
         if wanted and self._since is not None and now - self._since >= KILL_SECONDS:
             self._kill_all(running)
 
-    def _release(self, running: Sequence[RankHandle]) -> None:
+    def _interrupt_for_peer(self, running: Sequence[RankHandle]) -> None:
         """Interrupt ranks once because another one has failed."""
         if self.interrupted or self.timed_out:
             return
         for handle in running:
-            if handle.rank not in self.released:
-                self.released.add(handle.rank)
+            if handle.rank not in self.interrupted_for_peer:
+                self.interrupted_for_peer.add(handle.rank)
                 self._send(handle)
 
     def _send(self, handle: RankHandle) -> None:

@@ -81,15 +81,15 @@ def raise_if_failed(run: TaskRun, result: CellResult) -> None:
     """
     escalation = run.escalation
     failed: dict[int, RankFailure] = {}
-    released: dict[int, str] = {}
+    freed: dict[int, str] = {}
     unfinished: dict[int, RankFailure] = {}
     for rank, outcome in run.outcomes.items():
         if outcome.ok:
             continue
         unfinished[rank] = outcome.failure
-        stopped = rank in escalation.released or escalation.interrupted or escalation.timed_out
+        stopped = rank in escalation.interrupted_for_peer or escalation.interrupted or escalation.timed_out
         if outcome.interrupted and stopped:
-            released[rank] = parallel_error.lines_of([outcome.failure])
+            freed[rank] = parallel_error.lines_of([outcome.failure])
         elif isinstance(outcome.failure, RankFailure):
             failed[rank] = outcome.failure
     for rank, end in run.deaths.items():
@@ -107,10 +107,10 @@ def raise_if_failed(run: TaskRun, result: CellResult) -> None:
             result=result,
             failures=unfinished,
         )
-    if not failed and released:  # cannot be: ranks are released only after another one has failed
-        failed = {rank: run.outcomes[rank].failure for rank in released}
+    if not failed and freed:  # cannot be: ranks are interrupted only after another one has failed
+        failed = {rank: run.outcomes[rank].failure for rank in freed}
     if failed:
-        raise parallel_error.build(failed, released, result)
+        raise parallel_error.build_parallel_error(failed, freed, result)
 
 
 def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> RankFailure:
@@ -125,13 +125,13 @@ def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> Ra
             phase = f" in {slot.operation.name.lower()}{where}"
         elif slot.readable and slot.state is State.COMPUTING and line:
             phase = f" in user code{where}"
-    tail, crash_line = last_words(handle.stderr_tail)
+    tail, crash_line = stderr_excerpt(handle.stderr_tail)
     if crash_line is not None:
         line, phase = crash_line, f" in user code on line {crash_line}"
     place = f",{phase}," if phase else ""
     message = f"rank {handle.rank} (process {end.pid}){place} {describe_exit(end)}"
     if tail:
-        message += f"; its last words on stderr:\n{tail}"
+        message += f"; the end of its stderr:\n{tail}"
     error: Exception = RankDiedError(
         message,
         rank=handle.rank,
@@ -141,7 +141,7 @@ def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> Ra
         line=line,
         stderr=tail,
     )
-    if handle.nonsense:
+    if handle.protocol_error:
         error = ProtocolError(message)
     return RankFailure(
         rank=handle.rank,
@@ -158,7 +158,7 @@ def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> Ra
 _CELL_FRAME = re.compile(r'File "<In\[\d+\] #\d+>", line (\d+)')
 
 
-def last_words(stderr: str) -> tuple[str, int | None]:
+def stderr_excerpt(stderr: str) -> tuple[str, int | None]:
     """Return what is worth showing of a dead rank's stderr, and the cell's line if faulthandler names it.
 
     Of faulthandler's report that is the user's part of the stack: what called the cell is ours.

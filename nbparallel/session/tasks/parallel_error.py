@@ -21,7 +21,7 @@ class RankTraceback(Exception):  # noqa: N818 - it is no error, it only carries 
         return str(self.args[0]) if self.args else ""
 
 
-def build(
+def build_parallel_error(
     errors: Mapping[int, RankFailure],
     freed: Mapping[int, str],
     result: Any = None,
@@ -148,7 +148,7 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     for group in _alike([f for f in order if f.cause not in _CONSEQUENCES]):
         parts.append(f"[{rank_list(f.rank for f in group)}]")
         parts.extend(full_text(group[0])[:-1])
-        parts.extend(_last_words(group))
+        parts.extend(_message_lines(group))
     consequences = [f for f in order if f.cause in _CONSEQUENCES]
     for group in _alike(consequences):
         ranks = rank_list(f.rank for f in group)
@@ -170,7 +170,7 @@ def _alike(failures: Iterable[RankFailure]) -> list[list[RankFailure]]:
     return list(groups.values())
 
 
-def _last_words(group: Sequence[RankFailure]) -> list[str]:
+def _message_lines(group: Sequence[RankFailure]) -> list[str]:
     texts: dict[str, list[RankFailure]] = {}
     for failure in group:
         texts.setdefault(failure.evalue, []).append(failure)

@@ -61,7 +61,7 @@ class OwnSegments:
         """Hold a released segment again: a handle of it came back to its maker."""
         if broker is None or broker not in segment.registered:
             raise lost(segment.id)
-        # An IDLE that is under way is void then; the broker sees to it.
+        # An IDLE that is under way is invalid then; the broker sees to it.
         os.close(broker.fetch(segment.id, writable=True))
 
     def map_private(self, segment: Segment, block: Block) -> Mapping:
@@ -98,7 +98,7 @@ class OwnSegments:
     def disconnect(self, broker: SegmentBroker) -> None:
         """Retire what only a session that has ended used."""
         self.registrar.disconnect(broker)
-        for known_as, segment in list(self.by_id.items()):
+        for session_id, segment in list(self.by_id.items()):
             if segment.registered.pop(broker, None) is None:
                 continue
             if segment.own:
@@ -106,7 +106,7 @@ class OwnSegments:
                 segment.poolable = False
                 self.retire(segment)
             else:
-                self.by_id.pop(known_as, None)
+                self.by_id.pop(session_id, None)
 
     def renumber(self, client: int) -> None:
         """Give every segment an id of another client number, in no session.

@@ -47,21 +47,21 @@ class Sessions:
         for broker in list(self.brokers):
             self._notify(broker, partial(broker.removed, path))
 
-    def release(self, broker: SegmentBroker, known_as: int, memory: int = 0) -> None:
+    def release(self, broker: SegmentBroker, session_id: int, memory: int = 0) -> None:
         """End this process's hold of a segment in one session; `memory` stays mapped here."""
-        self._notify(broker, partial(broker.release, known_as, memory))
+        self._notify(broker, partial(broker.release, session_id, memory))
 
-    def forget(self, broker: SegmentBroker, known_as: int) -> None:
+    def forget(self, broker: SegmentBroker, session_id: int) -> None:
         """End the hold of an own segment in one session, for good."""
-        self._notify(broker, partial(broker.forget, known_as))
+        self._notify(broker, partial(broker.forget, session_id))
 
     def freed(self, broker: SegmentBroker, memory: int) -> None:
         """Report an own memory as freed to one session."""
         self._notify(broker, partial(broker.freed, memory))
 
-    def allow_write(self, broker: SegmentBroker, known_as: int) -> None:
+    def allow_write(self, broker: SegmentBroker, session_id: int) -> None:
         """Let the other processes of one session write to a segment."""
-        self._notify(broker, partial(broker.allow_write, known_as))
+        self._notify(broker, partial(broker.allow_write, session_id))
 
     def _notify(self, broker: SegmentBroker, notify: Callable[[], None]) -> None:
         try:
@@ -99,36 +99,38 @@ class SegmentRegistrar:
         """Return the id under which a session knows a segment; register it there if it is new."""
         if broker is None or segment.broker is broker:
             return segment.id
-        known_as = segment.registered.get(broker)
-        if known_as is not None:
-            return known_as
+        session_id = segment.registered.get(broker)
+        if session_id is not None:
+            return session_id
         if segment.block is not None:
             self._register(segment, broker, segment.id, segment.block.source.fd, segment.block.source.path)
             return segment.id
         # From one session into another: the same memory under an id of ours.
-        known_as = self.new_id()
+        session_id = self.new_id()
         source, source_id = segment.reach()
         fd = source.fetch(source_id, writable=segment.writable)
         try:
-            self._register(segment, broker, known_as, fd)
+            self._register(segment, broker, session_id, fd)
         finally:
             os.close(fd)
-        return known_as
+        return session_id
 
     def _register(
-        self, segment: Segment, broker: SegmentBroker, known_as: int, fd: int, path: str = ""
+        self, segment: Segment, broker: SegmentBroker, session_id: int, fd: int, path: str = ""
     ) -> None:
         memory = segment.memory if segment.own else 0
         if memory and broker not in (known := self._memories.setdefault(memory, [])):
             known.append(broker)
         try:
-            broker.register(known_as, segment.nbytes, fd, writable=segment.writable, path=path, memory=memory)
-            self._own[known_as] = segment
-            segment.registered[broker] = known_as
+            broker.register(
+                session_id, segment.nbytes, fd, writable=segment.writable, path=path, memory=memory
+            )
+            self._own[session_id] = segment
+            segment.registered[broker] = session_id
         except BaseException:
             # Whether an interrupted message went out is not known: take it back, which harms in no case.
             segment.registered.pop(broker, None)
-            self._sessions.forget(broker, known_as)
+            self._sessions.forget(broker, session_id)
             raise
 
     def allow_write(self, segment: Segment) -> None:
@@ -137,8 +139,8 @@ class SegmentRegistrar:
             return
         if segment.block is not None:
             segment.block.for_all = True
-        for broker, known_as in list(segment.registered.items()):
-            self._sessions.allow_write(broker, known_as)
+        for broker, session_id in list(segment.registered.items()):
+            self._sessions.allow_write(broker, session_id)
         segment.writable = True
 
     def unmap_elsewhere(self, block: Block) -> None:

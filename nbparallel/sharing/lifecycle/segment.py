@@ -108,8 +108,8 @@ class Segment:
         """Return a session that knows a fetched segment, and its id there."""
         if self.broker is not None:
             return self.broker, self.id
-        for broker, known_as in self.registered.items():
-            return broker, known_as
+        for broker, session_id in self.registered.items():
+            return broker, session_id
         raise lost(self.id)
 
     def used_through(self, mapping: Mapping) -> bool:

@@ -89,20 +89,20 @@ class SegmentTable:
             self._notices.finish(first)
 
     def _handle_notice(self, broker: SegmentBroker, notice: Notice) -> None:
-        kind, known_as = notice.kind, notice.segment
+        kind, session_id = notice.kind, notice.segment
         if self.cache.handle_notice(broker, notice):
             return
-        segment = self.own.by_id.get(known_as) or self.fetched.by_id.get((broker, known_as))
-        if kind is NoticeKind.STRAY:
+        segment = self.own.by_id.get(session_id) or self.fetched.by_id.get((broker, session_id))
+        if kind is NoticeKind.UNCLAIMED_HOLD:
             if segment is None or not segment.used:
-                self.sessions.release(broker, known_as)
+                self.sessions.release(broker, session_id)
         elif segment is None:
-            self.sessions.forget(broker, known_as)
+            self.sessions.forget(broker, session_id)
         elif segment.own and not segment.used and segment.registered.pop(broker, None) is not None:
             if kind is NoticeKind.DROP:
                 segment.poolable = False
             else:
-                self.sessions.forget(broker, known_as)
+                self.sessions.forget(broker, session_id)
             self.own.retire(segment)
 
     # Arrays
@@ -214,8 +214,8 @@ class SegmentTable:
         """Release a segment in all sessions if no array here uses it any more (idempotent)."""
         if segment.used:
             return
-        for broker, known_as in list(segment.registered.items()):
-            self.sessions.release(broker, known_as)
+        for broker, session_id in list(segment.registered.items()):
+            self.sessions.release(broker, session_id)
         if segment.own:
             self.own.retire(segment)
         else:

@@ -50,7 +50,7 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> t
 
 
 @lru_cache(maxsize=256)
-def describe(dtype: np.dtype[Any]) -> Any:
+def describe_dtype(dtype: np.dtype[Any]) -> Any:
     """Return a dtype as plain data, in the form of `numpy.lib.format.dtype_to_descr`.
 
     Fields that overlap or are out of order, which that form cannot say, become the dictionary that
@@ -71,7 +71,7 @@ def describe(dtype: np.dtype[Any]) -> Any:
     except ValueError:
         form = _as_dictionary(dtype)
     try:
-        same = rebuild(form) == dtype
+        same = rebuild_dtype(form) == dtype
     except InvalidHandleError:
         same = False
     if not same:
@@ -97,12 +97,12 @@ def _as_dictionary(dtype: np.dtype[Any]) -> dict[str, Any]:
 def _field_format(dtype: np.dtype[Any]) -> Any:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        return describe(base), shape
-    return describe(dtype)
+        return describe_dtype(base), shape
+    return describe_dtype(dtype)
 
 
-def rebuild(form: Any) -> np.dtype[Any]:
-    """Return the dtype that `describe` described.
+def rebuild_dtype(form: Any) -> np.dtype[Any]:
+    """Return the dtype that `describe_dtype` described.
 
     Raises
     ------
@@ -265,7 +265,7 @@ def _check_layout(
             raise InvalidHandleError(f"a handle's shape is damaged: {_cut((count, stride))}")
         if not -_WORD <= stride < _WORD:
             raise InvalidHandleError(f"a handle's stride is damaged: {_cut(stride)}")
-    dtype = rebuild(form)
+    dtype = rebuild_dtype(form)
     low, high = extent(shape, strides, dtype.itemsize)
     low, high = low + offset, high + offset
     if low < 0 or high > nbytes:
@@ -277,7 +277,7 @@ def _check_layout(
 
 def span(handle: ArrayHandle) -> tuple[int, int]:
     """Return the first byte of a handle's array in its segment, and one past the last."""
-    low, high = extent(handle.shape, handle.strides, rebuild(handle.dtype).itemsize)
+    low, high = extent(handle.shape, handle.strides, rebuild_dtype(handle.dtype).itemsize)
     return handle.offset + low, handle.offset + high
 
 
@@ -317,7 +317,7 @@ class CopyLayout:
     """The bytes to copy as they are, or None if the elements have to be copied one by one."""
 
 
-def plan(array: AnyArray) -> CopyLayout:
+def plan_copy(array: AnyArray) -> CopyLayout:
     """Decide how to lay out a copy of `array`.
 
     If the bytes from its first to its last are no more than its elements need (it is dense in any order,

@@ -7,7 +7,7 @@ does.  It kills no process: these belong to their launcher.  It exits with the l
 
 ::
 
-    first ──socketpair──┐               JOIN GIVE_UP DEPART -> <- JOINED REFUSED
+    first ──socketpair──┐               JOIN ABORT_JOIN LEAVE_WORLD -> <- JOINED REFUSED
     others ──listener───world           REGISTER FETCH RELEASE … as client rank + 1
 
 A member's death is seen by its pidfd, which it brings along.  The end of its connection alone says nothing,
@@ -192,14 +192,14 @@ class ExternalWorld:
     def _handle(self, member: WorldMember, frame: Frame) -> None:
         if self._refused:
             return
-        if frame.kind is Kind.DEPART and self._view is not None:
+        if frame.kind is Kind.LEAVE_WORLD and self._view is not None:
             # What it has sent may not be received yet: its segments stay until the world ends.
             self._forget(member)
         elif self._view is not None:
             self._deliver(self._server.receive(client_of(member.rank), frame))
         elif frame.kind is Kind.JOIN:
             self._join(member, frame)
-        elif frame.kind is Kind.GIVE_UP and member.rank >= 0:
+        elif frame.kind is Kind.ABORT_JOIN and member.rank >= 0:
             text = f"rank {member.rank} has waited {float(frame.payload):g} s for {self._membership.missing}"
             self._refuse(Reason.LATE, f"{text}, which did not come")
         else:
@@ -243,7 +243,7 @@ class ExternalWorld:
         code, number = exit_status(member.pidfd, member.process)
         try:
             while member.socket.fileno() >= 0 and isinstance(frame := take(member.socket), Frame):
-                self._receive(member, frame)  # what it sent before it ended counts, such as DEPART
+                self._receive(member, frame)  # what it sent before it ended counts, such as LEAVE_WORLD
         except ProtocolError:
             pass  # it is dead, whatever it sent
         self._lose(member, code, number)

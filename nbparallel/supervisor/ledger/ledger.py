@@ -48,7 +48,7 @@ from nbparallel.supervisor.ledger.actions import (
     Unrecord,
 )
 from nbparallel.supervisor.ledger.memories import MemoryTable
-from nbparallel.supervisor.ledger.names import LedgerNames
+from nbparallel.supervisor.ledger.segment_names import LedgerNames
 from nbparallel.wire.segments import (
     AllowWrite,
     Fetch,

@@ -287,7 +287,7 @@ def test_interrupted_in_the_middle(outcomes: Any, monkeypatch: Any, victim: int,
 
 @pytest.mark.slow
 def test_out_of_time_in_the_middle(outcomes: Any, monkeypatch: Any) -> None:
-    """A sender that is stopped between two chunks: recv's time runs out, and the epoch is void."""
+    """A sender that is stopped between two chunks: recv's time runs out, and the epoch is invalid."""
     small_chunks(monkeypatch)
 
     def work(c: Communicator) -> Any:

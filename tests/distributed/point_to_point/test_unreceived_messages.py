@@ -20,7 +20,7 @@ from nbparallel.wire import control
 
 @pytest.mark.slow
 def test_a_collective_posted_meanwhile_leaves_the_waiting_one_open(ranks: Callable[..., list[Any]]) -> None:
-    """A time-out voids the epoch, also if another group's work went on while the operation waited."""
+    """A time-out invalidates the epoch, also if another group's work went on while the operation waited."""
     begun = 6  # more than a group has slots: the last ones are posted when the first have ended
 
     def work(c: Communicator) -> Any:

@@ -34,7 +34,7 @@ START = {
 STOP = {
     "the beginning": (RankPool, "stop"),
     "the supervisor": (SupervisorClient, "stop"),
-    "what ranks had started": (supervisor_processes, "end_marked"),
+    "what ranks had started": (supervisor_processes, "kill_by_session_mark"),
     "watching ranks go": (RankPool, "_wait_for_ranks"),
     "the thread": (EventLoop, "stop"),
     "the sockets": (RankHandle, "close"),

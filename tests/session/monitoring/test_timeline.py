@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from nbparallel.session.monitoring.chrome_trace import trace
-from nbparallel.session.monitoring.timeline import Timeline, build
+from nbparallel.session.monitoring.timeline import Timeline, build_timeline
 from nbparallel.session.results import CellRecord
 from nbparallel.wire.timeline import Noted, RankTimeline, pack
 
@@ -32,7 +32,7 @@ def notes(rank: int, *noted: Noted, ended: int = 100, noted_from: int = 0) -> Ra
 def timeline(*ranks: RankTimeline, died: dict[int, str] | None = None) -> Timeline:
     """Lay them side by side."""
     source = ("", "total = all_reduce(x)")
-    return build(CellRecord(3, source, {notes.rank: notes for notes in ranks}, died or {}))
+    return build_timeline(CellRecord(3, source, {notes.rank: notes for notes in ranks}, died or {}))
 
 
 def shape(found: Timeline, rank: int) -> list[tuple[str, int, int, int]]:

@@ -28,7 +28,7 @@ class Handle(SimpleNamespace):
 
     def offer(self, kind: Kind, message: object) -> bool:
         """Note that the rank was asked."""
-        assert kind is Kind.LOOK
+        assert kind is Kind.INSPECT
         self.asked += 1
         return bool(self.takes)
 

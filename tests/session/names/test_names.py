@@ -17,7 +17,7 @@ from nbparallel.errors import (
     UnpicklableError,
 )
 from nbparallel.testing.tiers import examples
-from nbparallel.wire.names import NameKind, NameUpdate
+from nbparallel.wire.name_updates import NameKind, NameUpdate
 from tests.session.names.pair import Pair
 
 

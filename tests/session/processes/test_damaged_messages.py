@@ -88,17 +88,17 @@ def sparse(nbytes: int) -> int:
 
 def spilled(length: int) -> bytes:
     """Return the head of a frame whose payload lies in its first descriptor."""
-    return HEADER.pack(MAGIC, frames.VERSION, frames.SPILLED, Kind.RESULT, 0, 0, 0, length)
+    return HEADER.pack(MAGIC, frames.VERSION, frames.SPILLED, Kind.OUTCOME, 0, 0, 0, length)
 
 
 NONSENSE = {
     "no frame": b"hello",
-    "no pickle": frames.encode(Kind.RESULT, b"hello"),
-    "a cut pickle": frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)[:-9]),
+    "no pickle": frames.encode(Kind.OUTCOME, b"hello"),
+    "a cut pickle": frames.encode(Kind.OUTCOME, pickle.dumps(OUTCOME, 5)[:-9]),
     "another object": frames.encode(Kind.DISPLAY, pickle.dumps({"a": 1})),
     "a kind that ranks do not send": frames.encode(Kind.SPAWN, pickle.dumps(None)),
     "a kind that there is not": HEADER.pack(MAGIC, frames.VERSION, 0, 999, 0, 0, 0, 0),
-    "a length that is not so": HEADER.pack(MAGIC, frames.VERSION, 0, Kind.RESULT, 0, 5, 0, 0),
+    "a length that is not so": HEADER.pack(MAGIC, frames.VERSION, 0, Kind.OUTCOME, 0, 5, 0, 0),
     "a payload that is nowhere": spilled(100),
     "a length of 2**64 - 1": spilled((1 << 64) - 1),
 }
@@ -107,13 +107,13 @@ NONSENSE = {
 @pytest.mark.parametrize("what", NONSENSE)
 def test_f83_nonsense_ends_its_sender(wire: Wire, what: str) -> None:
     """The rank is given up at the first frame that is none; what it says after that is not heard."""
-    wire.send(frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)))
+    wire.send(frames.encode(Kind.OUTCOME, pickle.dumps(OUTCOME, 5)))
     assert wire.posted == [OUTCOME]
     wire.send(NONSENSE[what])
     assert wire.ended == [wire.handle]
-    assert wire.handle.nonsense
+    assert wire.handle.protocol_error
     with pytest.raises(OSError, match="Broken pipe"):
-        wire.send(frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)))
+        wire.send(frames.encode(Kind.OUTCOME, pickle.dumps(OUTCOME, 5)))
     assert wire.posted == [OUTCOME]
 
 
@@ -128,7 +128,7 @@ def test_f83_memory_that_was_never_written_is_not_read(wire: Wire, nbytes: int) 
     finally:
         tracemalloc.stop()
         os.close(fd)
-    assert "no memory that its sender has written" in wire.handle.nonsense
+    assert "no memory that its sender has written" in wire.handle.protocol_error
 
 
 def test_f83_a_pipe_is_no_payload(wire: Wire) -> None:
@@ -137,7 +137,7 @@ def test_f83_a_pipe_is_no_payload(wire: Wire) -> None:
     wire.send(spilled(0), (read,))
     os.close(read)
     os.close(write)
-    assert wire.handle.nonsense
+    assert wire.handle.protocol_error
 
 
 def test_f83_descriptors_that_nobody_expects_are_closed(wire: Wire) -> None:
@@ -145,10 +145,10 @@ def test_f83_descriptors_that_nobody_expects_are_closed(wire: Wire) -> None:
     before = len(os.listdir("/proc/self/fd"))
     data = frames.encode(Kind.STREAM, pickle.dumps(Stream(1, "stdout", "x"), 5))
     wire.send(data, (0,) * 60)
-    assert not wire.handle.nonsense
+    assert not wire.handle.protocol_error
     assert len(os.listdir("/proc/self/fd")) == before
     wire.send(data, (0,) * 100)
-    assert "cut off" in wire.handle.nonsense
+    assert "cut off" in wire.handle.protocol_error
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -156,7 +156,7 @@ def check_mutated(count: int) -> None:
     """Send `count` frames with bits changed, cut, doubled or with files on them."""
     draw = random.Random(count)
     good = [
-        frames.encode(Kind.RESULT, pickle.dumps(OUTCOME, 5)),
+        frames.encode(Kind.OUTCOME, pickle.dumps(OUTCOME, 5)),
         frames.encode(Kind.STREAM, pickle.dumps(Stream(1, "stdout", "x" * 100), 5)),
         frames.encode(Kind.RANK_READY),
     ]
@@ -171,7 +171,7 @@ def check_mutated(count: int) -> None:
         if draw.random() < 0.2:
             del data[draw.randrange(1, len(data)) :]
         wire.send(bytes(data), (0,) * draw.choice([0, 0, 0, 1, 3]))
-        if wire.handle.nonsense:
+        if wire.handle.protocol_error:
             given_up += 1
             wire.close()
             wire = Wire()

@@ -31,7 +31,7 @@ def peer(rank: int, failed: int, **options: Any) -> RankFailure:
 def test_message_names_the_root_cause_first() -> None:
     """Who failed, with what, on which line, and who was freed: in the message, root cause first."""
     errors = {rank: peer(rank, 2, time_ns=1) for rank in (0, 1, 3)} | {2: failure(2)}
-    error = parallel_error.build(errors, {})
+    error = parallel_error.build_parallel_error(errors, {})
     assert str(error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were freed)"
     assert list(error.errors) == [2, 0, 1, 3]
     assert isinstance(error.errors[2], ZeroDivisionError)
@@ -40,7 +40,7 @@ def test_message_names_the_root_cause_first() -> None:
 
 def test_freed_ranks_are_named_but_did_not_raise() -> None:
     """A rank that computed and was stopped is in the message and not in `errors`."""
-    error = parallel_error.build({2: failure(2)}, {0: ", line 5", 1: ", line 5"})
+    error = parallel_error.build_parallel_error({2: failure(2)}, {0: ", line 5", 1: ", line 5"})
     assert str(error).endswith("(ranks 0-1 were freed)")
     assert list(error.errors) == [2]
     assert "[ranks 0-1], line 5: interrupted, since another rank had failed" in error._render_traceback_()
@@ -48,7 +48,7 @@ def test_freed_ranks_are_named_but_did_not_raise() -> None:
 
 def test_equal_failures_are_one() -> None:
     """The same exception on all ranks is one message and one traceback; `errors` still has every rank."""
-    error = parallel_error.build({rank: failure(rank) for rank in range(4)}, {})
+    error = parallel_error.build_parallel_error({rank: failure(rank) for rank in range(4)}, {})
     assert str(error) == "ZeroDivisionError on ranks 0-3, line 4: division by zero"
     shown = "\n".join(error._render_traceback_())
     assert shown.count("1 / 0") == 1
@@ -58,7 +58,7 @@ def test_equal_failures_are_one() -> None:
 
 def test_texts_that_differ_are_all_shown() -> None:
     """Failures that came the same way share a traceback, and every text is under it."""
-    error = parallel_error.build({r: failure(r, ValueError(f"bad {r}")) for r in range(2)}, {})
+    error = parallel_error.build_parallel_error({r: failure(r, ValueError(f"bad {r}")) for r in range(2)}, {})
     assert str(error) == "ValueError on ranks 0-1, line 4: bad 0 (on rank 0; the others' texts differ)"
     shown = "\n".join(error._render_traceback_())
     assert shown.count("line 4") == 2  # one traceback, and the message
@@ -67,7 +67,7 @@ def test_texts_that_differ_are_all_shown() -> None:
 
 def test_line_is_the_cells_own() -> None:
     """The line is that of the cell that ran, also when a function of another cell raised."""
-    error = parallel_error.build({0: failure(0, frames=(CELL, IN_FUNCTION))}, {})
+    error = parallel_error.build_parallel_error({0: failure(0, frames=(CELL, IN_FUNCTION))}, {})
     assert "rank 0, line 4:" in str(error)
     shown = "\n".join(error._render_traceback_())
     assert "Cell In[3], line 2, in f\n    return 1 / x" in shown
@@ -75,7 +75,9 @@ def test_line_is_the_cells_own() -> None:
 
 def test_the_earliest_independent_failure_is_the_root() -> None:
     """Of several ranks that failed by themselves the first one in time is the root."""
-    error = parallel_error.build({0: failure(0, KeyError("k"), time_ns=9), 1: failure(1, time_ns=5)}, {})
+    error = parallel_error.build_parallel_error(
+        {0: failure(0, KeyError("k"), time_ns=9), 1: failure(1, time_ns=5)}, {}
+    )
     assert str(error) == "ZeroDivisionError on rank 1, line 4: division by zero (also KeyError on rank 0)"
     assert list(error.errors) == [1, 0]
 
@@ -83,7 +85,7 @@ def test_the_earliest_independent_failure_is_the_root() -> None:
 def test_what_cannot_be_rebuilt_is_a_remote_error() -> None:
     """An exception that cannot travel, or that lies in its pickle, is a RemoteError with name and text."""
     for data in (None, b"no pickle", pickle.dumps("no exception"), pickle.dumps(KeyboardInterrupt())):
-        error = parallel_error.build({1: failure(1, exception=data)}, {}).errors[1]
+        error = parallel_error.build_parallel_error({1: failure(1, exception=data)}, {}).errors[1]
         assert isinstance(error, RemoteError)
         assert (error.ename, error.evalue) == ("ZeroDivisionError", "division by zero")
         assert "line 4" in str(error.__cause__)
@@ -91,14 +93,18 @@ def test_what_cannot_be_rebuilt_is_a_remote_error() -> None:
 
 def test_exit_has_its_code() -> None:
     """`sys.exit(3)` on a rank is a RankExitError with code 3."""
-    error = parallel_error.build({1: failure(1, SystemExit(3), cause=Cause.EXIT)}, {}).errors[1]
+    error = parallel_error.build_parallel_error({1: failure(1, SystemExit(3), cause=Cause.EXIT)}, {}).errors[
+        1
+    ]
     assert isinstance(error, RankExitError)
     assert error.code == 3
 
 
 def test_except_star_and_pickle() -> None:
     """`except*` takes the part it names, with ranks and result; the group survives pickling."""
-    error = parallel_error.build({0: failure(0), 1: failure(1, KeyError("k"))}, {}, result="what there was")
+    error = parallel_error.build_parallel_error(
+        {0: failure(0), 1: failure(1, KeyError("k"))}, {}, result="what there was"
+    )
     parts: list[Any] = []
     rest: list[Any] = []
     try:
@@ -123,7 +129,7 @@ def test_equality_ignores_the_rank() -> None:
 
 def test_a_long_text_is_cut_in_the_message_only() -> None:
     """A text of many lines does not flood the message; the traceback has all of it."""
-    error = parallel_error.build({0: failure(0, ValueError("first\n" + "x" * 2000))}, {})
+    error = parallel_error.build_parallel_error({0: failure(0, ValueError("first\n" + "x" * 2000))}, {})
     assert str(error) == "ValueError on rank 0, line 4: first …"
     assert "x" * 2000 in "\n".join(error._render_traceback_())
 
@@ -134,14 +140,14 @@ def test_one_failure_on_several_lines_is_one() -> None:
 
     places = {rank: FrameLine("In[7]", 3 + rank % 2, "<module>", "recv()") for rank in range(3)}
     errors = {r: failure(r, DeadlockError("d"), time_ns=9 - r, frames=(places[r],)) for r in range(3)}
-    error = parallel_error.build(errors, {})
+    error = parallel_error.build_parallel_error(errors, {})
     assert str(error) == "DeadlockError on ranks 0-2, lines 3, 4: d"
     assert list(error.errors) == [0, 1, 2]
 
 
 def test_the_last_line_does_not_repeat_the_text() -> None:
     """In the notebook the root's text is there once, and below it who it was and who was freed."""
-    error = parallel_error.build({0: failure(0), 1: peer(1, 0)}, {})
+    error = parallel_error.build_parallel_error({0: failure(0), 1: peer(1, 0)}, {})
     assert (
         error._render_traceback_()[-1]
         == "ParallelError: ZeroDivisionError on rank 0, line 4 (rank 1 was freed)"

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.lib.array_utils import byte_bounds
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError
-from nbparallel.sharing.memory.array_layout import describe, extent, rebuild
+from nbparallel.sharing.memory.array_layout import describe_dtype, extent, rebuild_dtype
 
 SPECIAL = [
     np.dtype([("a", "i1"), ("b", "<f8", (2, 3))], align=True),
@@ -28,20 +28,20 @@ SPECIAL = [
 @pytest.mark.parametrize("dtype", SPECIAL, ids=str)
 def test_special_dtypes_survive_description(dtype):
     """Nested, aligned, overlapping, titled, byte-swapped dtypes come back equal."""
-    assert rebuild(describe(dtype)) == dtype
+    assert rebuild_dtype(describe_dtype(dtype)) == dtype
 
 
 @given(hnp.array_dtypes(allow_subarrays=True) | hnp.scalar_dtypes())
 def test_every_dtype_survives_description(dtype):
     """Whatever numpy can make without objects comes back equal."""
-    assert rebuild(describe(dtype)) == dtype
+    assert rebuild_dtype(describe_dtype(dtype)) == dtype
 
 
 @pytest.mark.parametrize("dtype", ["O", [("a", "O")], [("a", [("b", "O")])], np.dtypes.StringDType()])
 def test_objects_are_refused(dtype):
     """References to Python objects never go into shared memory, however deep they hide."""
     with pytest.raises(ObjectArrayError, match=r"objects|described"):
-        describe(np.dtype(dtype))
+        describe_dtype(np.dtype(dtype))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_objects_are_refused(dtype):
 def test_nothing_else_is_a_dtype(form):
     """What is no description of a dtype without objects is refused, not guessed at."""
     with pytest.raises(InvalidHandleError):
-        rebuild(form)
+        rebuild_dtype(form)
 
 
 def test_deep_nesting_is_refused():
@@ -87,7 +87,7 @@ def test_deep_nesting_is_refused():
     for _ in range(1000):
         form = [("a", form)]
     with pytest.raises(InvalidHandleError, match="nested"):
-        rebuild(form)
+        rebuild_dtype(form)
 
 
 @given(hnp.arrays(np.int16, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)), st.data())
