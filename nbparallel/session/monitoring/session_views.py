@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def load_views() -> None:
     """Import what the methods below need: an installation may have removed the files when they are called."""
-    from nbparallel.session.monitoring import who  # noqa: F401
+    from nbparallel.session.monitoring import activity, segments, statistics, timeline, who  # noqa: F401
 
 
 class SessionViews:
