@@ -4,12 +4,13 @@ In a cell for ranks they are there without an import: ``total = all_reduce(rank)
 describes one.  One collective, from the call to the return::
 
     all_reduce(x)            api          check the arguments, find the group
-      run(x, op)             collectives  find its fingerprint; choose the route of the bytes
-        write own slot       slots        payload, fingerprint, line; arrive += 1; wake sleepers
+      run(x, op)             collectives  find its fingerprint
+        write own slot       slots        fingerprint, line; x, or where it lies; arrive += 1; wake sleepers
         wait for all slots   runtime      spin, then sleep: peers that died, deadlocks, time-outs end it
-        compare              slots        every rank compares all fingerprints: raise alike, or go on
+        compare              slots        one word of each peer; if one differs, all fingerprints: raise alike
+        choose the route     collectives  if x does not fit into a slot: by what every rank has offered
         combine              collectives  INLINE: all slots; STAGED: chunk by chunk; DIRECT: the arrays
-        release own slot     slots        done = number of this collective
+        release              slots        done = number of this collective: no peer's slot is read any more
 
 With ``async_op=True`` a record of copies is written instead (`collectives.nonblocking`), and whatever this
 rank waits for later makes progress with it.  `send` and `recv` use a ring for each pair of ranks

@@ -1,12 +1,19 @@
-"""The supervisor: the process that outlives the others and reports how each of them ended.
+"""Supervises a session's processes: starts and reaps them, and cleans up the shared memory that they leave.
 
-One death::
+One death, with the sides of the kernel and of the other ranks::
 
     rank exits ── SIGCHLD, pidfd ─> main._on_children
       children.reap              kill its process group, waitpid       -> ChildExit
       main._on_rank_exit         read what its socket still holds
         wire.control.write_death the death record: peers that wait raise PeerFailedError
-        ledger.client_gone       end its holds: close, unlink, Idle or Drop to segments' creators
-        DIED to the kernel       the session reports the error of the cell, and starts a rank when needed
+        SegmentServer.client_gone
+          Ledger.client_gone     end its holds: close, unlink, Idle or Drop to segments' creators
+        DIED to the kernel
       orphans.end                kill what user code on the rank had started
+
+    peers: runtime.peers         has_failed, first_failure: the operation raises, the rank reports its outcome
+    kernel: SupervisorClient     DIED -> RankHandle.died: read what the rank had still sent and printed
+      TaskRun._take              RankExit: its part of the cell's ParallelError
+      ElasticPool._revive        before the next cell: its names count as not delivered; start a process, make
+                                 a control segment; the survivors keep their variables
 """

@@ -11,8 +11,11 @@ segments and sends descriptors.  It never unpickles, and blocks in `poll` only.
                       supervisor ──template──  FORK -> <- TEMPLATE_READY FORKED
     rank r ──segments─┘                        ANNOUNCE -> , then as the kernel's
 
-The kernel's end (seen by pidfd, not by end-of-file, which a forked child of the kernel could hide) ends
-everything here; ranks end with the supervisor by their parent-death signal.
+The kernel's end ends everything here: its pidfd reports it, because a forked child of the kernel could hold
+its sockets open.  End-of-file on one of these sockets ends everything as well; on the socket of a living
+rank it is a protocol violation, and the rank is killed.  A rank's death is recorded when waitid has returned
+it, or when the template died before it could name the process.  Ranks end with the supervisor by their
+parent-death signal.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Every member has `GENERATIONS` slots, used in turn.  One collective::
     write payload, fingerprint and line into the slot
     arrive += 1                                      (the word that announces it; wakes waiters)
     wait until every arrive counter is as far
-    compare all fingerprints with mine               (every rank does: no rank leaves before)
+    compare every peer's word with mine; if one differs, all fingerprints        (on every rank alike)
     read the peers' slots
     done = number of this collective
 

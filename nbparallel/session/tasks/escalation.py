@@ -1,4 +1,16 @@
-"""Escalation: how the ranks of one task are made to stop, from a first interrupt to a kill."""
+"""Escalation: how the ranks of one task are made to stop, from a first interrupt to a kill.
+
+One Ctrl-C; the ranks, in sessions of their own, do not get the terminal's SIGINT::
+
+    kernel   InterruptCounter._on_signal     count += 1; RankPool.wake ends the thread's wait
+             TaskRun.wait                    count > answered:
+               InterruptEscalation.interrupt
+                 _send, for each rank        the word (task, sequence) in the control segment, then SIGINT
+    rank     engine Interrupts._on_signal    the word names this task, a new sequence: KeyboardInterrupt
+             tasks.run                       the failure, in the task's outcome
+    kernel   TaskRun.wait                    every rank has ended the task; else `poll` repeats, then kills
+             outcomes.raise_if_failed        KeyboardInterrupt, with the result so far
+"""
 
 from __future__ import annotations
 

@@ -2,13 +2,17 @@
 
 ::
 
-    maker: Store.share ─ Allocator: MemoryPool, Region or Strategy.create
-             │ SegmentTable.add: id, address, root              (OwnSegments: live)
-             │ SegmentTable.register: REGISTER to the session   (SegmentRegistrar)
+    maker: Store.share ─ room in an open Region; else Allocator: MemoryPool, or Strategy.create
+             │ SegmentTable.add: id, address, root               (OwnSegments: live)
+           Store.handle ─ SegmentTable.register                  (SegmentRegistrar)
+             │ REGISTER to the session, before the first handle
              ▼ ArrayHandle, in a message
-    other: Store.attach ─ SegmentTable.root: MappingCache or FETCH, map   (FetchedSegments)
+    other: Store.attach ─ SegmentTable.root                      (FetchedSegments)
+             │ the mapping is cached: HOLD; else FETCH, map
              │ its last array dies; reap: RELEASE, the mapping stays in MappingCache
-    maker: its last array dies; reap: RELEASE                   (OwnSegments: released)
-             ▼ notice IDLE: no process holds it
-           OwnSegments.retire: FORGET, the Block goes to MemoryPool or back to the system
+    maker: its last array dies; reap: RELEASE                    (OwnSegments: released)
+             ▼ notice IDLE: no process holds it; or DROP: only a process that died held it
+           SegmentTable._handle_notice ─ after IDLE: FORGET
+             ▼
+           OwnSegments.retire: the Block goes to MemoryPool; after DROP back to the system
 """
