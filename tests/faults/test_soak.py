@@ -182,7 +182,6 @@ class Day:
         }
 
 
-@pytest.mark.fault("G11")
 @pytest.mark.once
 @pytest.mark.time_limit(1800)
 @pytest.mark.parametrize(
