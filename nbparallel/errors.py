@@ -194,10 +194,6 @@ class SegmentLostError(NbParallelError, LookupError):
     """A shared array's memory is no longer there."""
 
 
-class SegmentInUseError(NbParallelError, RuntimeError):
-    """A shared array cannot be moved: something that cannot follow still uses its memory."""
-
-
 class InvalidHandleError(NbParallelError, ValueError):
     """A handle of a shared array is damaged: it points outside its segment or makes no sense."""
 

@@ -3,6 +3,6 @@
 `load` and `unload` are what ``%load_ext nbparallel`` and ``%unload_ext nbparallel`` call.
 """
 
-from nbparallel_magics.extension import load, state_of, unload
+from nbparallel_magics.extension import load, unload
 
-__all__ = ["load", "state_of", "unload"]
+__all__ = ["load", "unload"]

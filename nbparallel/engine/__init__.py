@@ -9,8 +9,8 @@ A rank, from its fork to its exit::
       Engine.handle          a new epoch            _join: Communicator
                              strategy, directory    kept for the next task
                              a question             inspection: answer it
-                             a task                 _run ─ tasks.run
-        tasks.run              begin_cell, arm interrupts, apply the notebook's names, run the code,
+                             a task                 _run ─ tasks.run_task
+        tasks.run_task         begin_cell, arm interrupts, apply the notebook's names, run the code,
                                finish_cell, disarm, end_cell ─ TaskReport.outcome to the kernel
       Engine.release_idle_memory   Store.tend: release arrays that died; when to wake next
     main._run              the kernel asked it to exit, or has exited: flush, os._exit

@@ -66,8 +66,6 @@ class ChildExit:
     """What it passed to exit; None if a signal ended it."""
     signal_number: int | None
     """The signal that ended it; None if it exited."""
-    when_ns: int
-    """`time.monotonic_ns` at which it was reaped."""
 
 
 def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int, new_session: bool) -> int:
@@ -172,7 +170,6 @@ def reap(sessions: set[int]) -> Iterator[ChildExit]:
             pid=pid,
             exit_code=code if code >= 0 else None,
             signal_number=-code if code < 0 else None,
-            when_ns=time.monotonic_ns(),
         )
 
 

@@ -66,10 +66,5 @@ class CellOutcome:
         """The last expression's plain text; empty if there was none."""
         return "".join(m.content["data"].get("text/plain", "") for m in self._of("execute_result"))
 
-    def first_output_after(self) -> float | None:
-        """Return seconds from sending the cell to the first output that a reader sees."""
-        kinds = ("stream", "display_data", "execute_result", "error")
-        return next((m.seconds - self.started for m in self.messages if m.kind in kinds), None)
-
     def _of(self, kind: str) -> list[KernelMessage]:
         return [message for message in self.messages if message.kind == kind]

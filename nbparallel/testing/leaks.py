@@ -76,7 +76,7 @@ class Footprint:
 
 
 def footprint() -> Footprint:
-    """Take stock of this process."""
+    """Return what this process and its tree hold now."""
     mappings, anonymous, libraries = _mappings()
     known = [thread.native_id for thread in threading.enumerate()]
     tasks = os.listdir("/proc/self/task") if processes.HAS_PROC else []

@@ -1,1 +1,1 @@
-"""Objects and arrays on their way: pickling, handles."""
+"""Serialisation of objects and arrays."""

@@ -1,4 +1,4 @@
-"""Objects on their way to another process: cloudpickle, with shared arrays by handle.
+"""Pickling of objects for another process: cloudpickle, with shared arrays by handle.
 
 Functions and classes that are defined in the notebook or on a rank are rebuilt over the receiver's namespace
 (`definitions`); plain arrays in shared memory travel as handles wherever they sit.  `pickle_format` describes

@@ -174,15 +174,18 @@ class TimingRecord:
 
     rank: int
     compute_ns: int
+    """Time in cells in which it did not wait; for readers of the segment, the session uses `wait_ns`."""
     wait_ns: int
+    """Time that its operations waited for other ranks."""
     nbytes: int
     """Bytes that its operations moved or reduced."""
     operations: int
+    """How many it has called."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeathRecord:
-    """S saw the process end."""
+    """The end of a rank's process, as the supervisor recorded it."""
 
     rank: int
     exit_code: int | None

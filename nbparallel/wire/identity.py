@@ -109,7 +109,7 @@ def shows_our_pids() -> bool:
 
 
 def this_world() -> World:
-    """Return where this process lives."""
+    """Return the boot, the machine and the namespaces that this process runs in."""
     boot = _first_line("/proc/sys/kernel/random/boot_id").replace("-", "")[:BOOT_LETTERS]
     machine = _first_line("/etc/machine-id")
     return World(

@@ -1,4 +1,4 @@
-"""What processes report when asked: their variables (never the values), and the supervisor its segments."""
+"""Reports of processes: a rank's variables (never their values), and the supervisor's segments."""
 
 from __future__ import annotations
 

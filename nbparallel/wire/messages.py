@@ -46,7 +46,7 @@ class WorkingContext(Message):
 
 @dataclass(frozen=True, slots=True)
 class Configure(Message):
-    """What a rank learns before its first cell."""
+    """A rank's configuration: the first message that it receives."""
 
     session: str
     """The session's id, also in the environment as ``NBP_SESSION``."""
@@ -89,7 +89,7 @@ class Task(Message):
     number: int
     """Counts the tasks of a session; displays and late output carry it."""
     ranks: tuple[int, ...]
-    """Who takes part."""
+    """The ranks that run it."""
     updates: tuple[Any, ...]
     """`NameUpdate` records to apply first."""
     want_values: bool
@@ -199,7 +199,7 @@ class Outcome(Message):
     number: int
     """The task's number."""
     rank: int
-    """Who reports."""
+    """The rank that reports."""
     ok: bool
     """Whether it ran to its end."""
     has_value: bool
@@ -318,7 +318,7 @@ class RankFailure:
     """One rank's exception; two are equal when a person would call them the same, whatever the rank."""
 
     rank: int = field(compare=False)
-    """Who failed."""
+    """The rank that failed."""
     time_ns: int = field(compare=False)
     """``time.monotonic_ns()`` when it was raised: one clock for all ranks of a machine."""
     ename: str

@@ -41,7 +41,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who answers for names."""
+    """Processes that own segment names."""
 
     world: World
     """Where the processes live."""

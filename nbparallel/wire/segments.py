@@ -65,7 +65,7 @@ def creator_of(segment: int) -> int:
 def is_segment_id(value: int) -> bool:
     """Return whether some client could have made a segment of this id.
 
-    Who asks the supervisor for another one is taken for broken, and its connection is ended.
+    A client that asks the supervisor for another one breaks the protocol: it is disconnected.
     """
     return 0 < value < MAX_CLIENT << CLIENT_SHIFT and value & ((1 << CLIENT_SHIFT) - 1) != 0
 

@@ -1,4 +1,4 @@
-"""What a rank notes of one cell: when its statements and operations began and ended; standard library only.
+"""Timeline of a cell on one rank: start and end of its statements and operations; standard library only.
 
 All times are those of ``time.monotonic_ns``, which is one clock for all processes of a machine
 (``CLOCK_MONOTONIC``, clock_gettime(2)), so that those of different ranks can be compared.  A record travels

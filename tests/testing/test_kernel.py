@@ -16,7 +16,6 @@ def test_what_a_cell_says_is_kept(any_kernel: Kernel) -> None:
         "42",
     )
     assert outcome.execution_count == 1
-    assert 0 < (outcome.first_output_after() or 0) <= outcome.seconds
     shown = any_kernel.run("from IPython.display import display, HTML; display(HTML('<b>x</b>'))")
     assert shown.displays[0]["text/html"] == "<b>x</b>"
     failed = any_kernel.run("print('before'); 1 / 0")

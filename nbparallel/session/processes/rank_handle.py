@@ -153,7 +153,7 @@ class RankHandle:
                 return
 
     def _give_up(self, error: ProtocolError) -> None:
-        """Kill a rank that sends nonsense: user code has damaged its socket or memory; other ranks run on."""
+        """Kill a rank that sends malformed data: user code has damaged its socket or memory."""
         self.protocol_error = self.protocol_error or str(error)
         self._event_loop.unwatch(self.channel.fileno())
         self.channel.shut_down()

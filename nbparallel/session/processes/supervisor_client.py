@@ -157,8 +157,8 @@ class SupervisorClient:
     def _reason(self, handle: RankHandle, number: int | None) -> str:
         if handle.protocol_error:
             return (
-                f"ended: it sent {handle.protocol_error}, which is no message of nbparallel; has code on it "
-                "written to descriptors or memory that are not its own?"
+                f"ended: it sent malformed data ({handle.protocol_error}); has code on it written to "
+                "descriptors or memory that are not its own?"
             )
         return self.oom_kills.explain() if number == signal.SIGKILL else ""
 

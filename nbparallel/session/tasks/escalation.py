@@ -7,7 +7,7 @@ One Ctrl-C; the ranks, in sessions of their own, do not get the terminal's SIGIN
                InterruptEscalation.interrupt
                  _send, for each rank        the word (task, sequence) in the control segment, then SIGINT
     rank     engine Interrupts._on_signal    the word names this task, a new sequence: KeyboardInterrupt
-             tasks.run                       the failure, in the task's outcome
+             tasks.run_task                  the failure, in the task's outcome
     kernel   TaskRun.wait                    every rank has ended the task; else `poll` repeats, then kills
              outcomes.raise_if_failed        KeyboardInterrupt, with the result so far
 """

@@ -1,4 +1,4 @@
-"""Segment table: the segments that one process uses, and what it owes to its sessions for them.
+"""Segment table: the segments that one process uses, and its pending releases.
 
 Note [interrupts]
 -----------------

@@ -1,4 +1,4 @@
-"""Limits of one process on descriptors and mappings, and what shared arrays leave of both to other code.
+"""Limits of one process on descriptors and mappings, and the reserve of both that shared arrays leave.
 
 Descriptors (getrlimit(2), unix(7)):
 
