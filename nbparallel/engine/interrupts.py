@@ -48,16 +48,16 @@ class Interrupts:
         if _handler_of(signal.SIGINT) != self._on_signal:
             self.install()  # an earlier cell has put its own there
         self._task = task
-        self._look()
+        self._inspect()
 
     def disarm(self) -> None:
         """No interrupt raises any more."""
         self._task = 0
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._look()
+        self._inspect()
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         words, task = self._words, self._task
         if words is None or not task:
             return

@@ -40,7 +40,7 @@ class LivenessResult:
 
 
 class OwnerLiveness:
-    """Judges owners, as seen from this process's world; checks every process once."""
+    """Checks owners, as seen from this process's world; checks every process once."""
 
     def __init__(self, here: World, boot_time: float | None) -> None:
         self._here = here
@@ -89,10 +89,10 @@ class OwnerLiveness:
     def _process(self, process: Process, world: World) -> LivenessResult:
         known = self._known.get(process)
         if known is None:
-            known = self._known[process] = self._look(process, world)
+            known = self._known[process] = self._inspect(process, world)
         return known
 
-    def _look(self, process: Process, world: World) -> LivenessResult:
+    def _inspect(self, process: Process, world: World) -> LivenessResult:
         pid = process.pid
         try:
             os.kill(pid, 0)

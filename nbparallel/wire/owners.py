@@ -151,9 +151,9 @@ def _pointer(record: str, temporary: str) -> str:
     if os.path.realpath(directory) in places:
         return ""
     usable = [place for place in places if os.access(place, os.W_OK | os.X_OK)]
-    home = ON_DISK if ON_DISK in usable else next(iter(usable), "")
+    chosen = ON_DISK if ON_DISK in usable else next(iter(usable), "")
     mark = f".at{zlib.crc32(os.fsencode(directory)):08x}"
-    return os.path.join(home, record_stem(name) + mark) if home else ""
+    return os.path.join(chosen, record_stem(name) + mark) if chosen else ""
 
 
 def write(record: str, owner: Owner) -> None:

@@ -187,7 +187,7 @@ class NameDelivery:
             if baseline.key is None and baseline.is_same(namespace.get(name, ABSENT))
         ]
         packed = self._packed_keys(namespace) if for_all else {}
-        moves = move_arrays(names, namespace, self._store, for_all=for_all)
+        report = move_arrays(names, namespace, self._store, for_all=for_all)
         for row, name in unchanged:
             row.baselines[name] = Baseline(namespace.get(name, ABSENT))
         for name, before in packed.items():
@@ -195,8 +195,8 @@ class NameDelivery:
             if moved is not None and moved.memory_key != before:
                 for row in self._ranks.values():
                     row.array_moved(name, before, moved.memory_key)
-        copied.update(moves.copied)
-        return moves.notes
+        copied.update(report.copied)
+        return report.notes
 
     def _packed_keys(self, namespace: Mapping[str, Any]) -> dict[str, Hashable]:
         """Return the memory keys of delivered arrays that have to be moved before ranks may write them."""

@@ -81,7 +81,7 @@ def move_arrays(
     same part of the shared one.  Arrays that are shared already stay as they are; with `for_all`, unless they
     lie packed with others that ranks may only read.
     """
-    moves = MoveReport()
+    report = MoveReport()
     packed_in = store.packed_read_only if for_all else _nowhere
     wanted: dict[Hashable, str] = {}
     for name in names:
@@ -90,27 +90,27 @@ def move_arrays(
             wanted.setdefault(packed_in(value) or _memory_of(value)[0], name)
     del value
     if not wanted:
-        return moves
+        return report
     blocks = _collect(wanted, namespace, packed_in)
     watched: list[tuple[str, weakref.ref[AnyArray], int]] = []
     for key, name in wanted.items():
         block = blocks.pop(key)
         root = weakref.ref(_root_of(next(iter(block.arrays.values()))))
         nbytes = _move(block, store, for_all=for_all)
-        moves.copied[name] = nbytes
+        report.copied[name] = nbytes
         if isinstance(key, tuple):
             watched.append((name, root, nbytes))  # it was shared before, packed with others
         elif block.owner is None:
             known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
-            moves.notes.append(
+            report.notes.append(
                 f"{', '.join(known)}: this memory belongs to a {block.foreign}; the ranks and the notebook "
                 f"see a shared copy from now on ({size_text(nbytes)}), not later writes to the original"
             )
         else:
             watched.append((name, weakref.ref(block.owner), nbytes))
         del block
-    moves.notes += _still_held(watched)
-    return moves
+    report.notes += _still_held(watched)
+    return report
 
 
 def _memory_of(array: AnyArray) -> tuple[int, AnyArray | None, str]:
