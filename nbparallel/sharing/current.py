@@ -1,4 +1,4 @@
-"""The store of this process."""
+"""The current store: that of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store of shared arrays holds, and what tests do to it that users cannot."""
+"""Stores of shared arrays in tests: what one holds, and changes that users cannot make."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ PAGES = [
         for path in sorted((ROOT / "docs").rglob("*.md"))
         if "decisions" not in path.parts and path.name not in WRITTEN_BY_PROGRAMS
     ),
+    *sorted((ROOT / "docs").rglob("*.svg")),
 ]
 # what must not occur, and what to write instead
 WORDS = {
@@ -113,7 +114,7 @@ def test_public_docstrings_use_the_field_s_words() -> None:
     "page", [page for page in PAGES if page.exists()], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_pages_use_the_field_s_words(page: Path) -> None:
-    """No page but decisions, benchmarks and the changelog holds a word of the list."""
+    """No page or picture but decisions, benchmarks and the changelog holds a word of the list."""
     assert not (found := offences(page.read_text())), "\n".join(found)
 
 

@@ -1,4 +1,4 @@
-"""The arguments of `init_process_group`, checked: rank, world size, meeting directory."""
+"""Checks the arguments of `init_process_group`: rank, world size, the directory of the rendezvous."""
 
 from __future__ import annotations
 

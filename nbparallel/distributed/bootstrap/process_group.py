@@ -1,4 +1,4 @@
-"""A process of a script as a rank of a world, from `init_process_group` to its end.
+"""Process group: one process of a script as a rank of a world, from joining it to leaving it.
 
 For the operations the whole script is one cell: after a failure no operation is possible until the process
 has left the world and joined another one.

@@ -1,4 +1,4 @@
-"""Rendezvous: how processes that another program started find each other, and their supervisor.
+"""Rendezvous of processes that another program started: a private directory, and the start of a supervisor.
 
 They meet in a directory that only this user may enter.  The first to lock it starts the supervisor, which
 inherits the lock and listens on a socket there; the others connect.  When all have joined, or cannot, the

@@ -1,4 +1,4 @@
-"""The line of the cell that calls an operation: needed for messages only, but found at every call."""
+"""Call site: the line of the cell that calls an operation; found at every call, used in messages."""
 
 from __future__ import annotations
 

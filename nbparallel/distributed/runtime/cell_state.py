@@ -1,4 +1,4 @@
-"""What a rank keeps of the cell that it takes part in, and the functions that its waits call."""
+"""Cell state: what a rank keeps of the cell that it takes part in, and the functions that its waits call."""
 
 from __future__ import annotations
 
