@@ -1,6 +1,6 @@
 """Output of a rank, streams and displays, in order.
 
-File descriptors 1 and 2 are pipes that the *kernel* reads: C code, child processes and a crash's last words
+File descriptors 1 and 2 are pipes that the *kernel* reads: C code, child processes and a crash's last output
 come through although no Python thread of the rank can run.  Rich outputs travel as frames on the socket.
 Two roads would lose the order, hence one rule: **a frame is sent, and the other stream is written, only when
 both pipes are empty**; the kernel in turn reads the socket before a pipe.

@@ -224,7 +224,7 @@ class RankContext:
             raise self.mark_failed(lost)
         left = [r for r in self.peers.ranks if self.gone(r)]
         if left:
-            # Their last words were written before they left, so inspect again what is missing now.
+            # A rank writes its words before it ends a cell, so inspect again what is missing now.
             missing = wait.awaited()
             finished = [r for r in missing if r in left]
             if finished and (not wait.any_source or len(finished) == len(missing)):
