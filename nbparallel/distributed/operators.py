@@ -31,9 +31,9 @@ class ReduceOp(enum.StrEnum):
     BXOR = "bxor"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """One way to combine values."""
+    """One way to combine values; equal to itself alone, which makes it a quick key."""
 
     name: str
     ufunc: np.ufunc

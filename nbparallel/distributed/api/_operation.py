@@ -76,7 +76,11 @@ class OperationBase:
     ) -> OperationCall:
         """Return one call of a collective, with its group and its deadline resolved."""
         deadline_ns = None if timeout is None else deadline(timeout)
-        state = self._group_state(group)
+        context = self._context
+        if group is None and context.ready and context.whole:
+            state = self._group_table.world
+        else:
+            state = self._group_state(group)
         if view and async_op:
             raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
         return OperationCall(self, name, state, deadline_ns, async_op, view)
@@ -96,9 +100,13 @@ class OperationBase:
         self,
         state: GroupState,
         deadline_ns: int | None,
-        call: Callable[[GroupCollectives, int | None], T],
+        call: Callable[..., T],
+        *args: Any,
     ) -> T:
-        """Run one blocking collective of a group, after those that are pending there."""
+        """Run one blocking collective of a group, ``call(collectives, *args, deadline_ns)``.
+
+        Those that are pending in the group are completed first.
+        """
         context = self._context
         context.ready = False
         if self._on_operation is not None:
@@ -107,7 +115,7 @@ class OperationBase:
             collectives = state.collectives or self._group_table.open(state, deadline_ns)
             if collectives.pending:
                 collectives.pending.flush(deadline_ns=deadline_ns)
-            value = call(collectives, deadline_ns)
+            value = call(collectives, *args, deadline_ns)
             context.ready = True
         except BaseException as error:
             context.failed(error)
@@ -132,7 +140,8 @@ class OperationBase:
         self,
         state: GroupState,
         name: str,
-        describe: Callable[[NonblockingCalls], NonblockingCall],
+        describe: Callable[..., NonblockingCall],
+        args: Sequence[Any],
         filled: Any = None,
     ) -> Work:
         """Start a nonblocking collective of a group; `filled`, if given, is its result."""
@@ -140,13 +149,8 @@ class OperationBase:
 
         def start() -> None:
             collectives = state.collectives or self._group_table.open(state, None)
-            movement, complete = describe(collectives.nonblocking)
-
-            def finish(found: Any) -> Any:
-                value = complete(found)
-                return value if filled is None else filled
-
-            pending = PendingOperation(movement, finish, work)
+            movement, complete = describe(collectives.nonblocking, *args)
+            pending = PendingOperation(movement, complete, work, filled)
             self._tickets.add(work)
             collectives.pending.add(pending)
 
@@ -191,7 +195,9 @@ class OperationCall:
 
     def root(self, rank: int | None, group_rank: int | None, name: str) -> int:
         """Return the group rank of the root that the caller named; the first member by default."""
-        return self.state.group_rank(rank, group_rank, name, self.state.ranks[0])
+        if rank is None and group_rank is None:
+            return 0
+        return self.state.group_rank(rank, group_rank, name)
 
     def outputs(self, outputs: Any) -> list[Any]:
         """Return the arrays to fill, one for each member; none for `MISSING`."""
@@ -217,27 +223,27 @@ class OperationCall:
         filled : object, optional
             What the user passed to be filled: it is returned instead of the outputs.
         """
-        view = self._view
         if self._async_op:
-            return self._base._start(
-                self.state, self._name, lambda calls: calls.move(pattern, values, outputs, root), filled
-            )
+            args = pattern, values, outputs, root
+            return self._base._start(self.state, self._name, NonblockingCalls.move, args, filled)
         found = self._base._run(
-            self.state,
-            self._deadline_ns,
-            lambda c, limit: c.move(pattern, values, outputs, root, limit, view),
+            self.state, self._deadline_ns, GroupCollectives.move, pattern, values, outputs, root, self._view
         )
         return found if filled is None else filled
 
     def run(
         self,
-        blocking: Callable[[GroupCollectives, int | None], Any],
-        nonblocking: Callable[[NonblockingCalls], NonblockingCall],
-        *,
+        blocking: Callable[..., Any],
+        nonblocking: Callable[..., NonblockingCall],
+        *args: Any,
         filled: Any = None,
     ) -> Any:
-        """Run an operation that has a blocking algorithm of its own."""
+        """Run an operation that has a blocking algorithm of its own.
+
+        It is ``blocking(collectives, *args, deadline_ns)`` or ``nonblocking(calls, *args)``: functions and
+        their arguments, since a lambda for each call costs as much as the two calls that it saves to write.
+        """
         if self._async_op:
-            return self._base._start(self.state, self._name, nonblocking, filled)
-        found = self._base._run(self.state, self._deadline_ns, blocking)
+            return self._base._start(self.state, self._name, nonblocking, args, filled)
+        found = self._base._run(self.state, self._deadline_ns, blocking, *args)
         return found if filled is None else filled

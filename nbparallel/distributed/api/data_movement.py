@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, OperationCall, Timeout, predefined
+from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout, predefined
 from nbparallel.distributed.arguments import (
     MISSING,
     check_output,
@@ -17,7 +17,9 @@ from nbparallel.distributed.arguments import (
     rows_of,
     value_and_outputs,
 )
+from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, SCATTER
+from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 
 
 class DataMovement(OperationBase):
@@ -81,26 +83,16 @@ class DataMovement(OperationBase):
                 context.failed(error)
                 raise
             return value
-        return self._broadcast(
-            tensor, src, group_src, view, self._operation("broadcast", group, timeout, async_op, view=view)
-        )
-
-    def _broadcast(
-        self, tensor: Any, src: int | None, group_src: int | None, view: bool, call: OperationCall
-    ) -> Any:
-        # Not in the method itself: a variable that a lambda refers to is slower in its whole function.
+        call = self._operation("broadcast", group, timeout, async_op, view=view)
         root = call.root(src, group_src, "src")
-        mine = call.state.index == root
         if view:
+            mine = call.state.index == root
             if tensor is not None and not mine:
                 raise ValueError(
                     "broadcast with view=True returns the root's array: pass None on the other ranks"
                 )
             return call.move(BROADCAST, (tensor,) if mine else (), root=root)
-        return call.run(
-            lambda c, limit: c.broadcast(tensor, root, limit),
-            lambda calls: calls.broadcast(tensor, root),
-        )
+        return call.run(GroupCollectives.broadcast, NonblockingCalls.broadcast, tensor, root)
 
     @predefined
     def all_gather(

@@ -15,7 +15,8 @@ from nbparallel.distributed.arguments import (
     parts_of,
     value_and_outputs,
 )
-from nbparallel.distributed.collectives.movements import BARRIER
+from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 
 
 class Reductions(OperationBase):
@@ -55,7 +56,8 @@ class Reductions(OperationBase):
         """
         context = self._context
         if not (context.ready and context.plain) or group is not None or async_op:
-            return self._all_reduce_of(tensor, op, group, async_op, timeout)
+            call = self._operation("all_reduce", group, timeout, async_op)
+            return call.run(GroupCollectives.run_all_reduce, NonblockingCalls.all_reduce, tensor, op)
         context.ready = False
         try:
             value = self._world.all_reduce.run(tensor, op, None if timeout is None else deadline(timeout))
@@ -64,13 +66,6 @@ class Reductions(OperationBase):
             context.failed(error)
             raise
         return value
-
-    def _all_reduce_of(self, tensor: Any, op: str, group: GroupLike, async_op: bool, timeout: Timeout) -> Any:
-        # Not in the method itself: a variable that a lambda refers to is slower in its whole function.
-        return self._operation("all_reduce", group, timeout, async_op).run(
-            lambda c, limit: c.all_reduce.run(tensor, op, limit),
-            lambda calls: calls.all_reduce(tensor, op),
-        )
 
     @predefined
     def barrier(
@@ -90,9 +85,8 @@ class Reductions(OperationBase):
         """
         context = self._context
         if not (context.ready and context.plain) or group is not None or async_op:
-            return self._operation("barrier", group, timeout, async_op).run(
-                lambda c, limit: c.barrier(limit), lambda calls: calls.move(BARRIER, (), (), None)
-            )
+            call = self._operation("barrier", group, timeout, async_op)
+            return call.run(GroupCollectives.barrier, NonblockingCalls.barrier)
         context.ready = False
         try:
             self._world.barrier(None if timeout is None else deadline(timeout))
@@ -153,9 +147,7 @@ class Reductions(OperationBase):
         """
         call = self._operation("reduce", group, timeout, async_op)
         root = call.root(dst, group_dst, "dst")
-        return call.run(
-            lambda c, limit: c.reduce(tensor, root, op, limit), lambda calls: calls.reduce(tensor, root, op)
-        )
+        return call.run(GroupCollectives.reduce, NonblockingCalls.reduce, tensor, root, op)
 
     @predefined
     def reduce_scatter(
@@ -206,10 +198,9 @@ class Reductions(OperationBase):
         parts = parts_of(values, call.size, "reduce_scatter")
         whole = values if type(values) is np.ndarray else None
         return call.run(
-            lambda c, limit: c.reduce_scatter(parts, whole, op, target, limit),
-            lambda calls: calls.reduce_scatter(parts, op, target),
+            GroupCollectives.reduce_scatter, NonblockingCalls.reduce_scatter, parts, whole, op, target,
             filled=None if target is None else tensor,
-        )
+        )  # fmt: skip
 
     def reduce_scatter_tensor(
         self,
@@ -232,9 +223,8 @@ class Reductions(OperationBase):
         parts = equal_parts(input, target, call.size, name, "input")
         whole = input if type(input) is np.ndarray else None
         return call.run(
-            lambda c, limit: c.reduce_scatter(parts, whole, op, target, limit),
-            lambda calls: calls.reduce_scatter(parts, op, target),
+            GroupCollectives.reduce_scatter, NonblockingCalls.reduce_scatter, parts, whole, op, target,
             filled=output,
-        )
+        )  # fmt: skip
 
     reduce_scatter_single = reduce_scatter_tensor

@@ -40,8 +40,7 @@ class GroupCollectives:
         self._staging = StagingBuffers(context, self.protocol)
         self.all_reduce = AllReduce(context, self.protocol, self._staging)
         self._broadcast = Broadcast(context, self.protocol, self._staging)
-        reduce = Reduce(context, self.protocol, self._staging)
-        self.reduce, self.reduce_scatter = reduce.reduce, reduce.reduce_scatter
+        self._reduce = Reduce(context, self.protocol, self._staging)
         self._exchange = Exchange(context, pending_slots, self._staging)
         self._movements = Movements(area.ranks, area.index)
         self.nonblocking = NonblockingCalls(area.ranks, area.index)
@@ -68,17 +67,36 @@ class GroupCollectives:
         self._context.operations += 1
         return self._broadcast(x, root)
 
+    def run_all_reduce(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+        """Return the combination of all values; an array in place."""
+        return self.all_reduce.run(x, op, deadline_ns)
+
+    def reduce(self, x: Any, root: int, op: str, deadline_ns: int | None) -> Any:
+        """Return the combination of all values on `root`; None elsewhere."""
+        return self._reduce.reduce(x, root, op, deadline_ns)
+
+    def reduce_scatter(
+        self,
+        parts: Sequence[Any],
+        whole: AnyArray | None,
+        op: str,
+        output: AnyArray | None,
+        deadline_ns: int | None,
+    ) -> Any:
+        """Return this member's part of the combination of all values; see `Reduce.reduce_scatter`."""
+        return self._reduce.reduce_scatter(parts, whole, op, output, deadline_ns)
+
     def move(
         self,
         pattern: Pattern,
         values: Sequence[Any],
         outputs: Sequence[AnyArray],
         root: int | None,
-        deadline_ns: int | None,
         view: bool,
+        deadline_ns: int | None,
     ) -> Any:
         """Move values as a pattern says; returns what came from the sources."""
-        movement = self._movements(pattern, values, outputs, root, view=view)
+        movement = self._movements(pattern, values, outputs, root, view)
         return movement.result(self._exchange(movement, deadline_ns))
 
     def exchange_values(

@@ -40,6 +40,8 @@ class PreparedRecord(NamedTuple):
     data: bytes
     keepalive: object
     """What it refers to, to be held until it was read."""
+    values: Sequence[Any]
+    """Copies of the values: what this member takes itself."""
 
 
 class Exchange:
@@ -87,7 +89,7 @@ class Exchange:
         self._check_forms(records, movement)
         self._check_memory(records)
         came: dict[int, AnyArray] = {}
-        rounds = max(record.rounds for record in records)
+        rounds = max([record.rounds for record in records])
         if rounds:
             came = self._copy_staged(movement, records, rounds)
         return records, [
@@ -133,14 +135,12 @@ class Exchange:
 
     # -- nonblocking -------------------------------------------------------------------------------------
 
-    def prepare(self, movement: Movement) -> tuple[Movement, PreparedRecord]:
-        """Return the call and its record, with copies: the caller may change its arrays and objects."""
+    def prepare(self, movement: Movement) -> PreparedRecord:
+        """Return the record of a call, with copies: the caller may change its arrays and objects."""
         self.release()
-        # Also what this member takes itself.
         copies = [x.copy() if isinstance(x, np.ndarray) else x for x in movement.values]
-        movement = Movement(movement[0], movement[1], copies, *movement[3:])
         builder = self._writer.write(movement, copies)
-        return movement, PreparedRecord(self._writer.pack(builder), builder.keepalive)
+        return PreparedRecord(self._writer.pack(builder), builder.keepalive, copies)
 
     def post(self, movement: Movement, record: PreparedRecord, line: int) -> PendingSlot:
         """Write a record and arrive; there must be a free slot."""
@@ -154,11 +154,11 @@ class Exchange:
         context.open = outer
         return pending
 
-    def collect(self, movement: Movement, pending: PendingSlot) -> list[Any]:
+    def collect(self, movement: Movement, record: PreparedRecord, pending: PendingSlot) -> list[Any]:
         """Read the records of a posted call, at which all members have arrived."""
         with self._pending_slots.resumed(pending):
             self._protocol.compare()
-            _, found = self._read(movement, movement.values)
+            _, found = self._read(movement, record.values)
             self._protocol.release(wake=True)
         return found
 

@@ -81,16 +81,12 @@ class ExchangeRecordBuilder:
         self.rounds = 0
         self.keepalive: list[object] = []
 
-    def add(self, payload: Payload, form: int) -> None:
-        """Append a value: its payload, and its dtype and shape as one word."""
-        self.payloads.append(payload)
-        self.brought.append(form)
-
     def pack(self) -> bytes:
         """Return the record as bytes."""
         bodies = [_PAYLOAD.pack(p.kind, len(p.meta)) + p.meta + p.body for p in self.payloads]
         spans = [_SPAN.pack(*span) for span in self.reads]
-        spans += [_SPAN.pack(segment | _WRITES, start, stop) for segment, start, stop in self.writes]
+        if self.writes:
+            spans += [_SPAN.pack(segment | _WRITES, start, stop) for segment, start, stop in self.writes]
         count, expected = len(bodies), len(self.expected)
         offset = _HEAD.size + 8 * (count + expected) + _SPAN.size * len(spans) + 8 * (count + 1)
         offsets = [offset]

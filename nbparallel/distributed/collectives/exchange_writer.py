@@ -65,7 +65,8 @@ class ExchangeWriter:
                 payload = NOTHING  # no other member takes it
             else:
                 payload = self._packer.leave(value, budget, view=movement.view, readers=readers, relay=staged)
-            builder.add(payload, OBJECT_FORM if array is None else self._form(array))
+            builder.payloads.append(payload)
+            builder.brought.append(OBJECT_FORM if array is None else self._form(array))
             if payload.keepalive is not None or movement.view:
                 builder.keepalive.append((payload.keepalive, value))
             if array is not None and payload.kind == VIEW and not movement.view:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.exchange import Exchange, PreparedRecord
-from nbparallel.distributed.collectives.movements import BROADCAST, Movement, Movements, Pattern
+from nbparallel.distributed.collectives.movements import BARRIER, BROADCAST, Movement, Movements, Pattern
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers
 from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
@@ -41,6 +41,8 @@ class PendingOperation:
     complete: Callable[[list[Any]], Any]
     """Returns the operation's result, from what came from each source."""
     work: Work
+    filled: Any = None
+    """What the user passed to be filled: it is the result instead, unless None."""
     record: PreparedRecord | None = None
     slot: PendingSlot | None = None
     """None until there is a slot for it."""
@@ -59,7 +61,7 @@ class ProgressEngine:
 
     def add(self, pending: PendingOperation) -> None:
         """Begin a collective; its values are copied now, even if there is no slot yet."""
-        pending.movement, pending.record = self._exchange.prepare(pending.movement)
+        pending.record = self._exchange.prepare(pending.movement)
         self._queue.append(pending)
         self._changed()
         self.advance()
@@ -87,9 +89,10 @@ class ProgressEngine:
 
     def _finish(self, pending: PendingOperation, slot: PendingSlot) -> None:
         """Complete a collective; an error of this call alone is raised by its `Work.wait`."""
-        work = pending.work
+        work, record = pending.work, pending.record
+        assert record is not None, "a collective that has a slot has a record"
         try:
-            found = self._exchange.collect(pending.movement, slot)
+            found = self._exchange.collect(pending.movement, record, slot)
         except ValueError as error:  # overlapping memory: all members ended it, before any array was written
             work.fail(error)
         except BaseException as error:
@@ -97,7 +100,8 @@ class ProgressEngine:
             raise
         else:
             try:
-                work.finish(pending.complete(found))
+                value = pending.complete(found)
+                work.finish(value if pending.filled is None else pending.filled)
             except Exception as error:  # noqa: BLE001 - the values of other members can raise anything when combined
                 work.fail(error)
         finally:
@@ -144,6 +148,10 @@ class NonblockingCalls:
         movement = self._movements(pattern, values, outputs, root)
         return movement, movement.result
 
+    def barrier(self) -> NonblockingCall:
+        """Move nothing."""
+        return self.move(BARRIER, (), (), None)
+
     def broadcast(self, x: Any, root: int) -> NonblockingCall:
         """Move the root's value to all members; returns `x` where it is the root's, or an array to fill."""
         mine = self._index == root
@@ -166,8 +174,11 @@ class NonblockingCalls:
         movement = self._moved(Operation.reduce, operator, (value,), root)
         return movement, lambda found: _into(x, _combined(operator, found)) if mine else None
 
-    def reduce_scatter(self, parts: Sequence[Any], op: str, output: AnyArray | None) -> NonblockingCall:
-        """Move all parts each to its member, which combines them."""
+    def reduce_scatter(
+        self, parts: Sequence[Any], whole: AnyArray | None, op: str, output: AnyArray | None
+    ) -> NonblockingCall:
+        """Move all parts each to its member, which combines them; the parts are copied, not the `whole`."""
+        del whole
         checked = [_checked(part, op, "reduce_scatter", fills=False) for part in parts]
         operator, values = checked[0][0], [value for _, value in checked]
         mine = values[self._index]

@@ -31,7 +31,7 @@ from nbparallel.wire.control import Operation
 MAX_FINGERPRINTS = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # to freeze it takes four times as long
 class ScatterLayout:
     """The memory of one `reduce_scatter`: where its parts lie, and where its result goes."""
 
@@ -47,7 +47,7 @@ class ScatterLayout:
     """Whether that is the user's output."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reduction:
     """One call of a reduction, as one member makes it."""
 
@@ -143,7 +143,7 @@ class Reduce:
         """
         operator = find_operator(op)
         self._protocol.deadline_ns = deadline_ns
-        if not any(isinstance(part, np.ndarray) for part in parts):
+        if whole is None and not any(isinstance(part, np.ndarray) for part in parts):
             return self._reduce_scatter_numbers(parts, operator)
         arrays = self._validate(parts, operator, output)
         mine = arrays[self._index]

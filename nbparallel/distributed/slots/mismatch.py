@@ -48,13 +48,15 @@ class CallTable:
 
     def bits(self, generation: int) -> list[int]:
         """Return the low bits of every member's word."""
-        return [self._word(WORD, i, generation) & BITS for i in range(len(self._area.ranks))]
+        words = self._area.words
+        return [words[slots[generation] // 8 + WORD] & BITS for slots in self._area.slots]
 
     def _word(self, word: int, index: int, generation: int) -> int:
         return self._area.words[self._area.slots[index][generation] // 8 + word]
 
     def _of_all(self, word: int, generation: int) -> set[int]:
-        return {self._word(word, i, generation) for i in range(len(self._area.ranks))}
+        words = self._area.words
+        return {words[slots[generation] // 8 + word] for slots in self._area.slots}
 
     def row(self, index: int, generation: int) -> tuple[str, ...]:
         """Return the columns of a member's slot, and the line."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.fingerprint import Fingerprint
@@ -61,7 +61,8 @@ class PendingSlots:
     def resumed(self, pending: PendingSlot) -> Iterator[None]:
         """Within the context, the protocol is in a pending collective, to end it."""
         context, former = self._context, self._state()
-        self._restore(replace(pending, open=pending.number))
+        self._restore(pending)
+        context.open = pending.number
         context.waiter.fence()  # read the slots only after their arrival counters
         try:
             yield
@@ -79,11 +80,14 @@ class PendingSlots:
             protocol.wait_for_readers(protocol.number + 1)
             return
         former = self._state()
-        self._restore(replace(pending, deadline_ns=deadline_ns))
+        self._restore(pending)
+        protocol.deadline_ns = deadline_ns
         try:
             protocol.wait_for_arrivals()
         finally:
-            self._restore(replace(former, open=self._context.open))
+            still_open = self._context.open
+            self._restore(former)
+            self._context.open = still_open
 
     def _state(self) -> PendingSlot:
         p = self.protocol
