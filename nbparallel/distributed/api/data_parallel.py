@@ -15,7 +15,7 @@ from nbparallel.distributed.api._operation import GroupLike, OperationBase, Time
 from nbparallel.distributed.arguments import deadline, part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
 from nbparallel.distributed.data_parallel.buckets import BUCKET, label_of_one
-from nbparallel.distributed.data_parallel.gradients import average, checked_gradients
+from nbparallel.distributed.data_parallel.gradients import LastCall, average, checked_gradients
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.wire.control import Operation
@@ -23,6 +23,9 @@ from nbparallel.wire.control import Operation
 
 class DataParallel(OperationBase):
     """Small helpers on top of the operations, for training loops."""
+
+    _last_call: LastCall | None = None
+    """Of `average_gradients`."""
 
     @untraced
     def local_slice(self, n: Any, group: GroupLike = None) -> slice:
@@ -215,8 +218,12 @@ class DataParallel(OperationBase):
                     context.failed(error)
                     raise
         state = self._group_state(group)
-        gradients = checked_gradients(arrays, weight, bucket_nbytes, len(state.ranks), context)
-        self._run(state, limit, lambda c, until: average(gradients, c, context, until, compared=compared))
+        if self._last_call is None:
+            self._last_call = LastCall()
+        gradients = checked_gradients(
+            arrays, weight, bucket_nbytes, len(state.ranks), context, self._last_call
+        )
+        self._run(state, limit, average, gradients, context, compared)
         return arrays
 
 

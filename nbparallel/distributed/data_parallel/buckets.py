@@ -30,10 +30,31 @@ class BucketPlan:
     names: tuple[str, ...] | None
     forms: Forms
     bucket_nbytes: int
+    members: int
     label: Fingerprint
     """Equal where names, dtypes, shapes and the size of a bucket are."""
     buckets: tuple[tuple[int, ...], ...]
     """Which arrays are reduced together: of one dtype, not empty; the largest bucket first."""
+
+    def fits(
+        self, names: tuple[str, ...] | None, arrays: list[Any], bucket_nbytes: Any, members: int
+    ) -> bool:
+        """Return whether it is the plan of this call, and each array a writable one of numpy.
+
+        A loop that compares: to look a plan up, by a key made of all forms, takes twice as long.
+        """
+        if (
+            names != self.names
+            or members != self.members
+            or type(bucket_nbytes) is not int
+            or bucket_nbytes != self.bucket_nbytes
+            or len(arrays) != len(self.forms)
+        ):
+            return False
+        for x, (dtype, shape) in zip(arrays, self.forms, strict=True):
+            if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.writeable:
+                return False
+        return True
 
     def listing(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Return name, dtype and shape of each array: what must be the same on all ranks."""
@@ -56,7 +77,7 @@ def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, mem
     buckets = _buckets(forms, sizes, bucket_nbytes, members * ALONE)
     # A mismatch is found in the first reduction, for which the largest bucket of all ranks has to fit.
     buckets.sort(key=lambda bucket: -sum(sizes[i] for i in bucket))
-    return BucketPlan(names, forms, bucket_nbytes, label, tuple(tuple(bucket) for bucket in buckets))
+    return BucketPlan(names, forms, bucket_nbytes, members, label, tuple(tuple(bucket) for bucket in buckets))
 
 
 @functools.lru_cache(maxsize=64, typed=True)

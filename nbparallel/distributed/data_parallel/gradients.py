@@ -15,6 +15,7 @@ from __future__ import annotations
 import marshal
 import math
 import numbers
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -56,8 +57,24 @@ class Gradients:
         return marshal.dumps(declared)
 
 
+@dataclass(slots=True)
+class LastCall:
+    """What is remembered of a rank's last call: a training loop repeats it, often with the same arrays."""
+
+    plan: BucketPlan | None = None
+    shared: Sequence[weakref.ref[AnyArray]] = ()
+    """Its arrays, if all were shared; no two of them overlapped."""
+    foreign: bool = False
+    """As in `Gradients`, for those."""
+
+
 def checked_gradients(
-    arrays: Any, weight: Any, bucket_nbytes: Any, members: int, context: RankContext
+    arrays: Any,
+    weight: Any,
+    bucket_nbytes: Any,
+    members: int,
+    context: RankContext,
+    last: LastCall,
 ) -> Gradients:
     """Return what a user passed to `average_gradients`; its errors name the array that is wrong."""
     names: tuple[str, ...] | None = None
@@ -75,17 +92,20 @@ def checked_gradients(
             "average_gradients needs an array, a list of arrays or a dict of them, not "
             f"{type(arrays).__name__}"
         )
-    plain = passed
-    for x in passed:
-        if type(x) is not np.ndarray or x.dtype.kind not in "fc" or not x.flags.writeable:
-            plain = [_checked(f"arrays{names_of(names, len(passed))[i]}", x) for i, x in enumerate(passed)]
-            break
-    foreign = len(plain) > 1 and _check_memory(plain, names, context)
+    plan, plain = last.plan, passed
+    if plan is None or not plan.fits(names, passed, bucket_nbytes, members):
+        plan = None
+        for x in passed:
+            if type(x) is not np.ndarray or x.dtype.kind not in "fc" or not x.flags.writeable:
+                plain = [_checked(names, i, x) for i, x in enumerate(passed)]
+                break
+    foreign = len(plain) > 1 and _check_memory(plain, names, context, last)
     if type(bucket_nbytes) is not int or bucket_nbytes < 1:
         raise ValueError(f"bucket_nbytes must be a number of bytes, at least 1, not {bucket_nbytes!r}")
     if weight is not None:
         weight = _checked_weight(weight)
-    plan = plan_of(names, tuple([(x.dtype, x.shape) for x in plain]), bucket_nbytes, members)
+    if plan is None:
+        last.plan = plan = plan_of(names, tuple([(x.dtype, x.shape) for x in plain]), bucket_nbytes, members)
     return Gradients(plain, weight, plan, foreign)
 
 
@@ -95,13 +115,21 @@ def _places(arrays: list[AnyArray], memory: SharedArrayLookup) -> list[SharedSpa
     return [place for place in found if place is not None]
 
 
-def _check_memory(arrays: list[AnyArray], names: tuple[str, ...] | None, context: RankContext) -> bool:
+def _check_memory(
+    arrays: list[AnyArray], names: tuple[str, ...] | None, context: RankContext, last: LastCall
+) -> bool:
     """Raise if two of the arrays share memory; return whether another rank could pass some of it as well.
 
     Memory that this rank allocated is not: a rank that received it declares it.
     """
+    if len(arrays) == len(last.shared):
+        for x, reference in zip(arrays, last.shared, strict=True):
+            if reference() is not x:
+                break
+        else:
+            return last.foreign
     views = [x for x in arrays if x.base is not None]
-    if not views and len({id(x) for x in arrays}) == len(arrays):
+    if not views and len(set(map(id, arrays))) == len(arrays):
         return False
     places = _places(views, context.memory)
     segments = {place.segment for place in places}
@@ -113,10 +141,14 @@ def _check_memory(arrays: list[AnyArray], names: tuple[str, ...] | None, context
             f"arrays{one} and arrays{other} share memory, and average_gradients writes both: each needs "
             "memory of its own"
         )
-    return not {segment >> CLIENT_SHIFT for segment in segments} <= {context.store.client}
+    foreign = not {segment >> CLIENT_SHIFT for segment in segments} <= {context.store.client}
+    if len(places) == len(arrays):
+        last.shared, last.foreign = [place.reference for place in places], foreign
+    return foreign
 
 
-def _checked(name: str, x: Any) -> AnyArray:
+def _checked(names: tuple[str, ...] | None, index: int, x: Any) -> AnyArray:
+    name = f"arrays[{index}]" if names is None else f"arrays{names[index]}"
     if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"average_gradients averages numpy arrays in place; {name} is {type(x).__name__}")
     if x.dtype.kind not in "fc":
@@ -206,12 +238,11 @@ def _by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def average(
-    gradients: Gradients,
     collectives: GroupCollectives,
+    gradients: Gradients,
     context: RankContext,
+    compared: bool,
     deadline_ns: int | None,
-    *,
-    compared: bool = False,
 ) -> None:
     """Replace all arrays by their averages over the ranks of a group.
 
@@ -221,23 +252,36 @@ def average(
         The first reduction has been tried already, and the ranks differ.
     """
     plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
-    declared = None
     if compared:
-        pass
+        declared = None
     elif gradients.weight is None and plan.buckets and not gradients.foreign:
         flat = _pack(arrays, plan.buckets[0])
         if reduction.average_if_same(flat, Operation.average_gradients, plan.label, deadline_ns):
             _unpack(flat, arrays, plan.buckets[0])
+            run = reduction.run
             for bucket in plan.buckets[1:]:
                 if len(bucket) == 1:
-                    reduction.run(arrays[bucket[0]], "avg", deadline_ns)
+                    run(arrays[bucket[0]], "avg", deadline_ns)
                     continue
                 flat = _pack(arrays, bucket)
-                reduction.run(flat, "avg", deadline_ns)
+                run(flat, "avg", deadline_ns)
                 _unpack(flat, arrays, bucket)
             return
+        declared = None
     else:
         declared = _declare(gradients, collectives, context, deadline_ns)
+    _average_declared(collectives, gradients, context, declared, deadline_ns)
+
+
+def _average_declared(
+    collectives: GroupCollectives,
+    gradients: Gradients,
+    context: RankContext,
+    declared: list[bytes] | None,
+    deadline_ns: int | None,
+) -> None:
+    """Average after all ranks have exchanged declarations, which it does unless they are given."""
+    plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
 
     def tell(value: Any) -> list[Any]:
         shown = arrays[0] if arrays else None
