@@ -39,9 +39,7 @@ def prepare() -> None:
 
     from nbparallel import distributed  # noqa: F401
     from nbparallel.distributed import communicator, tracing
-    from nbparallel.engine import (
-        environment,
-    )
+    from nbparallel.engine import environment
 
     environment.find_blas()
     tracing.inspect_parameters(getattr(communicator.Communicator, name) for name in communicator.TRACED)
