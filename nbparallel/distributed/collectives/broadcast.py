@@ -68,14 +68,17 @@ class Broadcast:
         direct = (
             array is not None and span is not None and span.direct and array.nbytes > protocol.payload_nbytes
         )
-        if array is not None and span is not None and direct and not mine:
-            protocol.put(context.memory.packed(array, span))
-        with context.exposing(direct and not mine):
-            offers = self._arrive_and_compare(DIRECT if direct else 0, span, root)
-            if array is not None and choose_route(offers, fits=False) is Route.DIRECT:
-                self._copy_directly(array, root)
-                protocol.release()
-                return x
+        if array is None or span is None or not direct:
+            self._arrive_and_compare(0, span, root)
+        else:
+            if not mine:
+                protocol.put(context.memory.packed(array, span))
+            with context.exposing(not mine):
+                offers = self._arrive_and_compare(DIRECT, span, root)
+                if choose_route(offers, fits=False) is Route.DIRECT:
+                    self._copy_directly(array, root)
+                    protocol.release()
+                    return x
         if not mine:
             x = self._take(x, array, root)
         elif source is not None and left == _STAGED:
@@ -105,8 +108,11 @@ class Broadcast:
     def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:
         """Wait for all members; returns their bits, or raises alike on all."""
         protocol = self._protocol
-        if not protocol.arrive_and_wait((SHARED if span is not None else 0) | bits, span):
+        bits |= SHARED if span is not None else 0
+        if not protocol.arrive_and_wait(bits, span):
             protocol.compare(root=root)
+        elif not bits:
+            return [0] * len(protocol.ranks)  # every member passed a private array
         offers = protocol.bits()
         if any(offers):
             protocol.check_overlap(offers, root=root)

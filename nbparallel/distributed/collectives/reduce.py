@@ -234,18 +234,21 @@ class Reduce:
             protocol.put(self._addresses(reduction))
         else:
             leave()
-        writes_to_root = direct and reduction.root is not None and reduction.target is not None
-        with context.exposing(writes_to_root):
-            bits = (SHARED if reduction.span is not None else 0) | (DIRECT if direct else 0)
-            if not protocol.arrive_and_wait(bits, reduction.span):
-                protocol.compare()
-            offers = protocol.bits()
-            protocol.check_writes(offers)
-            route = choose_route(offers, fits=fits)
-            if route is Route.DIRECT:
-                self._combine_directly(reduction)
+        bits = (SHARED if reduction.span is not None else 0) | (DIRECT if direct else 0)
+        mixed = False
+        if bits:
+            with context.exposing(direct and reduction.root is not None and reduction.target is not None):
+                route, mixed = self._agree(fits=fits, same=protocol.arrive_and_wait(bits, reduction.span))
+                if route is Route.DIRECT:
+                    self._combine_directly(reduction)
+        elif protocol.arrive_and_wait():  # every member brought a private array: only outputs could overlap
+            if reduction.parts is not None:
+                protocol.check_writes([0] * self._size)
+            route = Route.INLINE if fits else Route.STAGED
+        else:
+            route, mixed = self._agree(fits=fits, same=False)
         if route is not Route.DIRECT:
-            if offers_differ(offers):
+            if mixed:
                 if direct:
                     leave()  # the slot holds addresses, which the route that is taken does not use
                 protocol.synchronize()
@@ -254,6 +257,15 @@ class Reduce:
             else:
                 self._staging.reduce(source, reduction.operator, layout, reduction.target, reduction.start)
         protocol.release()
+
+    def _agree(self, *, fits: bool, same: bool) -> tuple[Route, bool]:
+        """Return the route that all members take, and whether they offered different ones; raises alike."""
+        protocol = self._protocol
+        if not same:
+            protocol.compare()
+        offers = protocol.bits()
+        protocol.check_writes(offers)
+        return choose_route(offers, fits=fits), offers_differ(offers)
 
     def _slot(self, index: int, like: AnyArray) -> AnyArray:
         return np.ndarray(
