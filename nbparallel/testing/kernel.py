@@ -137,7 +137,7 @@ class Kernel:
             )
         )
         self._shell = self._connect(self._manager.shell_port, zmq.DEALER)
-        self._stdin = self._connect(self._manager.stdin_port, zmq.DEALER)
+        self._stdin = self._connect(self._manager.stdin_port, zmq.DEALER, immediate=True)
         self._iopub = self._connect(self._manager.iopub_port, zmq.SUB)
         self._iopub.subscribe(b"")
         self._wire = Wire(key=self._manager.session.key)
@@ -184,8 +184,9 @@ class Kernel:
         await self._manager.request_shutdown()
         await self._manager.finish_shutdown(pollinterval=POLL_SECONDS)
 
-    def _connect(self, port: int, kind: int) -> zmq.Socket[bytes]:
+    def _connect(self, port: int, kind: int, *, immediate: bool = False) -> zmq.Socket[bytes]:
         sock = self._context.socket(kind)
+        sock.immediate = immediate  # it can be written to once it is connected, not before
         if kind == zmq.DEALER:
             sock.identity = b"ground"  # a kernel asks for input at the identity that sent the cell
         sock.connect(f"ipc://{self._manager.ip}-{port}")
@@ -226,9 +227,12 @@ class Kernel:
                 if reply is not None and not self._idle(asked):
                     self._arrived.wait(0.5)
             if reply is not None and self._idle(asked):
-                return
+                break
             if time.monotonic() > deadline or not self.alive:
                 raise TimeoutError(f"the kernel did not answer within {START_SECONDS} s:\n{self.log()}")
+        # stdin tries again every 100 ms: a test that begins before that would seem to have opened its socket
+        if not self._stdin.poll(int(START_SECONDS * 1000), zmq.POLLOUT):
+            raise TimeoutError(f"the kernel took no stdin within {START_SECONDS} s:\n{self.log()}")
 
     def _send(self, kind: str, content: dict[str, Any]) -> str:
         message = self._wire.msg(kind, content)
