@@ -136,6 +136,8 @@ class Kernel:
                 stderr=self._log,
             )
         )
+        # connects at any time, a test would seem to have opened it; the shutdown opens it again
+        self._manager._close_control_socket()
         self._shell = self._connect(self._manager.shell_port, zmq.DEALER)
         self._stdin = self._connect(self._manager.stdin_port, zmq.DEALER, immediate=True)
         self._iopub = self._connect(self._manager.iopub_port, zmq.SUB)
