@@ -107,8 +107,6 @@ class Session:
         self._views = SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
 
-    # life ---------------------------------------------------------------------------------------------
-
     @property
     def closed(self) -> bool:
         """Whether `stop` was called."""
@@ -157,7 +155,11 @@ class Session:
         pool.stop()
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # an interrupt may raise when all ranks run, and `__exit__` is not called then
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -173,8 +175,6 @@ class Session:
         pool, notes = self._ranks.ensure(interrupts)
         _running.add(self)
         return pool, notes
-
-    # running ------------------------------------------------------------------------------------------
 
     def run(
         self,

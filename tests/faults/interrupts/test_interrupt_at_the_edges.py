@@ -139,3 +139,19 @@ def test_f23_an_interrupt_while_a_supervisor_is_prestarted_or_terminated(
         assert pressed
     prestarted.terminate()
     assert processes() == []
+
+
+def test_f23_an_interrupt_behind_the_start_of_a_with_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks run when it raises, and the block is never entered: the session is stopped all the same."""
+    session = Session(1)
+    start = session.start
+
+    def start_then_raise() -> None:
+        start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "start", start_then_raise)
+    with pytest.raises(KeyboardInterrupt), session:
+        raise AssertionError("the block was entered")
+    assert session.closed
+    assert processes() == []
