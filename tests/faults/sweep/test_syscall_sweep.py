@@ -26,4 +26,4 @@ def test_every_system_call_of_sharing_may_be_the_last_or_fail(strategy: str, rep
     outcomes = list(syscall_sweep.sweep(points, every=FEW, first=repetition % FEW))
     assert [f"{o.point}: {o.kind}: {o.text}" for o in outcomes if o.bad] == []
     # a run on a busy machine makes other calls than the recorded one, so that some points are not reached
-    assert sum(o.kind != "not reached" for o in outcomes) >= len(outcomes) // 3
+    assert sum(o.kind != "not reached" for o in outcomes) >= max(1, len(outcomes) // 3)
