@@ -210,7 +210,9 @@ class DataParallel(OperationBase):
             if label is not None:
                 context.ready = False
                 try:
-                    if self._world.all_reduce.average_if_same(x, Operation.average_gradients, label, limit):
+                    if self._world.all_reduce.average_if_same(
+                        arrays, Operation.average_gradients, label, limit
+                    ):
                         context.ready = True
                         return arrays
                     context.ready = compared = True

@@ -8,6 +8,7 @@ route.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class AllReduce:
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
         self.inline_nbytes = min(protocol.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
         self._plans: dict[object, ReductionSignature] = {}
+        self._averages: dict[int, list[ReductionSignature]] = {}
         self._fingerprints: dict[tuple[str, str], Fingerprint] = {}
 
     def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
@@ -110,40 +112,60 @@ class AllReduce:
         return x
 
     def average_if_same(
-        self, x: AnyArray, operation: Operation, label: Fingerprint, deadline_ns: int | None
+        self, arrays: Iterable[AnyArray], operation: Operation, label: Fingerprint, deadline_ns: int | None
     ) -> bool:
-        """Average a writable `x` if all ranks bring the same content; False on every rank: nothing was done.
+        """Average writable arrays if all ranks bring the same; False on every rank: nothing was done.
+
+        What ranks bring is compared in the first reduction.  One method for all of them, because a reduction
+        of a small array takes little longer than the look-ups and calls that lead to it.
 
         Parameters
         ----------
+        arrays : iterable of array
+            An iterator is asked for the next one when the one before has been averaged.
         operation, label : Operation, Fingerprint
-            What the user called; `label` is another one for another shape or dtype of `x`.
+            What the user called; `label` is another one for other shapes or dtypes of `arrays`.
         """
         context, protocol = self._context, self._protocol
         if self._size == 1:
             return True
-        plan = self._plans.get(label.word)
-        if plan is None:
-            plan = ReductionSignature(find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
-            plan.operation, plan.fingerprint, plan.may_differ = operation, label, True
-            self._remember(label.word, plan)
-        span = None if x.base is None else self._memory.span_of(x)
+        signatures = self._averages.get(label.word)
+        if signatures is None:
+            if len(self._averages) >= MAX_PLANS:
+                self._averages.clear()
+            signatures = self._averages[label.word] = []
+        line = context.call_site.line()
         protocol.deadline_ns = deadline_ns
-        context.operations += 1
-        context.nbytes += plan.nbytes
-        if plan.inline:
-            generation = protocol.next_generation()
-            views = plan.views[generation] or self._views(plan, generation, x)
-            same = protocol.exchange_inline(operation, label, context.call_site.line(), x, span, views)
-            agreed = same or protocol.agree()
-            if agreed:
+        for i, x in enumerate(arrays):
+            if i == len(signatures):
+                signatures.append(self._plan("avg", x) if i else self._first_average(x, operation, label))
+            plan = signatures[i]
+            span = None if x.base is None else self._memory.span_of(x)
+            context.operations += 1
+            context.nbytes += plan.nbytes
+            if plan.inline:
+                generation = protocol.next_generation()
+                views = plan.views[generation] or self._views(plan, generation, x)
+                same = protocol.exchange_inline(plan.operation, plan.fingerprint, line, x, span, views)
+                if not same:
+                    if not plan.may_differ:
+                        protocol.compare()
+                    elif not protocol.agree():
+                        protocol.release()
+                        return False
                 if not same or (span is not None and not protocol.spans.disjoint(protocol.generation)):
                     protocol.check_overlap(protocol.bits())
                 self._combine_slots(plan, views, x)
-        else:
-            agreed = self._all_reduce_large(x, plan, span)
-        protocol.release()
-        return agreed
+            elif not self._all_reduce_large(x, plan, span):
+                protocol.release()
+                return False
+            protocol.release()
+        return True
+
+    def _first_average(self, x: AnyArray, operation: Operation, label: Fingerprint) -> ReductionSignature:
+        plan = ReductionSignature(find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
+        plan.operation, plan.fingerprint, plan.may_differ = operation, label, True
+        return plan
 
     def _remember(self, key: object, plan: ReductionSignature) -> None:
         if len(self._plans) >= MAX_PLANS:
@@ -258,3 +280,4 @@ class AllReduce:
     def close(self) -> None:
         """Drop the cached views of the slots."""
         self._plans.clear()
+        self._averages.clear()

@@ -35,6 +35,8 @@ class BucketPlan:
     """Equal where names, dtypes, shapes and the size of a bucket are."""
     buckets: tuple[tuple[int, ...], ...]
     """Which arrays are reduced together: of one dtype, not empty; the largest bucket first."""
+    order: tuple[int, ...]
+    """The arrays in the order of the buckets if each is a bucket of its own; else empty."""
 
     def fits(
         self, names: tuple[str, ...] | None, arrays: list[Any], bucket_nbytes: Any, members: int
@@ -77,7 +79,9 @@ def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, mem
     buckets = _buckets(forms, sizes, bucket_nbytes, members * ALONE)
     # A mismatch is found in the first reduction, for which the largest bucket of all ranks has to fit.
     buckets.sort(key=lambda bucket: -sum(sizes[i] for i in bucket))
-    return BucketPlan(names, forms, bucket_nbytes, members, label, tuple(tuple(bucket) for bucket in buckets))
+    together = tuple(tuple(bucket) for bucket in buckets)
+    order = tuple(bucket[0] for bucket in together) if all(len(b) == 1 for b in together) else ()
+    return BucketPlan(names, forms, bucket_nbytes, members, label, together, order)
 
 
 @functools.lru_cache(maxsize=64, typed=True)

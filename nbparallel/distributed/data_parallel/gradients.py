@@ -16,7 +16,7 @@ import marshal
 import math
 import numbers
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -122,6 +122,12 @@ def _check_memory(
 
     Memory that this rank allocated is not: a rank that received it declares it.
     """
+    for x in arrays:
+        if x.base is not None:
+            break
+    else:
+        if len(set(map(id, arrays))) == len(arrays):
+            return False
     if len(arrays) == len(last.shared):
         for x, reference in zip(arrays, last.shared, strict=True):
             if reference() is not x:
@@ -129,8 +135,6 @@ def _check_memory(
         else:
             return last.foreign
     views = [x for x in arrays if x.base is not None]
-    if not views and len(set(map(id, arrays))) == len(arrays):
-        return False
     places = _places(views, context.memory)
     segments = {place.segment for place in places}
     apart = len(segments) == len(places) or not overlapping([(p.segment, p.start, p.stop) for p in places])
@@ -255,17 +259,8 @@ def average(
     if compared:
         declared = None
     elif gradients.weight is None and plan.buckets and not gradients.foreign:
-        flat = _pack(arrays, plan.buckets[0])
-        if reduction.average_if_same(flat, Operation.average_gradients, plan.label, deadline_ns):
-            _unpack(flat, arrays, plan.buckets[0])
-            run = reduction.run
-            for bucket in plan.buckets[1:]:
-                if len(bucket) == 1:
-                    run(arrays[bucket[0]], "avg", deadline_ns)
-                    continue
-                flat = _pack(arrays, bucket)
-                run(flat, "avg", deadline_ns)
-                _unpack(flat, arrays, bucket)
+        buckets = _flat_buckets(arrays, plan)
+        if reduction.average_if_same(buckets, Operation.average_gradients, plan.label, deadline_ns):
             return
         declared = None
     else:
@@ -293,11 +288,9 @@ def _average_declared(
     if not same:
         raise mismatch(tell((plan.listing(), plan.bucket_nbytes)), ranks)
     factor = None if total is None or gradients.weight is None else gradients.weight / total
-    for bucket in plan.buckets:
-        flat = _pack(arrays, bucket)
+    for flat in _flat_buckets(arrays, plan):
         _scale(flat, factor)
         reduction.run(flat, "avg" if factor is None else "sum", deadline_ns)
-        _unpack(flat, arrays, bucket)
 
 
 def _declare(
@@ -316,6 +309,18 @@ def _declare(
     protocol.release()
     context.operations += 1
     return found
+
+
+def _flat_buckets(arrays: list[AnyArray], plan: BucketPlan) -> Iterable[AnyArray]:
+    """Return the content of each bucket as one array, which is written back when the next is asked for."""
+    return [arrays[i] for i in plan.order] if plan.order else _packed(arrays, plan)
+
+
+def _packed(arrays: list[AnyArray], plan: BucketPlan) -> Iterator[AnyArray]:
+    for bucket in plan.buckets:
+        flat = _pack(arrays, bucket)
+        yield flat
+        _unpack(flat, arrays, bucket)
 
 
 def _pack(arrays: list[AnyArray], bucket: tuple[int, ...]) -> AnyArray:

@@ -198,7 +198,9 @@ def test_a_rank_dies_between_buckets(outcomes: Any, step: int) -> None:
     def work(c: Communicator) -> None:
         if c.rank == 1:
             reduction = c._world.all_reduce
-            owner, name = (c, "_run") if not step else (reduction, "run" if step > 1 else "average_if_same")
+            owner, name = (
+                (c, "_run") if not step else (reduction, "_combine_slots" if step > 1 else "average_if_same")
+            )
             call, count = getattr(owner, name), iter(range(1, 100))
 
             def dying(*args: Any) -> Any:
