@@ -26,7 +26,8 @@ class RankActivity:
     pid: int
     """Its process."""
     state: str
-    """``idle``, ``computing``, ``waiting`` or ``dead``."""
+    """``idle``, ``starting``, ``computing``, ``waiting``, ``moving`` (in an operation), ``finished`` (its part
+    of the cell that still runs is over), ``failed``, ``interrupted`` or ``dead``."""
     operation: str
     """The operation that it waits in; of a dead rank, how it ended."""
     line: int
@@ -39,8 +40,19 @@ class RankActivity:
     """Seconds of the cell that runs, or ran last, in which it did not wait."""
     waiting: float
     """Seconds of that cell in which it waited."""
-    operations: int
-    """Operations of that cell; while it runs as of the last wait."""
+    operations: int | None
+    """Operations of that cell; None: not known now."""
+    moving: float = 0.0
+    """Seconds of that cell in which it was in operations and did not wait.  Together with `computing` and
+    `waiting` its time so far."""
+    finished: float = 0.0
+    """Seconds from the beginning of that cell to when it had ended its part; 0 while it has not."""
+    shared_nbytes: int = 0
+    """Bytes of the segments that it made."""
+    private_nbytes: int = 0
+    """Anonymous memory of its process in bytes: what no other process sees."""
+    mapped_nbytes: int = 0
+    """Shared memory that its process has touched, in bytes, whoever made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,27 @@ class SessionActivity:
     """Their bytes."""
     pooled_nbytes: int
     """Memory that is kept for the next arrays, in bytes."""
+    phase: str = "none"
+    """``none`` (no cell yet), ``starting``, ``moving`` (an array goes into shared memory), ``running``,
+    ``finished``, ``failed`` or ``interrupted``."""
+    moving_name: str = ""
+    """The notebook's name of the array that is being moved."""
+    moving_nbytes: int = 0
+    """Its bytes."""
+    starting_ranks: int = 0
+    """How many ranks are being started."""
+    failed_rank: int = -1
+    """The rank that the cell failed on first; -1: none."""
+    failed_line: int = 0
+    """The line of the cell on which it did; 0 unknown."""
+    limit_nbytes: int | None = None
+    """Bytes of shared memory that the machine, or the container, allows in all; None if unknown."""
+    culprits: tuple[int, ...] = ()
+    """Ranks that others wait for, and that wait for none."""
+    waited: tuple[tuple[float, ...], ...] = ()
+    """``waited[i][j]``: seconds of the last cell in which rank i waited for rank j; empty: not known."""
+    moved: tuple[tuple[int, ...], ...] = ()
+    """``moved[i][j]``: bytes of the last cell that went from rank i to rank j; empty: not known."""
 
 
 def read_activity(pool: RankPool, clock: CellClock, record: CellRecord | None) -> SessionActivity:
