@@ -196,6 +196,8 @@ class Communicator(
 
     def _forked(self) -> None:
         self._context = make_inert(self._context)
+        if self._tracer is not None:
+            self._tracer.remove()  # it writes words of the rank
 
 
 OPERATIONS: tuple[str, ...] = tuple(

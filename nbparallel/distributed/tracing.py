@@ -12,6 +12,10 @@ So after `SHORT` short operations in a statement the functions of the fastest op
 
 An ``if`` in every operation instead was measured (decision 16).  The last `KEPT` operations are kept.
 Off by default: a rank of a session enables it (`Communicator.record`).
+
+What the tracer counts it publishes in the control segment (`TimingRecord`) when an operation begins and
+ends, for those who look while the cell runs.  Calls without the tracer are counted by what
+`RankContext.operations` has grown by between two traced ones.
 """
 
 from __future__ import annotations
@@ -28,6 +32,14 @@ from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.group_state import GroupState
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord
+from nbparallel.wire.control_layout import (
+    OPERATION_BITS,
+    TIMING_INSIDE,
+    TIMING_MOVING,
+    TIMING_OPERATIONS,
+    TIMING_UNCOUNTED,
+    Operation,
+)
 from nbparallel.wire.timeline import Noted, RankTimeline, pack
 
 KEPT = 2000
@@ -42,6 +54,7 @@ AFTER_A_WAIT = 4
 QUICK = ("all_reduce", "barrier", "broadcast", "send", "recv")
 _clock = time.monotonic_ns
 _WORLD: tuple[int, ...] = ()
+_TIME_BITS = ~OPERATION_BITS
 
 
 class OperationTracer:
@@ -65,6 +78,7 @@ class OperationTracer:
         world: GroupCollectives,
     ) -> None:
         self._context, self._waiter, self._world = context, context.waiter, world
+        self._words, self._timing = context.words, context.timing
         self._attributes = attributes
         self.state: GroupState | None = None
         """The group of the operation that runs, unless it takes a fast path (`OperationBase._run`)."""
@@ -73,9 +87,10 @@ class OperationTracer:
         self._quick = {name: traced.pop(name) for name in QUICK}
         self._others = traced
         self._statements: deque[tuple[int, int]] = deque(maxlen=KEPT_STATEMENTS)
-        self._count = self._short = self._operations = self._unseen = 0
-        self._left_at = -1  # context.operations when the functions were removed
-        self._began_ns = self._ended_ns = 0
+        self._operations = self._appended = self._short = 0
+        self._counted_at = 0  # context.operations when `_operations` was right
+        self._removed = self._uncounted = False
+        self._began_ns = self._ended_ns = self._moving_ns = self._wait_ns = 0
         self._inside, self._awaited = False, -1
 
     # -- cells -----------------------------------------------------------------------------------------
@@ -84,11 +99,10 @@ class OperationTracer:
         """Begin a cell."""
         self._noted.clear()
         self._statements.clear()
-        self._count = self._unseen = 0
-        self._left_at = -1
+        self._operations = self._appended = self._moving_ns = 0
         self._inside, self._awaited = False, -1
-        self._short = SHORT
-        self._operations = self._context.operations
+        self._short, self._removed, self._uncounted = SHORT, False, False
+        self._counted_at = self._context.operations
         self._attributes.update(self._quick)
         self._attributes.update(self._others)
         self._began_ns = _clock()
@@ -97,28 +111,36 @@ class OperationTracer:
         """Record the beginning of a statement."""
         self._statements.append((line, _clock()))
         self._install(SHORT)
+        if self._uncounted:
+            self._count()
 
     def end(self) -> None:
         """Stop tracing until the next cell."""
         self._ended_ns = _clock()
-        if self._left_at >= 0:
-            self._unseen += self._context.operations - self._left_at
-            self._left_at = -1
+        self._wait_ns = self._context.wait_ns
+        self._words[self._timing + TIMING_INSIDE] = 0
+        self._count()
+        self.remove()
+
+    def remove(self) -> None:
+        """Have all operations run as if there were no tracer."""
+        self._removed = False
         for name in (*self._quick, *self._others):
             self._attributes.pop(name, None)
 
     def take(self) -> RankTimeline:
         """Return the notes on the cell that has ended."""
-        context, noted = self._context, self._noted
-        full = self._count > len(noted)
+        noted, full = self._noted, self._appended > len(self._noted)
         return pack(
-            context.rank,
+            self._context.rank,
             os.getpid(),
             self._began_ns,
             self._ended_ns,
             noted_from_ns=noted[0][2] if full else self._began_ns,
-            operations=max(context.operations - self._operations, len(noted)),
-            omitted=self._unseen + self._count - len(noted),
+            operations=self._operations,
+            omitted=max(0, self._operations - len(noted)),
+            wait_ns=self._wait_ns,
+            moving_ns=self._moving_ns,
             noted=self._settled(),
             statements=tuple(self._statements),
         )
@@ -138,7 +160,7 @@ class OperationTracer:
             return
         now = _clock()
         begin = wait.began_ns
-        self._count += 1
+        self._appended += 1
         self._noted.append(
             (wait.operation.name, wait.line, begin, now, now - begin, 0, wait.peer, peer, 0, _WORLD, False)
         )
@@ -147,44 +169,69 @@ class OperationTracer:
     def _install(self, short: int) -> None:
         """Trace at least `short` more short operations."""
         self._short = max(self._short, short)
-        if self._left_at >= 0:
-            self._unseen += self._context.operations - self._left_at
-            self._left_at = -1
+        if self._removed:
+            self._removed = False
             self._attributes.update(self._quick)
 
     def _remove(self) -> None:
-        self._left_at = self._context.operations
+        self._removed = self._uncounted = True
+        self._words[self._timing + TIMING_UNCOUNTED] = 1
         for name in self._quick:
             self._attributes.pop(name, None)
+
+    def _count(self) -> None:
+        """Count what was called without the tracer, between two operations, and publish the number."""
+        called, words, timing = self._context.operations, self._words, self._timing
+        self._operations += called - self._counted_at
+        self._counted_at = called
+        words[timing + TIMING_OPERATIONS] = self._operations
+        words[timing + TIMING_UNCOUNTED] = self._uncounted = False
 
     def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return an operation that is traced: it only stores, and `take` interprets what it stored."""
         context, waiter, protocol, noted = self._context, self._waiter, self._world.protocol, self._noted
         place, keyword = _peer_argument(method)
-        quick = name in QUICK
+        quick, code = name in QUICK, operation_of(name).value
+        words, timing = self._words, self._timing
+        inside, counted, moving = (
+            timing + word for word in (TIMING_INSIDE, TIMING_OPERATIONS, TIMING_MOVING)
+        )
 
         def recorded(*args: Any, **options: Any) -> Any:
             if self._inside:  # an operation that is made of others counts once
                 return method(*args, **options)
+            if context.operations != self._counted_at:
+                self._operations += context.operations - self._counted_at
             self._inside, self._awaited, self.state = True, -1, None
             former, waited, nbytes, failed = protocol.number, waiter.wait_ns, context.nbytes, True
+            context.former_wait_ns = waited
             begin = _clock()
+            words[inside] = begin & _TIME_BITS | code
             try:
                 value = method(*args, **options)
                 failed = False
             finally:
                 end = _clock()
+                words[inside] = 0
                 self._inside = False
+                slept = waiter.wait_ns - waited
                 peer = args[place] if 0 <= place < len(args) else options.get(keyword) if options else None
                 number, group = self._met(former)
                 noted.append(
                     (
-                        name, context.call_site.line(), begin, end, waiter.wait_ns - waited,
+                        name, context.call_site.line(), begin, end, slept,
                         context.nbytes - nbytes, peer if type(peer) is int else -1, self._awaited,
                         number, group, failed,
                     )
                 )  # fmt: skip
-                self._count += 1
+                self._appended += 1
+                words[moving] = self._moving_ns = self._moving_ns + max(0, end - begin - slept)
+                words[counted] = self._operations = self._operations + 1
+                self._counted_at = context.operations
+                if slept:
+                    context.write_timing()
+                if self._uncounted and not self._removed:
+                    words[timing + TIMING_UNCOUNTED] = self._uncounted = False
             if quick and end - begin < SHORT_NS:
                 self._short -= 1
                 if self._short <= 0:
@@ -207,6 +254,12 @@ class OperationTracer:
         for name, line, begin, end, waited, nbytes, peer, awaited, number, group, failed in self._noted:
             known, slept = peer if 0 <= peer < size else -1, min(waited, end - begin)
             yield name, line, begin, end, slept, nbytes, known, awaited, number, group, failed
+
+
+def operation_of(name: str) -> Operation:
+    """Return the operation of the control segment that a method is: ``all_gather_object`` an all_gather."""
+    known = [operation for operation in Operation if operation.name in name]
+    return max(known, key=lambda operation: len(operation.name), default=Operation.none)
 
 
 def inspect_parameters(operations: Iterable[Callable[..., Any]]) -> None:

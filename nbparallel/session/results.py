@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from nbparallel.wire.control import TimingRecord
     from nbparallel.wire.timeline import RankTimeline
 
 
@@ -186,6 +185,57 @@ class CellResult:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Where one rank's time in a cell has gone.
+
+    The parts are its whole time: from the beginning of the cell to the end of the rank's part, or until now.
+    """
+
+    computing_ns: int
+    """Neither waiting nor moving."""
+    waiting_ns: int
+    """In operations, until other ranks came."""
+    moving_ns: int
+    """The rest of operations."""
+    finished_ns: int
+    """From the beginning of the cell to the end of the rank's part; 0: it has not ended."""
+    operations: int | None
+    """How many operations have ended; None: not known now."""
+
+    @property
+    def whole_ns(self) -> int:
+        """The sum of the parts."""
+        return self.computing_ns + self.waiting_ns + self.moving_ns
+
+
+@dataclass(frozen=True, slots=True)
+class CellClock:
+    """When the last cell or call began and ended, on which ranks, and how."""
+
+    number: int = 0
+    """The notebook's ``In[n]``; 0 if it was no cell."""
+    task: int = 0
+    """Its number among the session's tasks; 0: none yet."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that take part."""
+    began_ns: int = 0
+    """When it was sent, by `time.monotonic_ns`."""
+    ended_ns: int = 0
+    """Likewise; 0 while it runs."""
+    phase: str = "none"
+    """``none``, ``running``, ``finished``, ``failed`` or ``interrupted``."""
+    failed_rank: int = -1
+    """The rank that failed first; -1: none."""
+    failed_line: int = 0
+    """The line of the cell on which it did; 0 unknown."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.phase == "running"
+
+
+@dataclass(frozen=True, slots=True)
 class CellRecord:
     """The ranks' notes on the last cell or call, from which its timeline is built on request."""
 
@@ -197,22 +247,11 @@ class CellRecord:
     """Notes by rank."""
     died: Mapping[int, str]
     """How each rank that died in it ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class CellClock:
-    """When the last cell or call began and ended, and the timing counters of its ranks before."""
-
-    number: int = 0
-    """The notebook's ``In[n]``; 0 if it was no cell."""
+    task: int = 0
+    """Its number among the session's tasks."""
     began_ns: int = 0
-    """By `time.monotonic_ns`."""
-    ended_ns: int = 0
-    """Likewise; 0 while it runs."""
-    former: Mapping[int, TimingRecord] = field(default_factory=dict)
-    """Timing counters of its ranks when it began."""
-
-    @property
-    def running(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self.began_ns > self.ended_ns
+    """When it was sent, by `time.monotonic_ns`; 0: unknown."""
+    ends: Mapping[int, str] = field(default_factory=dict)
+    """How it ended on ranks where it did not succeed: ``failed`` or ``interrupted``."""
+    times: Mapping[int, RankTimes] = field(default_factory=dict)
+    """Of ranks that died: what they had published."""

@@ -44,6 +44,7 @@ from nbparallel.wire.control_layout import (
     KINDS,
     LEFT,
     MAX_WORLD_SIZE,
+    OPERATION_BITS,
     OPERATIONS,
     PARKED,
     SLOT,
@@ -52,6 +53,7 @@ from nbparallel.wire.control_layout import (
     SLOT_TEXT,
     STATES,
     TIMING,
+    TIMING_WORDS,
     WORD,
     WRITING,
     DeathRecord,
@@ -82,7 +84,7 @@ __all__ = [
 
 MAGIC = 0x314C5254434E5042
 """Reads ``BPNCTRL1``."""
-VERSION = 2
+VERSION = 3
 _RETRIES = 8
 
 
@@ -303,9 +305,19 @@ class ControlView:
         return FailureRecord(rank, kind, cell, origin - 1, ns, text)
 
     def read_timing(self, rank: int) -> TimingRecord:
-        """Return where the time of `rank` went."""
+        """Return where the time of `rank` has gone; its words are read again if they have just changed."""
         w = self.layout.rank_word(rank, TIMING)
-        return TimingRecord(rank, *self.words[w : w + 4].tolist())
+        values: list[int] = []
+        for _ in range(_RETRIES):
+            former, values = values, self.words[w : w + TIMING_WORDS].tolist()
+            if values == former:
+                break
+        cell, wait, as_of, moving, operations, uncounted, inside, inside_wait, awaited = values
+        return TimingRecord(
+            rank, cell, wait, as_of, moving, operations, bool(uncounted), inside & ~OPERATION_BITS,
+            OPERATIONS.get(inside & OPERATION_BITS, Operation.none), inside_wait,
+            tuple(other for other in range(min(64, self.world_size)) if awaited >> other & 1),
+        )  # fmt: skip
 
     # -- where the ranks' own modules find their words ---------------------------------------------
 
@@ -334,7 +346,7 @@ class ControlView:
         return self.layout.rank_word(rank, FAILED)
 
     def word_timing(self, rank: int) -> int:
-        """Index in `words`: compute_ns, wait_ns, nbytes, operations."""
+        """Index in `words`: the first of a `TimingRecord`, which are those of the cell in the first word."""
         return self.layout.rank_word(rank, TIMING)
 
     def half_bell(self, rank: int) -> int:

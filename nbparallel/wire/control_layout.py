@@ -26,6 +26,14 @@ INTERRUPT, DEATH, LEFT, SLOT, WRITING, BELL, PARKED, TIMING, ARRIVE, DONE, FAILE
     0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11,
 )  # fmt: skip
 RANK_LINES = FAILED + FAILED_LINES
+(
+    TIMING_CELL, TIMING_WAIT, TIMING_AS_OF, TIMING_MOVING, TIMING_OPERATIONS, TIMING_UNCOUNTED,
+    TIMING_INSIDE, TIMING_INSIDE_WAIT, TIMING_AWAITED,
+) = range(9)  # fmt: skip
+TIMING_WORDS = TIMING_AWAITED + 1
+"""Words of a `TimingRecord`, in the order of its fields; begin and operation share one."""
+OPERATION_BITS = 0xFF
+"""Bits of that word that hold the operation; the others are those of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +178,29 @@ class SlotRecord:
 
 @dataclass(frozen=True, slots=True)
 class TimingRecord:
-    """Where one rank's time went in this epoch."""
+    """Where one rank's time has gone in its last cell, as far as it has published that."""
 
     rank: int
-    compute_ns: int
-    """Time in cells in which it did not wait; for readers of the segment, the session uses `wait_ns`."""
+    cell: int
+    """Which cell it is about; 0: none yet."""
     wait_ns: int
     """Time that its operations waited for other ranks."""
-    nbytes: int
-    """Bytes that its operations moved or reduced."""
+    as_of_ns: int
+    """When `wait_ns` was written: of a wait that began earlier it contains all until then."""
+    moving_ns: int
+    """Time in operations that have ended, waits excluded."""
     operations: int
-    """How many it has called."""
+    """How many it has called, but for short ones after `uncounted` was set."""
+    uncounted: bool
+    """Whether short operations are called that are counted later."""
+    begin_ns: int
+    """When the operation that it is in began; 0: in none."""
+    operation: Operation
+    """That operation."""
+    operation_wait_ns: int
+    """The part of `wait_ns` in it, if `as_of_ns` lies in it."""
+    awaited: tuple[int, ...]
+    """Ranks that it waited for in a collective of a group, when it last looked; of the first 64."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,13 @@ class RankTimeline:
     noted_from_ns: int
     """Operations that ended earlier are only counted."""
     operations: int
-    """Operations in all, the omitted ones as well."""
+    """How many operations the rank called, the omitted ones as well."""
     omitted: int
     """Operations that were only counted: too many, or too short and too many."""
+    wait_ns: int
+    """Time that it waited for other ranks, in all operations."""
+    moving_ns: int
+    """Time in the operations that were noted, waits excluded."""
     names: tuple[str, ...]
     """What the packed operations refer to."""
     groups: tuple[tuple[int, ...], ...]
@@ -99,6 +103,8 @@ def pack(
     noted_from_ns: int,
     operations: int,
     omitted: int,
+    wait_ns: int,
+    moving_ns: int,
     noted: Iterable[Noted],
     statements: Sequence[tuple[int, int]],
 ) -> RankTimeline:
@@ -113,6 +119,6 @@ def pack(
     )
     lines = b"".join(_STATEMENT.pack(line, ns) for line, ns in statements)
     return RankTimeline(
-        rank, pid, began_ns, ended_ns, noted_from_ns, operations, omitted,
+        rank, pid, began_ns, ended_ns, noted_from_ns, operations, omitted, wait_ns, moving_ns,
         tuple(names), tuple(groups), packed, lines,
     )  # fmt: skip

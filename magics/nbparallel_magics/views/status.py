@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbparallel.table import Table, TableView
-from nbparallel.wire.units import size_text
+from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_magics.views.segments import total
 
 if TYPE_CHECKING:
@@ -29,22 +29,36 @@ class StatusView(TableView):
                 str(rank.pid),
                 rank.state,
                 _doing(rank),
+                *_times(rank),
                 size_text(rank.private_nbytes),
+                size_text(rank.mapped_nbytes),
                 str(rank.threads),
             )
             for rank in seen.ranks
         ]
         return Table(
             f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}",
-            ("rank", "pid", "state", "in", "own memory", "threads"),
+            (
+                "rank", "pid", "state", "in", "computing", "waiting", "moving", "operations", "own memory",
+                "shared pages", "threads",
+            ),
             rows,
             f"{self._shared()}; open files of the notebook: {seen.descriptors} of {seen.descriptor_limit}",
-        ).without_empty_columns()
+        ).without_empty_columns()  # fmt: skip
 
     def _shared(self) -> str:
         seen = self.statistics
         room = "" if seen.free_nbytes is None else f", {size_text(seen.free_nbytes)} more would fit"
         return f"shared memory ({seen.strategy}): {total(seen)}{room}"
+
+
+def _times(rank: RankStatistics) -> tuple[str, ...]:
+    """Return where the rank's time in the last cell has gone; nothing if it took no part."""
+    seconds = (rank.computing, rank.waiting, rank.moving)
+    if not any(seconds):
+        return ("",) * 4
+    operations = "" if rank.operations is None else f"{rank.operations:,}"
+    return (*map(seconds_text, seconds), operations)
 
 
 def _doing(rank: RankStatistics) -> str:

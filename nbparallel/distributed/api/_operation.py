@@ -162,6 +162,7 @@ class OperationBase:
 
         work.begin(push)
         self._run_step(start)
+        self._context.operations += 1
         return work
 
     def _message_group(self, group: GroupLike) -> GroupState:

@@ -148,7 +148,6 @@ class Exchange:
         outer = context.open  # posted while another operation waits: that one is still open afterwards
         protocol.begin(movement.operation, movement.fingerprint, line)
         self._held.append((protocol.number, record.keepalive))
-        context.operations += 1
         protocol.put(record.data)
         pending = self._pending_slots.arrive()
         context.open = outer

@@ -227,7 +227,6 @@ class Receiver:
                 raise  # in the middle of it: nothing more can come through that stream
         finally:
             self.unexpected.received(message)
-        self._context.operations += 1
         self._context.nbytes += len(message.body)
 
     # -- cells -------------------------------------------------------------------------------------------

@@ -24,8 +24,17 @@ from nbparallel.errors import (
 )
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView, State
+from nbparallel.wire.control_layout import (
+    TIMING_AS_OF,
+    TIMING_AWAITED,
+    TIMING_CELL,
+    TIMING_INSIDE_WAIT,
+    TIMING_WAIT,
+    TIMING_WORDS,
+)
 from nbparallel.wire.handles import ArrayHandle
 
+_NO_TIMING = memoryview(bytes(8 * (TIMING_WORDS - 1))).cast("Q")
 SILENCE_NS = 1_000_000_000
 """How long a peer may go on writing into this rank's memory before it is named."""
 LOSS_NS = 500_000_000
@@ -51,7 +60,10 @@ class RankContext:
     exposed : bool
         Peers may write into this rank's arrays.
     operations, nbytes : int
-        How many operations this rank has ended in this epoch, and the bytes that they moved.
+        How many operations this rank has ended in this epoch, and the bytes that they moved.  One that is
+        made of others counts as those: the tracer counts what users call.
+    former_wait_ns : int
+        How long this rank had waited when the operation began that it is in.
     cause : BaseException or None
         Why the epoch is invalid.
     call_site : CallSite
@@ -88,7 +100,8 @@ class RankContext:
         self.ready = self.whole = self.plain = self.exposed = self.forked = False
         self.open = self.nbytes = self.operations = 0
         self.cause: BaseException | None = None
-        self._past_ns = 0
+        self.timing = view.word_timing(rank)
+        self.former_wait_ns = self._cells_wait_ns = 0
 
     # -- cells ---------------------------------------------------------------------------------------
 
@@ -102,6 +115,9 @@ class RankContext:
         self.cell = CellState(cell, filename, tuple(participants), peers, go_on, time.monotonic_ns())
         self.whole = self.plain = len(participants) == self.world_size
         self.call_site = CallSite(filename)
+        self.former_wait_ns = self._cells_wait_ns = self.waiter.wait_ns
+        self.words[self.timing + 1 : self.timing + TIMING_WORDS] = _NO_TIMING
+        self.words[self.timing + TIMING_CELL] = cell
         self.view.write_slot(self.rank, cell, State.COMPUTING)
         self.open = 0
         self.ready = self.cause is None
@@ -124,7 +140,6 @@ class RankContext:
         self.words[self.writing] = 0
         self.memory.forget()
         self.write_timing()
-        self._past_ns += time.monotonic_ns() - cell.began_ns
         cell.began_ns = cell.statement = 0
         state = State.FINISHED if failure is None else State.FAILED
         self.view.write_slot(self.rank, cell.number, state)
@@ -143,13 +158,18 @@ class RankContext:
         self.memory.close()
         self.hooks = RankHooks()
 
+    @property
+    def wait_ns(self) -> int:
+        """How long this rank has waited for others in its cell."""
+        return self.waiter.wait_ns - self._cells_wait_ns
+
     def write_timing(self) -> None:
-        """Publish how long this rank has computed and waited, and what it has moved."""
-        w, words = self.view.word_timing(self.rank), self.words
-        began_ns = self.cell.began_ns
-        now = time.monotonic_ns() - began_ns if began_ns else 0
-        words[w] = max(0, self._past_ns + now - self.waiter.wait_ns)
-        words[w + 1], words[w + 2], words[w + 3] = self.waiter.wait_ns, self.nbytes, self.operations
+        """Publish how long this rank has waited, for readers that may find its slot unchanged."""
+        words, w = self.words, self.timing
+        words[w + TIMING_AS_OF] = time.monotonic_ns()
+        wait_ns = self.waiter.wait_ns
+        words[w + TIMING_WAIT] = wait_ns - self._cells_wait_ns
+        words[w + TIMING_INSIDE_WAIT] = max(0, wait_ns - self.former_wait_ns)
 
     # -- refusing --------------------------------------------------------------------------------------
 
@@ -198,8 +218,8 @@ class RankContext:
             # Before anything acts on what came: a rank that is stopped between the two must not look as if
             # it still waited for what it has already taken (a deadlock would be seen where none is).
             if not self.forked:
-                view.write_slot(rank, cell.number, State.COMPUTING, line=cell.statement)
                 self.write_timing()
+                view.write_slot(rank, cell.number, State.COMPUTING, line=cell.statement)
                 self.hooks.waited(wait, peer)
 
     def check(self, wait: WaitRecord) -> None:
@@ -211,6 +231,8 @@ class RankContext:
     def check_alone(self, wait: WaitRecord) -> bool:
         """Raise if a peer's end or the deadline ends `wait`; whether more checks make sense."""
         peers = self._concerning(wait)
+        if wait.area:
+            self._publish_awaited(wait)
         opened = self.open
         try:
             self.check_peers(peers)
@@ -241,6 +263,11 @@ class RankContext:
                     f"{rank_list(missing)} did not arrive"
                 )
         return True
+
+    def _publish_awaited(self, wait: WaitRecord) -> None:
+        """Publish the ranks that are missing in a group: only its members know its slots."""
+        missing = (1 << rank for rank in wait.awaited() if rank < 64)
+        self.words[self.timing + TIMING_AWAITED] = sum(missing)
 
     def _concerning(self, wait: WaitRecord) -> Sequence[int]:
         """Return the ranks whose failure ends a wait: all or, in a cell that goes on, those awaited."""

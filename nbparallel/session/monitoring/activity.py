@@ -1,20 +1,40 @@
 """Session activity: what ranks do at this moment, cheap enough to be read several times a second.
 
-It is read from the control segment and from this process; no other process is involved.  `statistics`
-holds more and takes longer.
+It is read from the control segment, from this process and from ``/proc``; no rank is disturbed.  The
+supervisor is asked only after a rank has reported memory that it had released.  `statistics` holds more and
+takes longer.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbparallel import sharing
+from nbparallel.session.monitoring.process_memory import read_memory
+from nbparallel.session.monitoring.rank_pairs import PairTotals, pair_totals
+from nbparallel.session.monitoring.segments import (
+    SharedTotals,
+    released_since,
+    reports_released,
+    sum_up,
+)
+from nbparallel.session.names.delivery import NameDelivery
+from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.rank_exit import describe_exit
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.results import CellClock, CellRecord
-from nbparallel.wire.control import ControlView, SlotRecord, State
+from nbparallel.session.results import CellClock, CellRecord, RankTimes
+from nbparallel.session.tasks.cell_times import is_waiting, times_now, times_of
+from nbparallel.session.tasks.dispatch import TaskDispatcher
+from nbparallel.sharing.memory.memory_limits import limits
+from nbparallel.wire.control import ControlView, FailureKind, SlotRecord, State
+
+PATIENCE_SECONDS = 0.05
+"""Longest wait for the supervisor's ledger."""
+_NO_TIMES = RankTimes(0, 0, 0, 0, 0)
+_FOLLOWED = (FailureKind.INTERRUPTED, FailureKind.PEER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +46,22 @@ class RankActivity:
     pid: int
     """Its process."""
     state: str
-    """``idle``, ``starting``, ``computing``, ``waiting``, ``moving`` (in an operation), ``finished`` (its part
-    of the cell that still runs is over), ``failed``, ``interrupted`` or ``dead``."""
+    """``idle``, ``starting``, ``computing``, ``waiting``, ``moving`` (in an operation), ``finished`` (its
+    part of the cell that still runs is over), ``failed``, ``interrupted`` or ``dead``."""
     operation: str
-    """The operation that it waits in; of a dead rank, how it ended."""
+    """The operation that it waits or moves in; of a dead rank, how it ended."""
     line: int
     """The line of the cell that it is on; 0 unknown."""
     waits_for: tuple[int, ...]
     """The ranks that are missing; empty: not known, or any rank will do."""
     seconds: float
-    """How long it has been waiting; 0 if it is not."""
+    """How long it has been doing that; 0 if it takes no part in a cell."""
     computing: float
-    """Seconds of the cell that runs, or ran last, in which it did not wait."""
+    """Seconds of the cell that runs, or ran last, in which it neither waited nor moved."""
     waiting: float
     """Seconds of that cell in which it waited."""
     operations: int | None
-    """Operations of that cell; None: not known now."""
+    """Operations of that cell that have ended; None: not known now (many short ones are counted later)."""
     moving: float = 0.0
     """Seconds of that cell in which it was in operations and did not wait.  Together with `computing` and
     `waiting` its time so far."""
@@ -98,64 +118,169 @@ class SessionActivity:
     """``moved[i][j]``: bytes of the last cell that went from rank i to rank j; empty: not known."""
 
 
-def read_activity(pool: RankPool, clock: CellClock, record: CellRecord | None) -> SessionActivity:
-    """Return what happens now; never waits, from any thread."""
-    here = sharing.current_store().segments(pool.supervisor.broker)
-    made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
-    pooled = sum(segment.nbytes for segment in here if segment.phase == "pooled")
-    handles = list(pool.handles)
-    memories = [handle.memory for handle in handles if handle.alive]
-    now = time.monotonic_ns()
-    return SessionActivity(
-        running=clock.running,
-        number=clock.number,
-        seconds=((now if clock.running else clock.ended_ns) - clock.began_ns) / 1e9,
-        ranks=tuple(_rank(handle, pool.control, clock, record, now) for handle in handles),
-        strategy=sharing.get_sharing_strategy(),
-        segments=len(made) + sum(memory.count for memory in memories),
-        nbytes=sum(made) + sum(memory.nbytes for memory in memories),
-        pooled_nbytes=pooled + sum(memory.pooled_nbytes for memory in memories),
-    )
+class ActivityReader:
+    """Reads the activity of one session, from any thread."""
+
+    def __init__(self, ranks: ElasticPool, names: NameDelivery, tasks: TaskDispatcher) -> None:
+        self._ranks, self._names, self._tasks = ranks, names, tasks
+        self._totals = SharedTotals(0, 0, 0, {})
+        self._pairs: tuple[CellRecord | None, PairTotals] = (None, PairTotals((), ()))
+
+    def read(self) -> SessionActivity:
+        """Return what happens now; waits for no rank.
+
+        Raises
+        ------
+        RuntimeError
+            No ranks are running, nor being started.
+        """
+        starting, moving = self._ranks.starting, self._names.moving
+        clock, record = self._tasks.clock, self._tasks.record
+        pool = self._ranks.pool if starting else self._ranks.running
+        if moving is None:  # else another thread has locked the store for as long as that takes
+            self._totals = self._sum_up(pool)
+        totals = self._totals
+        if record is not None and record.task != clock.task:
+            record = None
+        now = time.monotonic_ns()
+        if pool is None:
+            ranks = tuple(_starting(rank, 0) for rank in starting)
+        else:
+            look = _Look(pool.control, clock, record, starting, totals, now)
+            ranks = tuple(look.rank(handle) for handle in list(pool.handles))
+        pairs = PairTotals((), ()) if clock.running else self._pair_totals(record, len(ranks))
+        free = min((limit.free for limit in limits()), default=None)
+        return SessionActivity(
+            running=clock.running,
+            number=clock.number,
+            seconds=((now if clock.running else clock.ended_ns) - clock.began_ns) / 1e9,
+            ranks=ranks,
+            strategy=sharing.get_sharing_strategy(),
+            segments=totals.segments,
+            nbytes=totals.nbytes,
+            pooled_nbytes=totals.pooled_nbytes,
+            phase="starting" if starting else "moving" if moving is not None else clock.phase,
+            moving_name="" if moving is None else moving[0],
+            moving_nbytes=0 if moving is None else moving[1],
+            starting_ranks=len(starting),
+            failed_rank=clock.failed_rank,
+            failed_line=clock.failed_line,
+            limit_nbytes=None if free is None else totals.nbytes + totals.pooled_nbytes + max(0, free),
+            culprits=_culprits(ranks),
+            waited=pairs.waited,
+            moved=pairs.moved,
+        )
+
+    def _sum_up(self, pool: RankPool | None) -> SharedTotals:
+        store = sharing.current_store()
+        if pool is None:
+            return sum_up(store.segments(fetched=False), (), ())
+        handles, ledger = list(pool.handles), None
+        if reports_released(handles):
+            ledger = pool.supervisor.ledger.ask(PATIENCE_SECONDS)
+        gone = () if ledger is None else released_since(ledger, handles)
+        return sum_up(store.segments(fetched=False), handles, gone)
+
+    def _pair_totals(self, record: CellRecord | None, world_size: int) -> PairTotals:
+        known, pairs = self._pairs
+        if record is None:
+            return PairTotals((), ())
+        if known is not record:
+            pairs = pair_totals(record, world_size)
+            self._pairs = record, pairs
+        return pairs
 
 
-def _rank(
-    handle: RankHandle, control: ControlView | None, clock: CellClock, record: CellRecord | None, now: int
-) -> RankActivity:
-    rank, end = handle.rank, handle.death
-    state, operation, line = "computing" if handle.busy else "idle", "", 0
-    waits_for: tuple[int, ...] = ()
-    waited = waiting_ns = operations = 0
-    if end is not None:
-        state, operation = "dead", describe_exit(end)
-    elif control is not None and rank < control.world_size:
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at all ranks."""
+
+    control: ControlView | None
+    clock: CellClock
+    record: CellRecord | None
+    """Of the same cell; None while it runs."""
+    starting: Sequence[int]
+    totals: SharedTotals
+    now: int
+
+    def rank(self, handle: RankHandle) -> RankActivity:
+        """Return what one rank does."""
+        rank = handle.rank
+        if handle.death is None and (rank in self.starting or not handle.usable):
+            return _starting(rank, handle.pid)
+        state, operation, line, since, waits_for = "idle", "", 0, self.now, ()
+        times = _NO_TIMES
         try:
-            slot = control.read_slot(rank)
-            if handle.busy and slot.readable and slot.cell == handle.task:
-                line = slot.line
-                if slot.state is State.WAITING:
-                    state, operation, waited = "waiting", slot.operation.name, max(0, now - slot.since_ns)
-                    waits_for = _awaited(control, slot)
-            timing, former = control.read_timing(rank), clock.former.get(rank)
-            if former is not None:
-                waiting_ns = max(0, timing.wait_ns - former.wait_ns) + waited
-                operations = max(0, timing.operations - former.operations)
+            if handle.death is None:
+                state, operation, line, since, waits_for = self._state(handle)
+            times = self._times(handle)
         except ValueError:  # a new epoch has just begun, and this view was closed
             pass
-    spent = _spent_ns(rank, clock, record, now) if end is None else 0
-    return RankActivity(
-        rank, handle.pid, state, operation, line, waits_for, waited / 1e9,
-        max(0, spent - waiting_ns) / 1e9, waiting_ns / 1e9, operations,
-    )  # fmt: skip
+        if handle.death is not None:
+            state, operation = "dead", describe_exit(handle.death)
+        memory = read_memory(handle.pid) if handle.death is None else None
+        return RankActivity(
+            rank=rank,
+            pid=handle.pid,
+            state=state,
+            operation=operation,
+            line=line,
+            waits_for=waits_for,
+            seconds=max(0, self.now - since) / 1e9,
+            computing=times.computing_ns / 1e9,
+            waiting=times.waiting_ns / 1e9,
+            operations=times.operations,
+            moving=times.moving_ns / 1e9,
+            finished=times.finished_ns / 1e9,
+            shared_nbytes=self.totals.by_rank.get(rank, 0),
+            private_nbytes=0 if memory is None else memory.private_nbytes,
+            mapped_nbytes=0 if memory is None else memory.mapped_nbytes,
+        )
+
+    def _state(self, handle: RankHandle) -> tuple[str, str, int, int, tuple[int, ...]]:
+        """Return state, operation, line, since when, and the ranks that it waits for."""
+        rank, control, nothing = handle.rank, self.control, (self.now, ())
+        if not handle.busy and not (self.clock.running and rank in self.clock.ranks):
+            ends = {} if self.record is None else self.record.ends
+            return (ends.get(rank, "idle"), "", 0, *nothing)
+        if control is None or rank >= control.world_size:
+            return ("computing" if handle.busy else "idle", "", 0, *nothing)
+        slot, timing = control.read_slot(rank), control.read_timing(rank)
+        if not slot.readable or slot.cell != handle.task:
+            return ("computing", "", 0, *nothing)
+        if slot.state is State.FINISHED:
+            return ("finished", "", 0, slot.since_ns, ())
+        if slot.state is State.FAILED:
+            failure = control.read_failure(rank)
+            followed = failure is not None and failure.kind in _FOLLOWED
+            return ("interrupted" if followed else "failed", "", 0, slot.since_ns, ())
+        if is_waiting(slot, handle.task):
+            missing = _awaited(control, slot) or (timing.awaited if slot.area else ())
+            return ("waiting", slot.operation.name, slot.line, slot.since_ns, missing)
+        if timing.cell == handle.task and timing.begin_ns:
+            name = timing.operation.name if timing.operation else ""
+            return ("moving", name, slot.line, timing.begin_ns, ())
+        return ("computing", "", slot.line, slot.since_ns, ())
+
+    def _times(self, handle: RankHandle) -> RankTimes:
+        clock, record, rank = self.clock, self.record, handle.rank
+        if rank not in clock.ranks:
+            return _NO_TIMES
+        if record is not None and (notes := record.ranks.get(rank)) is not None:
+            return times_of(notes, clock.began_ns)
+        if record is not None and rank in record.times:
+            return record.times[rank]
+        if self.control is None or rank >= self.control.world_size:
+            return _NO_TIMES
+        until = self.now if clock.running else clock.ended_ns
+        died = handle.death is not None
+        if handle.death is not None:
+            until = min(until, int(handle.death.seen * 1e9))
+        return times_now(self.control, rank, clock.task, clock.began_ns, until, died=died)
 
 
-def _spent_ns(rank: int, clock: CellClock, record: CellRecord | None, now: int) -> int:
-    """Return how long the last cell took on a rank, or has taken so far; 0 if the rank took no part."""
-    if rank not in clock.former:
-        return 0
-    if clock.running:
-        return now - clock.began_ns
-    notes = record.ranks.get(rank) if record is not None else None
-    return notes.ended_ns - notes.began_ns if notes is not None else 0
+def _starting(rank: int, pid: int) -> RankActivity:
+    return RankActivity(rank, pid, "starting", "", 0, (), 0.0, 0.0, 0.0, 0)
 
 
 def _awaited(control: ControlView, slot: SlotRecord) -> tuple[int, ...]:
@@ -167,3 +292,9 @@ def _awaited(control: ControlView, slot: SlotRecord) -> tuple[int, ...]:
     words = control.words
     others = (rank for rank in range(control.world_size) if rank != slot.rank)
     return tuple(rank for rank in others if words[control.word_arrive(rank)] < slot.target)
+
+
+def _culprits(ranks: Sequence[RankActivity]) -> tuple[int, ...]:
+    """Return the ranks that others wait for, and that wait for none."""
+    waiting = {rank.rank for rank in ranks if rank.state == "waiting"}
+    return tuple(sorted({other for rank in ranks for other in rank.waits_for} - waiting))

@@ -50,6 +50,41 @@ class SharedSegment:
     """The notebook's names of arrays in it, views included, sorted."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedTotals:
+    """The shared memory of a session, in sums."""
+
+    segments: int
+    """Segments in use that notebook and ranks made; a rank's as of the end of its last task."""
+    nbytes: int
+    """Their bytes."""
+    pooled_nbytes: int
+    """Memory that is kept for the next arrays, in bytes."""
+    by_rank: Mapping[int, int]
+    """Bytes of the segments that each rank made."""
+
+
+def sum_up(
+    own: Iterable[SegmentStatistics], handles: Iterable[RankHandle], released: Iterable[RankSegment]
+) -> SharedTotals:
+    """Return the sums; `released`: what ranks report and no process holds any more (`released_since`)."""
+    own, gone = list(own), list(released)
+    alive = [handle for handle in handles if handle.alive]
+    made = [segment.nbytes for segment in own if segment.own and segment.phase != "pooled"]
+    by_rank = {
+        handle.rank: handle.memory.nbytes
+        - sum(segment.nbytes for segment in gone if creator_of(segment.segment) == handle.client)
+        for handle in alive
+    }
+    return SharedTotals(
+        segments=len(made) + sum(handle.memory.count for handle in alive) - len(gone),
+        nbytes=sum(made) + sum(by_rank.values()),
+        pooled_nbytes=sum(segment.nbytes for segment in own if segment.phase == "pooled")
+        + sum(handle.memory.pooled_nbytes for handle in alive),
+        by_rank=by_rank,
+    )
+
+
 def gather(
     own: Iterable[SegmentStatistics],
     ledger: Iterable[LedgerRow],
@@ -84,6 +119,11 @@ def released_since(ledger: Iterable[LedgerRow], handles: Iterable[RankHandle]) -
     known = {row.segment for row in ledger if row.holders}
     reported = (made for handle in handles if handle.alive for made in handle.memory.segments)
     return [made for made in reported if made.phase != "live" and made.segment not in known]
+
+
+def reports_released(handles: Iterable[RankHandle]) -> bool:
+    """Return whether ranks report memory that they had released: only the ledger knows if others hold it."""
+    return any(made.phase != "live" for handle in handles if handle.alive for made in handle.memory.segments)
 
 
 def _record(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nbparallel import sharing
 
 if TYPE_CHECKING:
-    from nbparallel.session.monitoring.activity import SessionActivity
+    from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
     from nbparallel.session.monitoring.who import SessionNames
@@ -36,13 +36,15 @@ class SessionViews:
 
     def __init__(self, ranks: ElasticPool, names: NameDelivery, tasks: TaskDispatcher) -> None:
         self._ranks, self._names, self._tasks = ranks, names, tasks
+        self._reader: ActivityReader | None = None
 
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
         """Return a frozen picture of the session."""
         from nbparallel.session.monitoring import statistics
 
         names = self._names.namespace if namespace is None else namespace
-        return statistics.take_statistics(self._ranks.start_method, self._ranks.running, names)
+        pool = self._ranks.running
+        return statistics.take_statistics(self._ranks.start_method, pool, names, self.activity())
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         """Return the names of the notebook and of the ranks."""
@@ -63,9 +65,11 @@ class SessionViews:
 
     def activity(self) -> SessionActivity:
         """Return what ranks do at this moment."""
-        from nbparallel.session.monitoring import activity
+        if self._reader is None:
+            from nbparallel.session.monitoring import activity
 
-        return activity.read_activity(self._ranks.running, self._tasks.clock, self._tasks.record)
+            self._reader = activity.ActivityReader(self._ranks, self._names, self._tasks)
+        return self._reader.read()
 
     def timeline(self) -> Timeline | None:
         """Return the timeline of the last cell."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.session.monitoring.segments import SharedSegment, gather, names_by_segment, released_since
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
+from nbparallel.session.monitoring.process_memory import read_memory
+from nbparallel.session.monitoring.segments import (
+    SharedSegment,
+    gather,
+    names_by_segment,
+    released_since,
+    sum_up,
+)
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.sharing.memory.memory_limits import limits
+from nbparallel.wire.system import open_descriptors, process_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +32,31 @@ class RankStatistics:
     pid: int
     """Its process."""
     state: str
-    """``idle``, ``computing``, ``waiting``, ``dead`` …"""
+    """As `RankActivity.state`; or ``stopped`` (SIGSTOP)."""
     rss_nbytes: int
     """Resident memory, shared pages included."""
     private_nbytes: int
-    """Of it, memory that no other process maps."""
+    """Of it, anonymous memory; of a forked rank also what it has not changed since it began."""
     threads: int
     """Threads of the process."""
     operation: str
-    """The operation that it waits in, or an empty string."""
+    """The operation that it waits or moves in, or an empty string."""
     line: int
-    """The line of the cell of that operation; 0 unknown."""
+    """The line of the cell that it is on; 0 unknown."""
     task: int
     """Number of the task that it runs or ran last."""
+    mapped_nbytes: int
+    """Of the resident memory, what it has touched of shared memory, whichever process made that."""
+    shared_nbytes: int
+    """Bytes of the segments that it made, as of the end of its last task."""
+    computing: float
+    """Seconds of the cell that runs, or ran last, in which it neither waited nor moved."""
+    waiting: float
+    """Seconds of that cell in which it waited for other ranks in operations."""
+    moving: float
+    """Seconds of that cell in which it was in operations and did not wait."""
+    operations: int | None
+    """Operations of that cell; None: not known now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,58 +98,53 @@ class SessionStatistics:
 
 
 def take_statistics(
-    start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None
+    start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None, activity: SessionActivity
 ) -> SessionStatistics:
     """Return a picture of the session; waits for no rank, and at most a second for the supervisor."""
-    import resource
-
     store = sharing.current_store()
     ledger = pool.supervisor.ledger.ask()
-    here = store.segments(pool.supervisor.broker)
-    made = [segment.nbytes for segment in here if segment.own and segment.phase != "pooled"]
-    pooled = sum(segment.nbytes for segment in here if segment.phase == "pooled")
-    of_ranks = [handle.memory for handle in pool.handles if handle.alive]
-    gone = [] if ledger is None else released_since(ledger, pool.handles)
+    here, handles = store.segments(pool.supervisor.broker), list(pool.handles)
+    totals = sum_up(here, handles, () if ledger is None else released_since(ledger, handles))
     names = {} if namespace is None else names_by_segment(namespace, store)
     return SessionStatistics(
         session=pool.session,
         start_method=start_method,
-        world_size=len(pool.handles),
+        world_size=len(handles),
         epoch=pool.epoch,
-        strategy=sharing.get_sharing_strategy(),
+        strategy=activity.strategy,
         supervisor_pid=pool.supervisor.pid,
         template_pid=pool.supervisor.template_pid,
-        ranks=tuple(_rank(handle, pool) for handle in pool.handles),
-        segments=gather(here, ledger or (), pool.handles, names),
-        shared_segments=len(made) + sum(memory.count for memory in of_ranks) - len(gone),
-        shared_nbytes=sum(made) + sum(memory.nbytes for memory in of_ranks) - sum(n.nbytes for n in gone),
-        pooled_nbytes=pooled + sum(memory.pooled_nbytes for memory in of_ranks),
+        ranks=tuple(_rank(handle, seen) for handle, seen in zip(handles, activity.ranks, strict=False)),
+        segments=gather(here, ledger or (), handles, names),
+        shared_segments=totals.segments,
+        shared_nbytes=totals.nbytes,
+        pooled_nbytes=totals.pooled_nbytes,
         free_nbytes=min((limit.free for limit in limits()), default=None),
         ledger_answered=ledger is not None,
-        descriptors=len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
-        descriptor_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        descriptors=open_descriptors() or 0,
+        descriptor_limit=process_limit(resource.RLIMIT_NOFILE)[0] or 0,
     )
 
 
-def _rank(handle: RankHandle, pool: RankPool) -> RankStatistics:
-    import psutil
-
-    state, operation, line = ("idle" if not handle.busy else "computing"), "", 0
-    if handle.busy and pool.control is not None and handle.rank < pool.control.world_size:
-        slot = pool.control.read_slot(handle.rank)
-        if slot.readable and slot.state.name == "WAITING":
-            state, operation, line = "waiting", slot.operation.name.lower(), slot.line
-    rss = private = threads = 0
-    if handle.death is not None:
-        state = "dead"
-    else:
-        try:
-            process = psutil.Process(handle.pid)
-            # uss: pages that the fork still shares with the template do not count
-            memory = process.memory_full_info()
-            rss, private, threads = memory.rss, memory.uss, process.num_threads()
-            if process.status() == psutil.STATUS_STOPPED:
-                state = "stopped"
-        except psutil.Error:
-            state = "dead"
-    return RankStatistics(handle.rank, handle.pid, state, rss, private, threads, operation, line, handle.task)
+def _rank(handle: RankHandle, seen: RankActivity) -> RankStatistics:
+    memory = None if seen.state == "dead" else read_memory(handle.pid)
+    state = seen.state
+    if state != "starting":
+        state = "dead" if memory is None else "stopped" if memory.stopped else state
+    return RankStatistics(
+        rank=handle.rank,
+        pid=handle.pid,
+        state=state,
+        rss_nbytes=0 if memory is None else memory.resident_nbytes,
+        private_nbytes=0 if memory is None else memory.private_nbytes,
+        threads=0 if memory is None else memory.threads,
+        operation="" if state == "dead" else seen.operation,
+        line=seen.line,
+        task=handle.task,
+        mapped_nbytes=0 if memory is None else memory.mapped_nbytes,
+        shared_nbytes=seen.shared_nbytes,
+        computing=seen.computing,
+        waiting=seen.waiting,
+        moving=seen.moving,
+        operations=seen.operations,
+    )

@@ -1,8 +1,9 @@
 """Timeline: what each rank did when in one cell: computing, waiting for which rank, moving data.
 
 Ranks note their operations (`distributed.tracing`); this module combines the notes of all.  A rank knows how
-long it slept in an operation, but not always which rank it waited for: in a collective that is the last one,
-which only the notes of all members show.
+long it waited in an operation, but not always for which rank: in a collective that is the last one, which
+only the notes of all members show.  Sums are not those of the spans but of the ranks' counters
+(`session.tasks.cell_times`): short operations are counted without being noted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nbparallel.session.results import CellRecord
+from nbparallel.session.results import CellRecord, RankTimes
+from nbparallel.session.tasks.cell_times import times_of
 from nbparallel.wire.timeline import OperationSpan, RankTimeline
 
 COMPUTING, WAITING, MOVING, UNKNOWN = "computing", "waiting", "moving", "not noted"
@@ -63,7 +65,7 @@ class RankRow:
     ended: float
     """When it had ended the cell."""
     spans: tuple[Span, ...]
-    """In order, from `began` to `ended`, without gaps."""
+    """In order, from the cell's beginning to `ended`, without gaps."""
     statements: tuple[tuple[int, float], ...]
     """Line and beginning of each statement of the cell."""
     operations: int
@@ -72,10 +74,16 @@ class RankRow:
     """Operations that were only counted."""
     died: str = ""
     """How its process ended, if it did: then there are no spans."""
+    times: RankTimes | None = None
+    """Where its time has gone, with what was not noted; None: what the spans show."""
 
     def total(self, kind: str) -> float:
-        """Return the seconds of all spans of a kind."""
-        return sum(span.seconds for span in self.spans if span.kind == kind)
+        """Return the seconds of a kind: computing, waiting and moving are the whole time together."""
+        times = self.times
+        if times is None or kind == UNKNOWN:
+            return sum(span.seconds for span in self.spans if span.kind == kind)
+        of_kind = {COMPUTING: times.computing_ns, WAITING: times.waiting_ns, MOVING: times.moving_ns}
+        return of_kind[kind] / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class Timeline:
     number: int
     """The notebook's ``In[n]``; 0 if it was no cell."""
     seconds: float
-    """From the first rank's beginning to the last one's end."""
+    """From when the notebook sent the cell to the last rank's end."""
     rows: tuple[RankRow, ...]
     """In rank order."""
     source: tuple[str, ...]
@@ -128,13 +136,25 @@ class Timeline:
 
 def build_timeline(record: CellRecord) -> Timeline:
     """Combine the notes of all ranks."""
+    zero = record.began_ns or min((notes.began_ns for notes in record.ranks.values()), default=0)
+    spans = awaited_spans(record)
+    rows = [_row(notes, spans[rank], zero) for rank, notes in record.ranks.items()]
+    ends = [times.finished_ns / 1e9 for times in record.times.values()]
+    end = max([row.ended for row in rows] + ends, default=0.0)
+    rows += [
+        RankRow(rank, 0, 0.0, end, (), (), 0, 0, how, record.times.get(rank))
+        for rank, how in record.died.items()
+    ]
+    return Timeline(record.number, end, tuple(sorted(rows, key=lambda row: row.rank)), record.source)
+
+
+def awaited_spans(record: CellRecord) -> dict[int, list[OperationSpan]]:
+    """Return the operations of each rank with the rank that each waited for, as far as notes show."""
     spans = {rank: notes.spans() for rank, notes in record.ranks.items()}
     last = _last_to_come(spans)
-    zero = min((notes.began_ns for notes in record.ranks.values()), default=0)
-    rows = [_row(notes, spans[rank], last, zero) for rank, notes in record.ranks.items()]
-    end = max((row.ended for row in rows), default=0.0)
-    rows += [RankRow(rank, 0, 0.0, end, (), (), 0, 0, how) for rank, how in record.died.items()]
-    return Timeline(record.number, end, tuple(sorted(rows, key=lambda row: row.rank)), record.source)
+    return {
+        rank: [_with_the_last(span, rank, last) for span in operations] for rank, operations in spans.items()
+    }
 
 
 def _last_to_come(spans: Mapping[int, Sequence[OperationSpan]]) -> dict[_Met, tuple[int, int]]:
@@ -148,44 +168,43 @@ def _last_to_come(spans: Mapping[int, Sequence[OperationSpan]]) -> dict[_Met, tu
     return found
 
 
-def _row(
-    notes: RankTimeline, spans: Sequence[OperationSpan], last: Mapping[_Met, tuple[int, int]], zero: int
-) -> RankRow:
+def _row(notes: RankTimeline, spans: Sequence[OperationSpan], zero: int) -> RankRow:
     statements = notes.statements()
-    begin = statements[0][1] if statements else notes.began_ns
+    began = statements[0][1] if statements else notes.began_ns
     return RankRow(
         rank=notes.rank,
         pid=notes.pid,
-        began=(begin - zero) / 1e9,
+        began=(began - zero) / 1e9,
         ended=(notes.ended_ns - zero) / 1e9,
-        spans=tuple(_pieces(notes, [_with_the_last(span, notes.rank, last) for span in spans], begin, zero)),
+        spans=tuple(_pieces(notes, spans, zero)),
         statements=tuple((line, (ns - zero) / 1e9) for line, ns in statements),
         operations=notes.operations,
         omitted=notes.omitted,
+        times=times_of(notes, zero),
     )
 
 
 def _with_the_last(span: OperationSpan, rank: int, last: Mapping[_Met, tuple[int, int]]) -> OperationSpan:
-    """Return an operation with the rank that it waited for, and how long, as far as notes show."""
+    """Return an operation with the rank that it waited for, as far as notes show."""
     if not span.number:
         known = span.awaited if span.awaited >= 0 or not span.name.startswith(_OF_TWO) else span.peer
         return replace(span, awaited=known)
     came, latest = last[span.group, span.number]
     if latest == rank or came <= span.begin_ns:
         return span
-    wait = min(came, span.end_ns) - span.begin_ns
-    return replace(span, awaited=latest, wait_ns=max(span.wait_ns, wait))
+    return replace(span, awaited=latest)
 
 
-def _pieces(notes: RankTimeline, spans: Sequence[OperationSpan], begin: int, zero: int) -> Iterator[Span]:
+def _pieces(notes: RankTimeline, spans: Sequence[OperationSpan], zero: int) -> Iterator[Span]:
     """Yield a rank's whole time in the cell, in order."""
 
     def seconds(ns: int) -> float:
         return (ns - zero) / 1e9
 
-    now = begin
-    if notes.noted_from_ns > now:
-        yield Span(UNKNOWN, seconds(now), seconds(notes.noted_from_ns))
+    now = zero
+    if notes.omitted and notes.noted_from_ns > notes.began_ns:
+        yield Span(COMPUTING, seconds(now), seconds(notes.began_ns))
+        yield Span(UNKNOWN, seconds(notes.began_ns), seconds(notes.noted_from_ns))
         now = notes.noted_from_ns
     for span in spans:
         start, end = max(span.begin_ns, now), max(span.end_ns, now)

@@ -77,6 +77,8 @@ class NameDelivery:
         self._ranks: dict[int, RankVersions] = {}
         self._namespace: MutableMapping[str, Any] | None = None
         self._lock = threading.RLock()
+        self.moving: tuple[str, int] | None = None
+        """The array that is being moved into shared memory, and its bytes; from any thread."""
 
     def prepare(
         self,
@@ -187,7 +189,10 @@ class NameDelivery:
             if baseline.key is None and baseline.is_same(namespace.get(name, ABSENT))
         ]
         packed = self._packed_keys(namespace) if for_all else {}
-        report = move_arrays(names, namespace, self._store, for_all=for_all)
+        try:
+            report = move_arrays(names, namespace, self._store, for_all=for_all, on_move=self._on_move)
+        finally:
+            self.moving = None
         for row, name in unchanged:
             row.baselines[name] = Baseline(namespace.get(name, ABSENT))
         for name, before in packed.items():
@@ -197,6 +202,9 @@ class NameDelivery:
                     row.array_moved(name, before, moved.memory_key)
         copied.update(report.copied)
         return report.notes
+
+    def _on_move(self, name: str, nbytes: int) -> None:
+        self.moving = name, nbytes
 
     def _packed_keys(self, namespace: Mapping[str, Any]) -> dict[str, Hashable]:
         """Return the memory keys of delivered arrays that have to be moved before ranks may write them."""

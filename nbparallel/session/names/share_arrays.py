@@ -68,18 +68,23 @@ def is_array(value: object) -> bool:
     return type(value) is np.ndarray and not value.dtype.hasobject
 
 
+def _ignore(name: str, nbytes: int) -> None:
+    """Do nothing."""
+
+
 def move_arrays(
     names: Iterable[str],
     namespace: MutableMapping[str, Any],
     store: SharingStore,
     *,
     for_all: bool = False,
+    on_move: Callable[[str, int], None] = _ignore,
 ) -> MoveReport:
     """Move the arrays of some names, and what shares their memory, into shared memory.
 
     Every name of `namespace` that is bound to one of these arrays, or to a view of one, is bound to the
     same part of the shared one.  Arrays that are shared already stay as they are; with `for_all`, unless they
-    lie packed with others that ranks may only read.
+    lie packed with others that ranks may only read.  Before each is moved, `on_move` gets its name and bytes.
     """
     report = MoveReport()
     packed_in = store.packed_read_only if for_all else _nowhere
@@ -96,6 +101,7 @@ def move_arrays(
     for key, name in wanted.items():
         block = blocks.pop(key)
         root = weakref.ref(_root_of(next(iter(block.arrays.values()))))
+        on_move(name, _extent(block)[1])
         nbytes = _move(block, store, for_all=for_all)
         report.copied[name] = nbytes
         if isinstance(key, tuple):
@@ -167,12 +173,8 @@ def _collect(
 
 
 def _move(block: _Memory, store: SharingStore, *, for_all: bool) -> int:
-    arrays = list(block.arrays.values())
-    if block.owner is not None:
-        arrays.append(block.owner)
-    bounds = [_bounds(array) for array in arrays if array.size] or [_bounds(arrays[0])]
-    low, high = min(start for start, _ in bounds), max(stop for _, stop in bounds)
-    shared = store.share(np.asarray(_Bytes(low, high - low)), for_all=for_all)
+    low, nbytes = _extent(block)
+    shared = store.share(np.asarray(_Bytes(low, nbytes)), for_all=for_all)
     moved: dict[int, AnyArray] = {}
     for identity, array in block.arrays.items():
         offset = array.ctypes.data - low if array.size else 0
@@ -187,7 +189,17 @@ def _move(block: _Memory, store: SharingStore, *, for_all: bool) -> int:
     for mapping, values in changes.values():
         mapping.update(values)  # one step: an interrupt leaves all names on the old memory, or none
     block.arrays.clear()
-    return high - low
+    return nbytes
+
+
+def _extent(block: _Memory) -> tuple[int, int]:
+    """Return the address of the first byte that is to be moved, and how many there are."""
+    arrays = list(block.arrays.values())
+    if block.owner is not None:
+        arrays.append(block.owner)
+    bounds = [_bounds(array) for array in arrays if array.size] or [_bounds(arrays[0])]
+    low = min(start for start, _ in bounds)
+    return low, max(stop for _, stop in bounds) - low
 
 
 def _bounds(array: AnyArray) -> tuple[int, int]:

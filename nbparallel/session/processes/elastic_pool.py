@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 from nbparallel.errors import NO_RANKS, StartError
 from nbparallel.session.interrupts import InterruptCounter
@@ -37,6 +38,8 @@ class ElasticPool:
         self.world_size, self.start_method = world_size, start_method
         self.pool: RankPool | None = None
         """None before the first use, and after `detach`."""
+        self.starting: tuple[int, ...] = ()
+        """The ranks that are being started."""
         self._launch, self._names, self._output_of = launch, names, output_of
 
     @property
@@ -62,7 +65,8 @@ class ElasticPool:
                 "their variables are gone"
             )
         if self.pool is None:
-            self.pool = self._start(interrupts)
+            with self._starting(range(self.world_size)):
+                self.pool = self._start(interrupts)
             self._names.connect(self.pool.supervisor.broker)
             return self.pool, notes
         return self.pool, [*notes, *self._revive(self.pool, interrupts)]
@@ -89,10 +93,20 @@ class ElasticPool:
         pool = self.running
         before = len(pool.handles)
         try:
-            pool.start(list(range(before, world_size)), world_size, interrupts)
+            with self._starting(range(before, world_size)) as ranks:
+                pool.start(ranks, world_size, interrupts)
         except BaseException:
             pool.shrink(before)
             raise
+
+    @contextlib.contextmanager
+    def _starting(self, ranks: Iterable[int]) -> Iterator[list[int]]:
+        """Let others see which ranks are being started."""
+        self.starting = tuple(ranks)
+        try:
+            yield list(self.starting)
+        finally:
+            self.starting = ()
 
     def _stop_pool(self) -> None:
         pool, self.pool = self.pool, None
@@ -107,7 +121,8 @@ class ElasticPool:
             return []
         for rank in ends:
             self._names.rank_lost(rank)
-        pool.start(list(ends), len(pool.handles), interrupts)
+        with self._starting(ends) as ranks:
+            pool.start(ranks, len(pool.handles), interrupts)
         return [
             f"rank {rank} {describe_exit(end)}; it is back with its number, its variables are gone"
             for rank, end in ends.items()

@@ -113,9 +113,8 @@ class TaskDispatcher:
         2. give all ranks a fresh epoch if something failed in the last one;
         3. send what may have changed here: sharing strategy, working directory, search path;
         4. let an interrupt raise: until now no rank has any of the task, after this every rank gets it;
-        5. read the timing counters, which ranks change from the next step on;
-        6. send each rank its task; equal tasks are pickled once;
-        7. record when it began, if it runs the user's code.
+        5. record when it begins, if it runs the user's code;
+        6. send each rank its task; equal tasks are pickled once.
         """
         output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
@@ -126,20 +125,33 @@ class TaskDispatcher:
         pool.supervisor.oom_kills.poll()
         interrupts.wake = pool.wake
         interrupts.check()
-        former = {rank: control.read_timing(rank) for rank in handles}
-        began = time.monotonic_ns()
-        pickled = b""
+        began, pickled = time.monotonic_ns(), b""
         for rank, handle in handles.items():
             handle.task, handle.busy, handle.stderr_tail = request.number, True, ""
             if (task := request.make(rank)) != run.task:
+                if run.task is None and runs_user_code(task):
+                    number = getattr(task, "execution_count", 0)
+                    self.clock = CellClock(number, request.number, request.ranks, began, phase="running")
                 run.task, pickled = task, pickle.dumps(task, 5)
             handle.send_pickled(Kind.TASK, pickled, epoch=pool.epoch)
-        if runs_user_code(run.task):
-            self.clock = CellClock(getattr(run.task, "execution_count", 0), began, 0, former)
         return run
 
     def finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         """Wait for all ranks of a task and return its result, or raise as `outcomes.raise_if_failed`."""
+        ending = outcomes.SUCCESS
+        try:
+            return self._finish(run, interrupts)
+        except BaseException as error:
+            ending = outcomes.ending_of(error)
+            raise
+        finally:
+            if runs_user_code(run.task):
+                self.clock = replace(
+                    self.clock, ended_ns=run.ended_ns, phase=ending.phase, failed_rank=ending.rank,
+                    failed_line=ending.line,
+                )  # fmt: skip
+
+    def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         pool = run.pool
         try:
             run.wait(interrupts)
@@ -148,12 +160,12 @@ class TaskDispatcher:
             pool.invalidate_epoch()
             raise
         finally:
-            if runs_user_code(run.task):
-                self.clock = replace(self.clock, ended_ns=time.monotonic_ns())
+            run.ended_ns = time.monotonic_ns()
         while pool.supervisor.notes:
             self._note(run, pool.supervisor.notes.popleft())
         self._record_delivery(run)
-        self.record = outcomes.record_of(run) or self.record
+        if runs_user_code(run.task):
+            self.record = outcomes.record_of(run, self.clock.began_ns)
         store, broker = sharing.current_store(), pool.supervisor.broker
         result = outcomes.result_of(run, lambda value: pickling.loads(value, store, broker=broker))
         run.output.forget()

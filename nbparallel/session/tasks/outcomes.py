@@ -6,13 +6,14 @@ import pickle
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError
 from nbparallel.session.processes.rank_exit import RankExit, describe_exit
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.results import CellRecord, CellResult, RankResult, RankValues, RemoteValue
 from nbparallel.session.tasks import parallel_error
+from nbparallel.session.tasks.cell_times import times_now
 from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure
@@ -53,18 +54,58 @@ def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
         return RemoteValue(outcome.text, f"it cannot be rebuilt here: {type(error).__name__}: {error}")
 
 
-def record_of(run: TaskRun) -> CellRecord | None:
-    """Return the ranks' notes for the timeline; None if the task ran no code of the user's."""
-    ranks = {rank: outcome.timeline for rank, outcome in run.outcomes.items() if outcome.timeline is not None}
-    if not ranks:
-        return None
+def record_of(run: TaskRun, began_ns: int) -> CellRecord:
+    """Return the ranks' notes on a task that ran code of the user's, for its timeline."""
     number: int = 0
     source: tuple[str, ...] = ()
     task = run.task
     if isinstance(task, CellTask):
         number, source = task.execution_count, ("",) * task.line_offset + tuple(task.source.split("\n"))
-    died = {rank: describe_exit(end) for rank, end in run.deaths.items()}
-    return CellRecord(number, source, ranks, died)
+    return CellRecord(
+        number=number,
+        source=source,
+        ranks={rank: outcome.timeline for rank, outcome in run.outcomes.items() if outcome.timeline},
+        died={rank: describe_exit(end) for rank, end in run.deaths.items()},
+        task=run.request.number,
+        began_ns=began_ns,
+        ends={rank: _ending(outcome.failure) for rank, outcome in run.outcomes.items() if not outcome.ok},
+        times={
+            rank: times_now(run.control, rank, run.request.number, began_ns, int(end.seen * 1e9), died=True)
+            for rank, end in run.deaths.items()
+            if rank < run.control.world_size
+        },
+    )
+
+
+def _ending(failure: object) -> str:
+    """Return how a rank's part of a cell ended that did not succeed."""
+    own = isinstance(failure, RankFailure) and failure.cause not in (Cause.PEER, Cause.INTERRUPT)
+    return "failed" if own else "interrupted"
+
+
+class Ending(NamedTuple):
+    """How a task ended on all its ranks."""
+
+    phase: str
+    """``finished``, ``failed`` or ``interrupted``."""
+    rank: int = -1
+    """The rank that failed first; -1: none."""
+    line: int = 0
+    """The line of the cell on which it did; 0 unknown."""
+
+
+SUCCESS = Ending("finished")
+
+
+def ending_of(error: BaseException) -> Ending:
+    """Return how a task ended that raised `error` in the notebook."""
+    if isinstance(error, KeyboardInterrupt | CellTimeoutError):
+        return Ending("interrupted")
+    failures = getattr(error, "failures", None)
+    if not failures:
+        return Ending("failed")
+    rank, failure = next(iter(failures.items()))  # the root cause comes first
+    return Ending("failed", rank, failure.line or 0)
 
 
 def raise_if_failed(run: TaskRun, result: CellResult) -> None:

@@ -72,6 +72,8 @@ class TaskRun:
         )
         self.task: Task | None = None
         """What was sent to one of the ranks."""
+        self.ended_ns = 0
+        """When it had ended on every rank, by `time.monotonic_ns`."""
         self.outcomes: dict[int, Outcome] = {}
         self.deaths: dict[int, RankExit] = {}
         self._questions: list[input.Question] = []
