@@ -382,7 +382,7 @@ class Session:
         return self._views.complete(text, cursor, patience)
 
     def activity(self) -> SessionActivity:
-        """Return what ranks do at this moment; takes a tenth of a millisecond and disturbs no rank."""
+        """Return what ranks do now, also while they start; takes half a millisecond and disturbs no rank."""
         return self._views.activity()
 
     def timeline(self) -> Timeline | None:

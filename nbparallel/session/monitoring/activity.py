@@ -16,6 +16,7 @@ from nbparallel.session.monitoring.process_memory import read_memory
 from nbparallel.session.monitoring.rank_pairs import PairTotals, pair_totals
 from nbparallel.session.monitoring.segments import (
     SharedTotals,
+    free_nbytes,
     released_since,
     reports_released,
     sum_up,
@@ -28,11 +29,12 @@ from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellClock, CellRecord, RankTimes
 from nbparallel.session.tasks.cell_times import is_waiting, times_now, times_of
 from nbparallel.session.tasks.dispatch import TaskDispatcher
-from nbparallel.sharing.memory.memory_limits import limits
 from nbparallel.wire.control import ControlView, FailureKind, SlotRecord, State
 
 PATIENCE_SECONDS = 0.05
 """Longest wait for the supervisor's ledger."""
+LIMITS_NS = 1_000_000_000
+"""Between two looks at the limits of memory."""
 _NO_TIMES = RankTimes(0, 0, 0, 0, 0)
 _FOLLOWED = (FailureKind.INTERRUPTED, FailureKind.PEER)
 
@@ -84,7 +86,7 @@ class SessionActivity:
     number: int
     """The ``In[n]`` of the cell that runs, or ran last; 0: none yet, or a call."""
     seconds: float
-    """How long it has been running, or took."""
+    """How long it has been running; or when its last rank had ended it."""
     ranks: tuple[RankActivity, ...]
     """In order."""
     strategy: str
@@ -124,6 +126,7 @@ class ActivityReader:
     def __init__(self, ranks: ElasticPool, names: NameDelivery, tasks: TaskDispatcher) -> None:
         self._ranks, self._names, self._tasks = ranks, names, tasks
         self._totals = SharedTotals(0, 0, 0, {})
+        self._limit: tuple[int, int | None] = (-LIMITS_NS, None)
         self._pairs: tuple[CellRecord | None, PairTotals] = (None, PairTotals((), ()))
 
     def read(self) -> SessionActivity:
@@ -149,11 +152,10 @@ class ActivityReader:
             look = _Look(pool.control, clock, record, starting, totals, now)
             ranks = tuple(look.rank(handle) for handle in list(pool.handles))
         pairs = PairTotals((), ()) if clock.running else self._pair_totals(record, len(ranks))
-        free = min((limit.free for limit in limits()), default=None)
         return SessionActivity(
             running=clock.running,
             number=clock.number,
-            seconds=((now if clock.running else clock.ended_ns) - clock.began_ns) / 1e9,
+            seconds=_seconds(clock, record, ranks, now),
             ranks=ranks,
             strategy=sharing.get_sharing_strategy(),
             segments=totals.segments,
@@ -165,7 +167,7 @@ class ActivityReader:
             starting_ranks=len(starting),
             failed_rank=clock.failed_rank,
             failed_line=clock.failed_line,
-            limit_nbytes=None if free is None else totals.nbytes + totals.pooled_nbytes + max(0, free),
+            limit_nbytes=self._limit_nbytes(now),
             culprits=_culprits(ranks),
             waited=pairs.waited,
             moved=pairs.moved,
@@ -180,6 +182,15 @@ class ActivityReader:
             ledger = pool.supervisor.ledger.ask(PATIENCE_SECONDS)
         gone = () if ledger is None else released_since(ledger, handles)
         return sum_up(store.segments(fetched=False), handles, gone)
+
+    def _limit_nbytes(self, now: int) -> int | None:
+        """Return what can be shared in all, as of the last second: reading limits of memory takes a while."""
+        read_at, limit = self._limit
+        if now >= read_at + LIMITS_NS:
+            free, totals = free_nbytes(), self._totals
+            limit = None if free is None else totals.nbytes + totals.pooled_nbytes + free
+            self._limit = now, limit
+        return limit
 
     def _pair_totals(self, record: CellRecord | None, world_size: int) -> PairTotals:
         known, pairs = self._pairs
@@ -277,6 +288,15 @@ class _Look:
         if handle.death is not None:
             until = min(until, int(handle.death.seen * 1e9))
         return times_now(self.control, rank, clock.task, clock.began_ns, until, died=died)
+
+
+def _seconds(clock: CellClock, record: CellRecord | None, ranks: Sequence[RankActivity], now: int) -> float:
+    """Return how long a cell has been running, or when its last rank had ended it."""
+    if clock.running:
+        return (now - clock.began_ns) / 1e9
+    if record is None:
+        return (clock.ended_ns - clock.began_ns) / 1e9
+    return max((rank.finished for rank in ranks), default=0.0)
 
 
 def _starting(rank: int, pid: int) -> RankActivity:

@@ -8,9 +8,12 @@ of ``smaps`` do.  Resident memory is the sum of three kinds: *anonymous* memory,
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from nbparallel.wire.system import ReadText, key_values, read_text
+from nbparallel.wire.system import ReadText, read_text
+
+_FIELDS = re.compile(r"^(VmRSS|RssAnon|RssShmem|Threads):\s+(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ def read_memory(pid: int, read: ReadText = read_text) -> ProcessMemory | None:
         text = read(f"/proc/{pid}/status")
     except OSError:
         return None
-    fields = key_values(text)
+    fields = {name: int(value) for name, value in _FIELDS.findall(text)}
     if "VmRSS" not in fields:  # it has ended, and waits for its parent
         return None
     resident, private, mapped = (fields.get(name, 0) << 10 for name in ("VmRSS", "RssAnon", "RssShmem"))

@@ -6,15 +6,19 @@ registered ones, and each rank reports what it made at the end of a task.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nbparallel import sharing
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
+from nbparallel.sharing.memory.memory_limits import limits
+from nbparallel.sharing.strategies.file_system import DIRECTORY
 from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import LedgerRow
 from nbparallel.wire.messages import RankSegment
@@ -83,6 +87,15 @@ def sum_up(
         + sum(handle.memory.pooled_nbytes for handle in alive),
         by_rank=by_rank,
     )
+
+
+def free_nbytes() -> int | None:
+    """Return how many bytes new arrays can still take; None if the system does not say."""
+    free = [limit.free for limit in limits()]
+    if sharing.get_sharing_strategy() == "file_system":
+        extent = os.statvfs(DIRECTORY)
+        free.append(extent.f_bavail * extent.f_frsize)
+    return max(0, min(free)) if free else None
 
 
 def gather(

@@ -12,6 +12,7 @@ from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.process_memory import read_memory
 from nbparallel.session.monitoring.segments import (
     SharedSegment,
+    free_nbytes,
     gather,
     names_by_segment,
     released_since,
@@ -19,7 +20,6 @@ from nbparallel.session.monitoring.segments import (
 )
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.sharing.memory.memory_limits import limits
 from nbparallel.wire.system import open_descriptors, process_limit
 
 
@@ -119,7 +119,7 @@ def take_statistics(
         shared_segments=totals.segments,
         shared_nbytes=totals.nbytes,
         pooled_nbytes=totals.pooled_nbytes,
-        free_nbytes=min((limit.free for limit in limits()), default=None),
+        free_nbytes=free_nbytes(),
         ledger_answered=ledger is not None,
         descriptors=open_descriptors() or 0,
         descriptor_limit=process_limit(resource.RLIMIT_NOFILE)[0] or 0,

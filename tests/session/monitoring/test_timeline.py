@@ -22,17 +22,20 @@ def operation(name: str, begin: int, end: int, *, wait: int = 0, peer: int = -1,
 
 
 def notes(rank: int, *noted: Noted, ended: int = 100, noted_from: int = 0) -> RankTimeline:
-    """Return what a rank noted of a cell whose first statement began after 5 ms."""
+    """Return what a rank noted of a cell that reached it after 2 ms; its first statement began after 5."""
+    waited, whole = sum(span[4] for span in noted), sum(span[3] - span[2] for span in noted)
     return pack(
-        rank, 4000 + rank, START, START + ended * MS, noted_from_ns=START + noted_from * MS,
-        operations=len(noted), omitted=0, noted=noted, statements=((2, START + 5 * MS),),
+        rank, 4000 + rank, START + 2 * MS, START + ended * MS, noted_from_ns=START + (noted_from or 2) * MS,
+        operations=len(noted) + bool(noted_from), omitted=int(bool(noted_from)), wait_ns=waited,
+        moving_ns=whole - waited, noted=noted, statements=((2, START + 5 * MS),),
     )  # fmt: skip
 
 
 def timeline(*ranks: RankTimeline, died: dict[int, str] | None = None) -> Timeline:
     """Lay them side by side."""
     source = ("", "total = all_reduce(x)")
-    return build_timeline(CellRecord(3, source, {notes.rank: notes for notes in ranks}, died or {}))
+    found = {notes.rank: notes for notes in ranks}
+    return build_timeline(CellRecord(3, source, found, died or {}, 1, START))
 
 
 def shape(found: Timeline, rank: int) -> list[tuple[str, int, int, int]]:
@@ -42,19 +45,19 @@ def shape(found: Timeline, rank: int) -> list[tuple[str, int, int, int]]:
 
 
 def test_who_came_last_was_waited_for() -> None:
-    """In a collective all wait for its last member, also those that did not sleep long enough to notice."""
+    """In a collective all wait for its last member, each as long as it says; also who did not notice it."""
     found = timeline(
         notes(0, operation("all_reduce", 10, 60, wait=5, number=1)),
         notes(1, operation("all_reduce", 50, 60, number=1)),
         notes(2, operation("all_reduce", 20, 60, wait=33, awaited=0, number=1)),
     )
     assert shape(found, 0) == [
-        ("computing", 5, 10, -1), ("waiting", 10, 50, 1), ("moving", 50, 60, 1), ("computing", 60, 100, -1)
+        ("computing", 0, 10, -1), ("waiting", 10, 15, 1), ("moving", 15, 60, 1), ("computing", 60, 100, -1)
     ]  # fmt: skip
-    assert shape(found, 1) == [("computing", 5, 50, -1), ("moving", 50, 60, -1), ("computing", 60, 100, -1)]
+    assert shape(found, 1) == [("computing", 0, 50, -1), ("moving", 50, 60, -1), ("computing", 60, 100, -1)]
     assert shape(found, 2)[1] == ("waiting", 20, 53, 1)
     waits = [(wait.rank, wait.waits_for, round(wait.seconds, 3)) for wait in found.waits()]
-    assert waits == [(0, 1, 0.04), (2, 1, 0.033)]
+    assert waits == [(2, 1, 0.033), (0, 1, 0.005)]
     assert found.text_of(2) == "total = all_reduce(x)"
     assert found.text_of(0) == found.text_of(9) == ""
 
@@ -66,13 +69,13 @@ def test_a_receiver_waits_for_its_source() -> None:
 
 
 def test_there_are_no_gaps() -> None:
-    """A row is whole from the first statement to the end; what was not noted is said to be."""
+    """A row is whole from the cell's beginning to its end; what was not noted is said to be."""
     found = timeline(
         notes(0, operation("barrier", 50, 52), operation("barrier", 52, 90), noted_from=50), notes(1)
     )
-    assert shape(found, 0)[0] == ("not noted", 5, 50, -1)
+    assert shape(found, 0)[:2] == [("computing", 0, 2, -1), ("not noted", 2, 50, -1)]
     for row in found.rows:
-        edges = [row.began, *(span.end for span in row.spans)]
+        edges = [0.0, *(span.end for span in row.spans)]
         assert [span.begin for span in row.spans] == edges[:-1]
         assert edges[-1] == row.ended == found.seconds
 
@@ -87,7 +90,7 @@ def test_a_dead_rank_has_a_row() -> None:
 def test_trace_events() -> None:
     """The file has what Perfetto needs: names, and complete events in microseconds that lie in each other."""
     found = timeline(
-        notes(0, operation("all_reduce", 10, 60, wait=5, number=1)),
+        notes(0, operation("all_reduce", 10, 60, wait=40, number=1)),
         notes(2, operation("all_reduce", 50, 60, number=1)),
         died={1: "was killed by SIGKILL"},
     )
