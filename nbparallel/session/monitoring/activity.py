@@ -74,7 +74,7 @@ class RankActivity:
     private_nbytes: int = 0
     """Anonymous memory of its process in bytes: what no other process sees."""
     mapped_nbytes: int = 0
-    """Shared memory that its process has touched, in bytes, whoever made it."""
+    """Shared memory that its process has touched, in bytes, whichever process made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,8 @@ class _Look:
         rank = handle.rank
         if handle.death is None and (rank in self.starting or not handle.usable):
             return _starting(rank, handle.pid)
-        state, operation, line, since, waits_for = "idle", "", 0, self.now, ()
-        times = _NO_TIMES
+        state, operation, line, since, times = "idle", "", 0, self.now, _NO_TIMES
+        waits_for: tuple[int, ...] = ()
         try:
             if handle.death is None:
                 state, operation, line, since, waits_for = self._state(handle)

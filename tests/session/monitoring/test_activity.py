@@ -78,6 +78,7 @@ def test_a_cell_from_its_begin_to_its_end(tmp_path: object) -> None:
 def session() -> Iterator[Session]:
     """Return a session of three ranks."""
     with Session(3) as made:
+        made.run("pass")
         yield made
 
 
@@ -164,12 +165,12 @@ def test_a_rank_that_moves_says_so(session: Session, held: Callable[[str], None]
     pending.result(SECONDS)
     after = session.activity()
     assert after.ranks[0].moving >= mover.moving
-    assert after.waited[1][0] > 0.1
+    assert after.waited[1][0] > 0.05
 
 
 def test_a_failed_cell_does_not_look_finished(session: Session, held: Callable[[str], None]) -> None:
     """The rank that failed, its line, and those that it ended; the same after an interrupt."""
-    pending = session.submit("\nif rank == 1: 1 / 0\nif rank == 2: hold('never')\nbarrier()")
+    pending = session.submit("import os\nif rank == 1: 1 / 0\nif rank == 2: hold('never')\nbarrier()")
     with pytest.raises(ParallelError):
         pending.result(SECONDS)
     seen = session.activity()
