@@ -86,6 +86,7 @@ class LabCell:
         """Return what axe-core finds in the outputs, as text; empty if it finds nothing."""
         from axe_playwright_python.sync_playwright import Axe
 
+        self.output.scroll_into_view_if_needed()
         self.output.evaluate("node => node.setAttribute('data-examined', '')")
         try:
             found = Axe().run(self._notebook.page, context="[data-examined] .jp-OutputArea-output")
@@ -96,7 +97,9 @@ class LabCell:
     def picture(self, path: Path) -> bytes:
         """Write what stands below the cell as a PNG; return it as well."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        return self.output.screenshot(path=path, animations="disabled")
+        picture = self.output.screenshot(animations="disabled")
+        path.write_bytes(picture)  # Playwright would write it in a thread that stays
+        return picture
 
 
 class NotebookPage:
@@ -117,6 +120,8 @@ class NotebookPage:
         self.page.on("pageerror", lambda error: self.failures.append(str(error)))
         self.page.goto(server.address(name), timeout=1000 * PAGE_SECONDS)
         self.page.wait_for_function(_READY, timeout=1000 * PAGE_SECONDS)
+        # JupyterLab's body has no height and hides what is outside: to axe-core nothing would be visible
+        self.page.add_style_tag(content="body { height: 100vh }")
 
     def cell(self, index: int) -> LabCell:
         """Return a cell by its place on the page."""

@@ -139,10 +139,11 @@ class LabServer:
             seconds=REPLY_SECONDS,
         )
 
-    def forget_trust(self) -> None:
-        """Forget which notebooks were run here: opened again, they are as somebody else's."""
-        for path in (self._folder / "data").glob("nbsignatures.db*"):
-            path.unlink()
+    def distrust(self, name: str) -> None:
+        """Change a notebook's metadata: it is another one than was run here, and not trusted any more."""
+        notebook = self.read(name)
+        notebook.metadata["changed"] = True
+        nbformat.write(notebook, self.notebooks / name)
 
     def _request(self, method: str, path: str) -> Any:
         request = urllib.request.Request(
