@@ -15,6 +15,9 @@ class NbParallel(Configurable):
     n = Int(0, min=0, help="Ranks of a new session; 0: one per CPU that the notebook may use.").tag(
         config=True
     )
+    ranks_per_cpu = Int(
+        8, min=1, help="More ranks than this for each CPU that the notebook may use are refused."
+    ).tag(config=True)
     output = Enum(
         ("rank", "stream"),
         "rank",
@@ -24,7 +27,7 @@ class NbParallel(Configurable):
         config=True
     )
     quiet = Bool(False, help="Show no output and no values of ranks, only errors.").tag(config=True)
-    welcome = Bool(True, help="Say under the first cell what ranks find predefined.").tag(config=True)
+    welcome = Bool(True, help="Say under the first cell what ranks find predefined, and how many they are.").tag(config=True)
     start_method = Enum(
         ("forkserver", "spawn"),
         "forkserver",

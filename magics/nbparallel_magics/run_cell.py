@@ -75,9 +75,12 @@ def _session(state: ExtensionState, options: argparse.Namespace) -> Session:
         if wanted and options.ranks is not None:
             options.ranks.resolve(wanted)  # before any rank is started
         with brief_errors():
-            return state.session_for(wanted)
+            session = state.session_for(wanted)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if wanted is None and not session.started:
+        state.note_default_size(session)
+    return session
 
 
 def lines_above(raw_cell: str, magic: str, source: str) -> int:
@@ -136,7 +139,7 @@ def _run_on_ranks(
 
 
 def _output(state: ExtensionState, options: argparse.Namespace) -> CellOutput | None:
-    """Return what shows the cell's output, with the welcome if it is the first; None if it is quiet."""
+    """Return what shows the cell's output, first the lines that are due; None if it is quiet."""
     if options.quiet or state.configuration.quiet:
         return None
     sink = state.new_output(getattr(options, "output", None) or "")
@@ -144,6 +147,9 @@ def _output(state: ExtensionState, options: argparse.Namespace) -> CellOutput | 
         state.welcomed = True
         for line in _WELCOME:
             sink.note(line)
+    for note in state.notes:
+        sink.note(note)
+    state.notes.clear()
     return sink
 
 

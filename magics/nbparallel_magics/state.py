@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 def _make_session(world_size: int | None, start_method: str, prestarted: PrestartedSupervisor) -> Session:
     """Return a session; its supervisor starts before the session's code is imported."""
     from nbparallel.session.processes.launch import SupervisorLaunch
-    from nbparallel.session.processes.limits import check_world_size
 
-    if world_size is not None:
-        check_world_size(world_size)
     launch = prestarted.take() or SupervisorLaunch(start_method)
     try:
         from nbparallel.session import Session
@@ -36,6 +33,10 @@ def _make_session(world_size: int | None, start_method: str, prestarted: Prestar
     except BaseException:
         launch.terminate()
         raise
+
+
+def _rank_count(world_size: int) -> str:
+    return f"{world_size} rank{'s' * (world_size != 1)}"
 
 
 class ExtensionState:
@@ -55,6 +56,8 @@ class ExtensionState:
         """The live panel, if one is open."""
         self.welcomed = False
         """Whether the lines about what ranks find predefined were shown."""
+        self.notes: list[str] = []
+        """Lines for the next cell that shows output."""
         self.logs = LogFolder()
         """Folder of the output that exceeds a cell's limit."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
@@ -77,14 +80,36 @@ class ExtensionState:
         Raises
         ------
         ValueError
-            The machine cannot hold so many, or ranks that would go hold variables.
+            They are too many for the CPUs or the machine, or ranks that would go hold variables.
         """
         session = self._usable_session()
         if session is None:
-            session = self._new_session(world_size or self.configuration.n or None)
-        elif world_size is not None and world_size != session.world_size:
+            world_size = world_size or self.configuration.n or None
+            self._check_size(world_size, 0)
+            return self._new_session(world_size)
+        if world_size is not None and world_size != session.world_size:
+            self._check_size(world_size, session.world_size)
             session.resize(world_size)
+            if session.started:
+                self.notes.append(f"{_rank_count(world_size)} from now on")
         return session
+
+    def _check_size(self, world_size: int | None, running: int) -> None:
+        if world_size is not None and world_size > running:
+            from nbparallel.session.processes.limits import check_ranks_per_cpu, check_world_size
+
+            check_world_size(world_size, running)
+            check_ranks_per_cpu(world_size, self.configuration.ranks_per_cpu)
+
+    def note_default_size(self, session: Session) -> None:
+        """Have the next cell show why there are so many ranks, where nothing but the CPUs says how many."""
+        from nbparallel.session.processes.limits import cpu_count_text, usable_cpus
+
+        cpus, size = usable_cpus(), session.world_size
+        if self.configuration.welcome and not self.configuration.n and size == cpus:
+            note = f"{cpu_count_text(cpus)}, so {_rank_count(size)}; -n sets another number"
+            if note not in self.notes:  # a cell that did not start them has left it there
+                self.notes.append(note)
 
     def remember(self, error: BaseException) -> None:
         """Keep for ``%parallel_tb`` an error's failures of ranks: why they failed, or where they were."""

@@ -375,9 +375,10 @@ def test_configuration(notebook: Any, capsys: pytest.CaptureFixture[str]) -> Non
     """`%config NbParallel` shows and sets the defaults; a flag wins, and what cannot be is one line."""
     assert "NbParallel" in notebook.run("%config").stdout
     shown = notebook.run("%config NbParallel").stdout
-    for name in ("n", "output", "quiet", "start_method", "timeout", "warm", "welcome"):
+    names = ("n", "output", "quiet", "ranks_per_cpu", "start_method", "timeout", "warm", "welcome")
+    for name in names:
         assert f"NbParallel.{name}=<" in shown
-    assert shown.count("Current: ") == 7
+    assert shown.count("Current: ") == len(names)
     wrong = notebook.run("%config NbParallel.output = 'tabs'")
     assert wrong.stderr.count("\n") <= 1
     assert notebook.shell.run_line_magic("config", "NbParallel.output") == "rank"

@@ -135,10 +135,17 @@ class NameDelivery:
             names = list(names)
             for name in names:
                 check_shareable(name, namespace)
+            opened = [name for name in dict.fromkeys(names) if not self._all_may_write(namespace[name])]
             notes = self._move(names, namespace, {}, for_all=True)
             for name in names:
                 self._store.allow_write(namespace[name])
+            if opened:
+                notes.append(f"ranks may write {', '.join(opened)} from now on")
             return tuple(notes)
+
+    def _all_may_write(self, array: Any) -> bool:
+        place = self._store.location(array)
+        return place is not None and place.for_all
 
     @property
     def namespace(self) -> Mapping[str, Any] | None:

@@ -53,6 +53,28 @@ def check_world_size(world_size: int, running: int = 0) -> None:
             )
 
 
+def check_ranks_per_cpu(world_size: int, most: int) -> None:
+    """Refuse more ranks than `most` for each CPU that this process may use.
+
+    Raises
+    ------
+    ValueError
+        The message says how many CPUs there are, and which setting of the notebook allows so many ranks.
+    """
+    cpus = usable_cpus()
+    if world_size > most * cpus:
+        raise ValueError(
+            f"{world_size} ranks on {cpu_count_text(cpus)}: they would wait for a CPU most of the time, so at "
+            f"most {most * cpus} are started here, {most} for each CPU; to insist: "
+            f"%config NbParallel.ranks_per_cpu = {-(-world_size // cpus)}"
+        )
+
+
+def cpu_count_text(cpus: int) -> str:
+    """Return ``1 CPU`` or ``2 CPUs``."""
+    return f"{cpus} CPU{'s' * (cpus != 1)}"
+
+
 def _limits(running: int) -> list[tuple[int, str]]:
     limits = [(MOST_RANKS, "the segment that ranks talk through grows with their square")]
     files, _ = system.process_limit(resource.RLIMIT_NOFILE)
