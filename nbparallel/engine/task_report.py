@@ -64,7 +64,7 @@ class TaskReport:
         state, task, failure = self._state, self._task, self.failure
         wait_ns = self._wait_ns() - self._waited
         has_value = failure is None and self._value is not _NOTHING
-        pickled, problem = None, ""
+        pickled, problem, text = None, "", state.shell.value_text
         if has_value and task.want_values:
             try:
                 pickled = pickling.dumps(
@@ -74,7 +74,7 @@ class TaskReport:
                     main_globals=state.variables,
                 )
             except UnpicklableError as error:
-                problem = str(error)
+                problem, text = str(error), text or _text_of(self._value)
         return Outcome(
             number=task.number,
             rank=state.rank,
@@ -82,7 +82,7 @@ class TaskReport:
             has_value=has_value,
             value=None if pickled is None else pickled.data,
             value_error=problem,
-            text=state.shell.value_text,
+            text=text,
             failure=None if failure is None else failures.describe(failure, state),
             interrupted=isinstance(failure, KeyboardInterrupt),
             wall_ns=time.monotonic_ns() - self._started,
@@ -106,6 +106,14 @@ def _snapshot(value: Any) -> Any:
     if isinstance(value, np.ndarray) and sharing.is_shared(value):
         return value.copy()
     return value
+
+
+def _text_of(value: Any) -> str:
+    """Return the text of what a call returned or a variable holds; a cell's value is text already."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  it is the user's class
+        return ""
 
 
 def _memory() -> RankMemory:

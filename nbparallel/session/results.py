@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 class RemoteValue:
     """Stands for a value that stayed on its rank because it cannot be pickled."""
 
+    rank: int
+    """The rank that has the value."""
     text: str
     """The value as text."""
     reason: str
     """Why it could not travel."""
 
     def __repr__(self) -> str:
-        return self.text or f"<a value that stayed on its rank: {self.reason}>"
+        return f"on rank {self.rank}: {self.text or f'a value that stayed there ({self.reason})'}"
 
 
 class RankValues:

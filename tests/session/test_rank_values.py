@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from IPython.lib.pretty import pretty
 
-from nbparallel.session import RankValues
+from nbparallel.session import RankValues, Session
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,23 @@ def test_long_values_are_shown_by_class_and_shape() -> None:
     parts = RankValues({0: np.zeros((300, 2)), 2: Tall(), 3: None})
     assert pretty(parts) == "rank 0: ndarray (300, 2) float64\nrank 2: Tall (2, 1)\nrank 3: None"
     assert repr(parts) == repr(list(parts))
+
+
+def test_a_value_that_cannot_travel_says_where_it_is() -> None:
+    """Its repr names the rank, and a line below the cell the ranks and the reason; a call and a pull too."""
+    with Session(3) as session:
+        result = session.run("made = (i for i in range(3)) if rank else [7]\nmade")
+        (note,) = result.notes
+        assert note.startswith("the values of ranks 1-2 stayed there, and text stands for each: ")
+        assert "cannot pickle 'generator' object" in note
+        assert result.values[0] == [7]
+        for rank in (1, 2):
+            assert repr(result.values[rank]).startswith(f"on rank {rank}: <generator object <genexpr> at 0x")
+        assert repr(session.pull("made")[1]).startswith("on rank 1: <generator object <genexpr> at 0x")
+        assert "on rank 0: <generator object" in repr(session.call(eval, "(i for i in ())")[0])
+        assert session.run("made", want_values=False, ranks=[1]).notes == ()
+        source = "class Odd:\n    def __reduce__(self): return int, ('x',)\n    def __repr__(self): return 'odd'"
+        odd = session.run(f"{source}\nOdd()", ranks=[2])
+        assert repr(odd.values[2]) == "on rank 2: odd"
+        (note,) = odd.notes
+        assert note.startswith("the value of rank 2 stayed there, and text stands for it: it cannot be rebuilt")

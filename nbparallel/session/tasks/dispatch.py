@@ -163,11 +163,14 @@ class TaskDispatcher:
             run.ended_ns = time.monotonic_ns()
         while pool.supervisor.notes:
             self._note(run, pool.supervisor.notes.popleft())
+        store, broker = sharing.current_store(), pool.supervisor.broker
+        values = outcomes.values_of(run, lambda value: pickling.loads(value, store, broker=broker))
+        for note in outcomes.missing_values_notes(values):
+            self._note(run, note)
         self._record_delivery(run)
         if runs_user_code(run.task):
             self.record = outcomes.record_of(run, self.clock.began_ns)
-        store, broker = sharing.current_store(), pool.supervisor.broker
-        result = outcomes.result_of(run, lambda value: pickling.loads(value, store, broker=broker))
+        result = outcomes.result_of(run, values)
         run.output.forget()
         if run.deaths or any(
             not outcome.ok or outcome.invalidates_epoch for outcome in run.outcomes.values()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError
+from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError, rank_list
 from nbparallel.session.processes.rank_exit import RankExit, describe_exit
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.results import CellRecord, CellResult, RankResult, RankValues, RemoteValue
@@ -19,19 +19,37 @@ from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure
 
 
-def result_of(run: TaskRun, loads: Callable[[Any], Any]) -> CellResult:
-    """Return the result of a task, failed or not; `loads` rebuilds values, once each."""
+NOT_ASKED = "its value was not asked for"
+"""Why a value stayed on its rank although it could have travelled."""
+
+
+def values_of(run: TaskRun, loads: Callable[[Any], Any]) -> dict[int, Any]:
+    """Return the values of a task by rank; `loads` rebuilds each, once."""
+    return {rank: _value(end, loads) for rank, end in sorted(run.outcomes.items()) if end.has_value}
+
+
+def missing_values_notes(values: Mapping[int, Any]) -> list[str]:
+    """Return a line for each reason for which values that were asked for stayed on their ranks."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        if isinstance(value, RemoteValue) and value.reason != NOT_ASKED:
+            by_reason.setdefault(value.reason, []).append(rank)
+    return [
+        f"the value{'s' * (len(ranks) > 1)} of {rank_list(ranks)} stayed there, and text stands for "
+        f"{'each' if len(ranks) > 1 else 'it'}: {reason}"
+        for reason, ranks in by_reason.items()
+    ]
+
+
+def result_of(run: TaskRun, values: Mapping[int, Any]) -> CellResult:
+    """Return the result of a task, failed or not."""
     ranks: dict[int, RankResult] = {}
-    values: dict[int, Any] = {}
     seconds = time.monotonic() - run.request.started
     for rank in sorted({*run.outcomes, *run.deaths}):
         outcome = run.outcomes.get(rank)
-        value = None
-        if outcome is not None and outcome.has_value:
-            value = values[rank] = _value(outcome, loads)
         ranks[rank] = RankResult(
             rank=rank,
-            value=value,
+            value=values.get(rank),
             text=outcome.text if outcome is not None else "",
             stdout=run.output.text(rank, "stdout"),
             stderr=run.output.text(rank, "stderr"),
@@ -47,11 +65,12 @@ def result_of(run: TaskRun, loads: Callable[[Any], Any]) -> CellResult:
 
 def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
     if outcome.value is None:
-        return RemoteValue(outcome.text, outcome.value_error or "its value was not asked for")
+        return RemoteValue(outcome.rank, outcome.text, outcome.value_error or NOT_ASKED)
     try:
         return loads(outcome.value)
     except Exception as error:  # noqa: BLE001  rebuilding runs code of the user's classes
-        return RemoteValue(outcome.text, f"it cannot be rebuilt here: {type(error).__name__}: {error}")
+        reason = f"it cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
+        return RemoteValue(outcome.rank, outcome.text, reason)
 
 
 def record_of(run: TaskRun, began_ns: int) -> CellRecord:
