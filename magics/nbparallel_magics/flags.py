@@ -24,7 +24,13 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
             "without it as many as there are, at first one for each usable CPU, and at most 8 for each",
         )
         add("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
-    add("-o", "--out", type=arguments.name, metavar="NAME", help="put each rank's last value into NAME")
+    add(
+        "-o",
+        "--out",
+        type=arguments.name,
+        metavar="NAME",
+        help="put each rank's last value into NAME: NAME[2] is rank 2's, NAME.gather() joins arrays or lists",
+    )
     add(
         "--timeout",
         type=arguments.seconds,
