@@ -27,7 +27,9 @@ class NbParallel(Configurable):
         config=True
     )
     quiet = Bool(False, help="Show no output and no values of ranks, only errors.").tag(config=True)
-    welcome = Bool(True, help="Say under the first cell what ranks find predefined, and how many they are.").tag(config=True)
+    welcome = Bool(
+        True, help="Say under the first cell what ranks find predefined, and how many they are."
+    ).tag(config=True)
     start_method = Enum(
         ("forkserver", "spawn"),
         "forkserver",

@@ -20,8 +20,8 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
             "-n",
             type=arguments.count,
             metavar="N",
-            help="number of ranks, from now on: some are added, or the last ones end if they hold no variables; "
-            "without it as many as there are, at first one for each usable CPU, and at most 8 for each",
+            help="number of ranks, from now on: some are added, or the last ones end if they hold no "
+            "variables; without it as many as there are, at first one for each CPU; at most 8 for each",
         )
         add("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
     add(

@@ -20,6 +20,7 @@ import numpy as np
 from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.memory.array_layout import span
+from nbparallel.transfer.content import content_digest
 from nbparallel.transfer.pickling import loads
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
@@ -122,6 +123,8 @@ class RankNames:
             cast(dict[str, Any], {} if defaults is None else defaults), dict(namespace)
         )
         self._delivered = DeliveredNames()
+        self._digests: dict[str, bytes] = {}
+        """Of delivered values that the rank can change in place, as they were when they came."""
         self._handles: dict[str, ArrayHandle] = {}
         self._attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
         """Attached arrays by their handles."""
@@ -166,6 +169,7 @@ class RankNames:
             An array could not be attached.
         """
         values: dict[str, Any] = {}
+        copied: list[str] = []
         handles: dict[str, ArrayHandle] = {}
         deleted = []
         for update in updates:
@@ -184,11 +188,18 @@ class RankNames:
                 values[update.name] = _import(update)
             else:
                 values[update.name] = self._load(update)
+                copied.append(update.name)
         notes = [
             f"{name} was replaced: the notebook has changed it since this rank assigned it"
             for name, value in values.items()
             if self.is_own(name) and self._namespace[name] is not value
         ]
+        for names, what, done in ((values, "replaced", "changed"), (deleted, "removed", "deleted")):
+            notes += [
+                f"{name} was {what}: the notebook has {done} it, and what this rank changed in it is lost"
+                for name in names
+                if self._is_changed_in_place(name)
+            ]
         for name in values:
             self._handles.pop(name, None)
         self._handles.update(handles)
@@ -196,7 +207,23 @@ class RankNames:
         self._namespace.update(values)
         for name in deleted:
             self._delete(name)
+        for name in (*values, *deleted):
+            self._digests.pop(name, None)
+        for name in copied:
+            if not isinstance(values[name], _UNCHANGING) and (digest := self._digest(values[name])):
+                self._digests[name] = digest
         return tuple(notes)
+
+    def _is_changed_in_place(self, name: str) -> bool:
+        """Whether a name is bound to what was delivered, and that was changed since."""
+        before = self._digests.get(name)
+        if before is None or self.is_own(name):
+            return False
+        value = self._namespace.get(name, MISSING)
+        return value is not MISSING and self._digest(value) != before
+
+    def _digest(self, value: Any) -> bytes | None:
+        return content_digest(value, self._store, self._namespace)
 
     def name_of(self, array: np.ndarray[Any, Any], variable: str) -> str | None:
         """Return the notebook's name for the memory of `array`, if it was delivered read-only.

@@ -226,26 +226,38 @@ def serialise(
     """
     file = io.BytesIO()
     pickler = _Pickler(file, store, broker, main_globals, apart=apart, target=target)
-    try:
-        pickler.dump(obj)
-    except (NbParallelError, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:
+    error = _failure(pickler, obj)
+    if isinstance(error, (NbParallelError, MemoryError)):
+        raise error
+    if error is not None:
         attempt = _attempt(store, broker, main_globals)
         raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
     # getvalue copies nothing here; a file with an exported buffer cannot be closed when its cycle ends (3.13)
     return Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
 
 
+def try_serialise(
+    obj: Any, store: ArrayStore, main_globals: Mapping[str, Any], file: io.BytesIO
+) -> Serialised | None:
+    """Pickle `obj` into `file` as `serialise` does with `apart`; return None if that fails."""
+    pickler = _Pickler(file, store, None, main_globals, apart=True, target=None)
+    failed = _failure(pickler, obj) is not None
+    return None if failed else Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
+
+
 def _attempt(store: ArrayStore, broker: Any, main_globals: Any) -> Any:
     def attempt(part: Any) -> BaseException | None:
-        try:
-            _Pickler(io.BytesIO(), store, broker, main_globals, apart=False, target=None).dump(part)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the object's own code raises
-            return error
-        return None
+        return _failure(_Pickler(io.BytesIO(), store, broker, main_globals, apart=False, target=None), part)
 
     return attempt
+
+
+def _failure(pickler: _Pickler, obj: Any) -> BaseException | None:
+    try:
+        pickler.dump(obj)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the object's own code raises
+        return error
+    return None
 
 
 def dumps(

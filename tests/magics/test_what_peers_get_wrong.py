@@ -183,7 +183,10 @@ def test_ranks_come_go_and_restart(shared_kernel: Kernel) -> None:
     kernel = with_ranks(shared_kernel)
     before = pids(kernel)
     grown = kernel.run("%%parallel -n 4\nall_reduce(1), globals().get('kept')")
-    assert text(grown) == "[nbparallel] 4 ranks from now on\nOut[rank 0]: (4, 7)\nOut[rank 1]: (4, 8)\nOut[ranks 2-3]: (4, None)\n"
+    assert text(grown) == (
+        "[nbparallel] 4 ranks from now on\n"
+        "Out[rank 0]: (4, 7)\nOut[rank 1]: (4, 8)\nOut[ranks 2-3]: (4, None)\n"
+    )
     kernel.run("%rank 3 mine = 1")
     refused = kernel.run("%%parallel -n 2\n1")
     assert refused.ename == "UsageError"

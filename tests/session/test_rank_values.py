@@ -87,8 +87,12 @@ def test_a_value_that_cannot_travel_says_where_it_is() -> None:
         assert repr(session.pull("made")[1]).startswith("on rank 1: <generator object <genexpr> at 0x")
         assert "on rank 0: <generator object" in repr(session.call(eval, "(i for i in ())")[0])
         assert session.run("made", want_values=False, ranks=[1]).notes == ()
-        source = "class Odd:\n    def __reduce__(self): return int, ('x',)\n    def __repr__(self): return 'odd'"
+        source = (
+            "class Odd:\n    def __reduce__(self): return int, ('x',)\n    def __repr__(self): return 'odd'"
+        )
         odd = session.run(f"{source}\nOdd()", ranks=[2])
         assert repr(odd.values[2]) == "on rank 2: odd"
         (note,) = odd.notes
-        assert note.startswith("the value of rank 2 stayed there, and text stands for it: it cannot be rebuilt")
+        assert note.startswith(
+            "the value of rank 2 stayed there, and text stands for it: it cannot be rebuilt"
+        )

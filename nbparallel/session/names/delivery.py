@@ -29,6 +29,9 @@ from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire.name_updates import NameKind, NameUpdate
 
+COSTLY_SECONDS = 0.2
+"""A longer look whether a value has changed is noted below the cell."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
@@ -75,6 +78,8 @@ class NameDelivery:
         self._store, self._broker, self._transform = store, broker, transform
         self._arrays = SharedArrays(store, broker)
         self._ranks: dict[int, RankVersions] = {}
+        self._costly: set[str] = set()
+        """Names that a line was shown about."""
         self._namespace: MutableMapping[str, Any] | None = None
         self._lock = threading.RLock()
         self.moving: tuple[str, int] | None = None
@@ -116,8 +121,25 @@ class NameDelivery:
                 inputs.encode_arrays()
             inputs.copy_arrays()
             updates = {rank: self._updates(rank, inputs, free, namespace) for rank in ranks}
+            notes += self._costly_notes(inputs)
             self._namespace = namespace
             return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied))
+
+    def _costly_notes(self, inputs: CellInputs) -> list[str]:
+        """Return a line, once, for each name that every cell takes long to find unchanged."""
+        sent = {id(value) for value in inputs.sent}
+        slow = [
+            value
+            for value in inputs.values.values()
+            if value.seconds > COSTLY_SECONDS and id(value) not in sent and value.name not in self._costly
+        ]
+        self._costly.update(value.name for value in slow)
+        return [
+            f"finding out whether {value.name} has changed takes {value.seconds:.1f} s in each cell that "
+            "uses it: make an array of it, which needs no such check, or have each rank keep what it needs "
+            "of it under a name of its own"
+            for value in slow
+        ]
 
     def share(self, names: Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays into shared memory and make them writable by ranks; return lines for the user.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import time
 import types
 import weakref
 from collections.abc import Hashable, Iterable, Mapping
@@ -89,6 +90,8 @@ class Value:
     """Of everything else: pickled, its large buffers not copied yet."""
     pickled: Pickled | None = field(default=None, repr=False)
     """The message; made when the first rank needs it."""
+    seconds: float = 0.0
+    """Processor time that it took to make `key`, which every cell does that uses the name."""
     memory_key: Hashable = field(init=False)
     """The part of the key that identifies the value; the rest is the right to write it."""
     _updates: dict[bool, NameUpdate] = field(init=False, default_factory=dict, repr=False)
@@ -169,9 +172,11 @@ def encode(
         key = (kind, repr(value))  # nan equals itself here, and -0.0 is not 0.0
     serialised = None
     if key is None:
+        began = time.thread_time()
         serialised = serialise(value, store, broker=broker, main_globals=main_globals, name=name, apart=True)
         key = serialised.checksum()
-        return Value(name, NameKind.OBJECT, key, serialised=serialised)
+        seconds = time.thread_time() - began
+        return Value(name, NameKind.OBJECT, key, serialised=serialised, seconds=seconds)
     return _Atom(name, NameKind.OBJECT, key, atom=value)
 
 

@@ -64,8 +64,8 @@ def check_ranks_per_cpu(world_size: int, most: int) -> None:
     cpus = usable_cpus()
     if world_size > most * cpus:
         raise ValueError(
-            f"{world_size} ranks on {cpu_count_text(cpus)}: they would wait for a CPU most of the time, so at "
-            f"most {most * cpus} are started here, {most} for each CPU; to insist: "
+            f"{world_size} ranks on {cpu_count_text(cpus)}: they would wait for a CPU most of the time, so "
+            f"at most {most * cpus} are started here, {most} for each CPU; to insist: "
             f"%config NbParallel.ranks_per_cpu = {-(-world_size // cpus)}"
         )
 

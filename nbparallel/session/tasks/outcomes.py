@@ -18,7 +18,6 @@ from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure
 
-
 NOT_ASKED = "its value was not asked for"
 """Why a value stayed on its rank although it could have travelled."""
 
