@@ -150,7 +150,7 @@ class LineSink:
     def stream(self, rank: int, name: str, text: str) -> None:
         with self._lock:
             *whole, rest = (self._begun.get((rank, name), "") + text).split("\n")
-            self._begun[rank, name] = rest
+            self._begun[rank, name] = "\r".join(rest.split("\r")[-2:])  # of a progress bar the last state
             self._print(rank, name, whole)
 
     def display(
@@ -182,5 +182,10 @@ class LineSink:
     def _print(self, rank: int, name: str, lines: list[str]) -> None:
         if lines:
             stream = sys.stderr if name == "stderr" else sys.stdout
-            stream.write("".join(f"[rank {rank}] {line}\n" for line in lines))
+            stream.write("".join(f"[rank {rank}] {_seen(line)}\n" for line in lines))
             stream.flush()
+
+
+def _seen(line: str) -> str:
+    """Return what a terminal shows last of a line that was drawn again and again."""
+    return next((part for part in reversed(line.split("\r")) if part), "")

@@ -17,13 +17,15 @@ class BlockWriter:
         """What is on the screen, one piece for each label."""
         self.size = 0
         """Characters of text that were shown, also those that were taken back."""
+        self.live = ""
+        """The lines that change while they are shown, as they were shown last."""
         self._continuable = False
         self._unended: str | None = None  # the stream whose last line has no end yet
 
     def show_again(self, pieces: Sequence[Piece]) -> None:
         """Clear the output and show `pieces` instead."""
         self._publisher.clear(then_more=bool(pieces))
-        self.shown, self._continuable, self._unended = [], False, None
+        self.shown, self._continuable, self._unended, self.live = [], False, None, ""
         self.show(pieces)
 
     def show(self, pieces: Sequence[Piece]) -> None:
@@ -39,6 +41,17 @@ class BlockWriter:
                 self._flush(buffered)
                 self._show_rich(piece, piece.item)
         self._flush(buffered)
+
+    def show_live(self, text: str, *, last: bool = False) -> None:
+        """Show lines that may change, in the place of those that were shown so before; `last`: they stay."""
+        if text == self.live and not (last and text):
+            return
+        if not self.live:
+            if ended := self._ended("stdout"):
+                self._publisher.stream("stdout", ended)
+            self._continuable = False
+        self._publisher.live(text, last=last)
+        self.live = "" if last else text
 
     def update(self, new: Rich) -> None:
         """Replace a display that has the same identity."""

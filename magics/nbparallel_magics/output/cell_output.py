@@ -12,24 +12,25 @@ from typing import Any
 
 from nbparallel_magics.output.block_writer import BlockWriter
 from nbparallel_magics.output.layout import (
+    Arrival,
     Item,
     Piece,
+    Progress,
     Rich,
     Text,
     arrange,
-    as_seen,
+    as_items,
     beginning,
     in_arrival_order,
     is_value,
-    redraws_a_line,
 )
+from nbparallel_magics.output.live_lines import LiveLines, last_state
 from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
+from nbparallel_magics.output.screen import moves_cursor
 
 INTERVAL = 0.08
 """Seconds: together with what the session waits for more (0.1 s at most) less than the promised 0.2 s."""
-REDRAW = 1.0
-"""Seconds between two redraws of progress bars, which overwrite one line."""
 LIMIT = 10 << 20
 """Characters of one cell's output that a notebook shows."""
 
@@ -60,12 +61,13 @@ class CellOutput:
         self._publisher = publisher
         self._in_rank_order = order == "rank"
         self._arranged = arrange if self._in_rank_order else in_arrival_order
-        self._next_redraw = 0.0
+        self._in_place = publisher.can_live
+        self._lines = LiveLines(in_place=self._in_place)
         self._limit, self._logs = limit, logs
         self._writer = BlockWriter(publisher)
         self._lock = threading.RLock()  # what came
         self._showing = threading.Lock()  # what is shown; taken before _lock, never inside it
-        self._arrivals: list[tuple[int, Item]] = []
+        self._arrivals: list[Arrival] = []
         self._shown = 0  # how many of them
         self._held = 0  # and how many at their end wait for the end of the cell
         self._notes: list[tuple[str, bool]] = []  # and whether output had come before
@@ -83,7 +85,9 @@ class CellOutput:
 
     def stream(self, rank: int, name: str, text: str) -> None:
         """Show text that a rank printed."""
-        if text:
+        if text and (moves_cursor(text) or self._lines.has(rank, name)):
+            self._draw(rank, name, text)
+        elif text:
             self._arrive(rank, Text(name, text), len(text))
 
     def display(
@@ -146,21 +150,37 @@ class CellOutput:
 
     def _arrive(self, rank: int, item: Item, size: int) -> None:
         with self._lock:
-            if self._log is not None:
-                if lost := self._log.write(rank, item):
-                    self._notes.append((lost, True))
-                    self._wake()
-                return
-            if rank in self._clear_before_next:
-                self._drop(rank)
-            self._printed += size
-            if self._size + size > self._limit:
-                self._log = OverflowLog(self._logs, self._limit, [*self._arrivals, (rank, item)])
-                self._notes.append((self._log.notice, True))
-                item, size = beginning(item, self._limit - self._size), self._limit - self._size
-            self._arrivals.append((rank, item))
-            self._size += size
-            self._wake()
+            if self._begin(rank, item, size):
+                self._append(rank, item, size)
+
+    def _draw(self, rank: int, name: str, text: str) -> None:
+        """Take text of a stream that moves the cursor: its lines are kept as they are, not as they came."""
+        with self._lock:
+            if self._begin(rank, Text(name, text), len(text)):
+                self._arrivals += self._lines.feed(rank, name, text)
+                self._wake()
+
+    def _begin(self, rank: int, item: Item, size: int) -> bool:
+        """Prepare for something that a rank shows; False if it goes to the log."""
+        if self._log is not None:
+            if lost := self._log.write(rank, item):
+                self._notes.append((lost, True))
+                self._wake()
+            return False
+        if rank in self._clear_before_next:
+            self._drop(rank)
+        self._printed += size
+        return True
+
+    def _append(self, rank: int, item: Item, size: int) -> None:
+        if self._size + size > self._limit and self._log is None:
+            self._arrivals += self._lines.end()
+            self._log = OverflowLog(self._logs, self._limit, as_items([*self._arrivals, (rank, item)]))
+            self._notes.append((self._log.notice, True))
+            item, size = beginning(item, self._limit - self._size), self._limit - self._size
+        self._arrivals.append((rank, item))
+        self._size += size
+        self._wake()
 
     def _update(self, rank: int, new: Rich) -> None:
         with self._lock:
@@ -178,7 +198,9 @@ class CellOutput:
         self._cleared = self._cleared or any(owner == rank for owner, _ in shown)
         self._shown = sum(owner != rank for owner, _ in shown)
         self._arrivals = [(owner, item) for owner, item in self._arrivals if owner != rank]
-        self._size = sum(len(i.text) if isinstance(i, Text) else _size(i.data) for _, i in self._arrivals)
+        self._lines.drop(rank)
+        items = [item for _, item in as_items(self._arrivals)]
+        self._size = sum(len(item.text) if isinstance(item, Text) else _size(item.data) for item in items)
 
     def _wake(self) -> None:
         if self._ticker is None:
@@ -205,7 +227,10 @@ class CellOutput:
 
     def _has_new(self) -> bool:
         return bool(
-            self._shown < len(self._arrivals) or self._notes_shown < len(self._notes) or self._updates
+            self._shown < len(self._arrivals)
+            or self._notes_shown < len(self._notes)
+            or self._updates
+            or self._lines.are_due
         )
 
     def _forget(self) -> None:
@@ -219,32 +244,41 @@ class CellOutput:
     def _show_new(self) -> None:
         """Show what came since the last time; the lock on arrivals is held only to read them."""
         with self._lock:
-            if self._only_redraws():
-                return
-            pieces = [as_seen(piece) for piece in self._new_pieces()]
+            self._settle(self._lines.settle())
+            pieces = self._new_pieces()
             updates, self._updates = self._updates, []
             again = self._cleared and self._can_show_again() and self._affordable()
             if again:
-                pieces, self._cleared = self._final(), False
+                pieces, self._cleared = self._final(self._without_live(self._arrivals)), False
+            live = self._lines.next_state(again=again) if self._in_place else None
         if again:
             self._writer.show_again(pieces)
         else:
             self._writer.show(pieces)
         for new in updates:
             self._writer.update(new)
+        if live is not None:
+            self._writer.show_live(live)
+
+    def _settle(self, arrivals: list[tuple[int, Text]]) -> None:
+        for rank, text in arrivals:
+            self._append(rank, text, len(text.text))
 
     def _show_final(self) -> None:
         with self._lock:
+            self._settle(self._lines.end())
             if not (self._arrivals or self._notes or self._updates or self._cleared):
                 return
             updates, self._updates = self._updates, []
-            new, final = self._new_pieces(), self._final()
-            changed, self._cleared = self._cleared, True  # in case this is interrupted half-way
+            live = last_state(self._arrivals)
+            new, final = self._new_pieces(), self._final(self._arrivals)
+            changed, self._cleared = self._cleared or bool(self._writer.live), True  # if this is interrupted
         for update in updates:
             self._writer.update(update)
-        if not self._writer.shown:
+        if not self._writer.shown and not self._writer.live:
             self._writer.show(final)
         elif not self._in_rank_order or not self._can_show_again():
+            self._writer.show_live(live, last=True)
             self._writer.show(new)
         elif changed or self._writer.after(new) != final:
             self._writer.show_again(final)
@@ -256,10 +290,14 @@ class CellOutput:
         """Whether everything can be shown now and at the end within twice what was printed."""
         return self._writer.size + 2 * self._size <= 2 * self._printed + 2048
 
-    def _final(self) -> list[Piece]:
+    def _without_live(self, arrivals: list[Arrival]) -> list[Arrival]:
+        """Leave out the lines that are shown while they change."""
+        return [a for a in arrivals if not isinstance(a[1], Progress)] if self._in_place else arrivals
+
+    def _final(self, arrivals: list[Arrival]) -> list[Piece]:
         above = [_note(text) for text, late in self._notes if not late]
         below = [_note(text) for text, late in self._notes if late]
-        return [*above, *self._arranged(self._arrivals), *below]
+        return [*above, *self._arranged(arrivals), *below]
 
     def _new_pieces(self) -> list[Piece]:
         notes, self._notes_shown = self._notes[self._notes_shown :], len(self._notes)
@@ -269,6 +307,7 @@ class CellOutput:
             self._held = 0
         arrivals = self._arrivals[self._shown : len(self._arrivals) - self._held]
         self._shown += len(arrivals)
+        arrivals = self._without_live(arrivals)
         above = [_note(text) for text, late in notes if not late]
         below = [_note(text) for text, late in notes if late]
         return [*above, *self._arranged(arrivals), *below]
@@ -279,17 +318,6 @@ class CellOutput:
         values = [arrival for arrival in new if is_value(arrival[1])]
         self._held = len(values)
         self._arrivals[self._shown :] = [*(a for a in new if not is_value(a[1])), *values]
-
-    def _only_redraws(self) -> bool:
-        """Whether there are only new states of progress bars, and older ones have just been shown."""
-        new = self._arrivals[self._shown :]
-        if not any(redraws_a_line(item) for _, item in new):
-            return False
-        now = time.monotonic()
-        if now < self._next_redraw and all(redraws_a_line(item) for _, item in new):
-            return True
-        self._next_redraw = now + REDRAW
-        return False
 
     def _can_show_again(self) -> bool:
         return self._publisher.can_clear and self._log is None and not self._final_shown

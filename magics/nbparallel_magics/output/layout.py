@@ -7,13 +7,13 @@ went on differently.  Values of last expressions come after everything else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from nbparallel.errors import rank_list
+from nbparallel_magics.output.screen import ScreenLine, moves_cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,23 @@ class Rich:
     """Whether it is shown as ``Out[rank 0]:``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A line that is drawn again and again, as progress bars do; it goes on changing."""
+
+    name: str
+    """``stdout`` or ``stderr``."""
+    line: ScreenLine
+
+    def as_text(self) -> Text | None:
+        """Return what it holds now, None if that is nothing."""
+        text = self.line.text
+        return Text(self.name, f"{text}\n") if text.strip() else None
+
+
 Item = Text | Rich
-_MOVES_CURSOR = re.compile(r"[\r\b]|\x1b(?!\[[0-9;]*m)")
+Arrival = tuple[int, Text | Rich | Progress]
+"""What a rank showed: (rank, item)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,12 @@ class Piece:
         return f"Out[{ranks}]:" if isinstance(self.item, Rich) and self.item.is_value else f"[{ranks}]"
 
 
+def as_items(arrivals: Iterable[Arrival]) -> list[tuple[int, Item]]:
+    """Return what arrived, lines that may change as they are now."""
+    now = ((rank, item.as_text() if isinstance(item, Progress) else item) for rank, item in arrivals)
+    return [(rank, item) for rank, item in now if item is not None]
+
+
 def merged(items: Iterable[Item]) -> list[Item]:
     """Join neighbouring text of one stream: output comes in pieces of any size."""
     runs: list[tuple[str, list[str]] | Rich] = []
@@ -72,10 +93,10 @@ def merged(items: Iterable[Item]) -> list[Item]:
     return [run if isinstance(run, Rich) else Text(run[0], "".join(run[1])) for run in runs]
 
 
-def arrange(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
+def arrange(arrivals: Iterable[Arrival]) -> list[Piece]:
     """Return the pieces in rank order, equal ones folded, values last."""
     by_rank: dict[int, list[Item]] = {}
-    for rank, item in arrivals:
+    for rank, item in as_items(arrivals):
         by_rank.setdefault(rank, []).append(item)
     outputs = {rank: merged(items) for rank, items in by_rank.items()}
     bodies = {rank: [i for i in outputs[rank] if not is_value(i)] for rank in sorted(outputs)}
@@ -89,27 +110,10 @@ def arrange(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
     return [*pieces, *_fold(bodies), *_fold(values)]
 
 
-def in_arrival_order(arrivals: Iterable[tuple[int, Item]]) -> list[Piece]:
+def in_arrival_order(arrivals: Iterable[Arrival]) -> list[Piece]:
     """Return the pieces as they came: one for each run of one rank's text."""
-    runs = groupby(arrivals, key=lambda arrival: arrival[0])
+    runs = groupby(as_items(arrivals), key=lambda arrival: arrival[0])
     return [Piece((rank,), item) for rank, run in runs for item in merged(item for _, item in run)]
-
-
-def redraws_a_line(item: Item) -> bool:
-    """Whether an item only redraws a line, as progress bars do."""
-    return isinstance(item, Text) and "\r" in item.text and "\n" not in item.text
-
-
-def as_seen(piece: Piece) -> Piece:
-    """Return text without what carriage returns have overwritten, its last line ended; for the time being."""
-    if not isinstance(piece.item, Text) or "\r" not in piece.item.text:
-        return piece
-    *whole, last = (
-        next((part for part in reversed(line.split("\r")) if part), "")
-        for line in piece.item.text.replace("\r\n", "\n").split("\n")
-    )
-    lines = [*whole, last] if last else whole
-    return Piece(piece.ranks, Text(piece.item.name, "".join(f"{line}\n" for line in lines)))
 
 
 def beginning(item: Item, characters: int) -> Item:
@@ -121,7 +125,7 @@ def beginning(item: Item, characters: int) -> Item:
     return Rich(data, {}, item.transient, is_value=item.is_value)
 
 
-def is_value(item: Item) -> bool:
+def is_value(item: object) -> bool:
     """Whether an item is the value of a last expression."""
     return isinstance(item, Rich) and item.is_value
 
@@ -179,4 +183,4 @@ def _key(body: Iterable[Item]) -> str:
 
 def fits_behind_label(text: str) -> bool:
     """Whether text may stand on the label's own line: one line, and nothing that moves the cursor back."""
-    return "\n" not in text[:-1] and not _MOVES_CURSOR.search(text)
+    return "\n" not in text[:-1] and not moves_cursor(text)

@@ -15,9 +15,11 @@ import base64
 import json
 import math
 import os
+import shutil
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -50,6 +52,13 @@ class Publisher(Protocol):
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         """Replace a display by its ``display_id``."""
+
+    @property
+    def can_live(self) -> bool:
+        """Whether `live` can replace what it has shown."""
+
+    def live(self, text: str, *, last: bool) -> None:
+        """Show lines in the place of those of the last call; after `last` in a new place."""
 
     def clear(self, *, then_more: bool) -> None:
         """Clear what this cell showed, keeping what the notebook itself showed in it."""
@@ -86,9 +95,11 @@ class KernelPublisher:
     """Sends messages of the cell during which it was made, also after its end."""
 
     separate_streams = True
+    can_live = True
 
     def __init__(self, kernel: Any, parent: Any, notebook: NotebookOutput | None = None) -> None:
         self._kernel, self._parent, self._notebook = kernel, parent, notebook
+        self._live = ""  # the display_id of the lines that change
         # only kernels that a Jupyter server started have this variable; others have no limit
         self._pacer = _PACER if "JPY_SESSION_NAME" in os.environ else None
         self._before: tuple[Any, ...] = (sys.stdout, sys.stderr)
@@ -111,7 +122,15 @@ class KernelPublisher:
     def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         self._send_display("update_display_data", data, metadata, transient)
 
+    def live(self, text: str, *, last: bool) -> None:
+        known, self._live = self._live, self._live or f"nbparallel-live-{uuid.uuid4().hex}"
+        show = self.update if known else self.display
+        show({"text/plain": text}, {}, {"display_id": self._live})
+        if last:
+            self._live = ""
+
     def clear(self, *, then_more: bool) -> None:
+        self._live = ""
         self._send_what_came_before()
         kept = self._notebook.forget_of(self) if self._notebook else []
         self._send("clear_output", {"wait": then_more or bool(kept)})
@@ -163,17 +182,54 @@ class PlainPublisher:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
+        self._live: list[str] = []
+        self._drawn = 0  # how many of these lines are on the screen, as the last ones
+        self._open = False  # whether the line above them has no end
+
+    @property
+    def can_live(self) -> bool:
+        return bool(sys.stdout.isatty())
 
     def stream(self, name: str, text: str) -> None:
+        self._wipe()
         stream = sys.stderr if name == "stderr" else sys.stdout
         stream.write(text)
         stream.flush()
+        self._open = not text.endswith("\n")
+        self._draw()
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        self._wipe()
         self._shell.display_pub.publish(data, metadata, transient=transient)
+        self._draw()
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        self._wipe()
         self._shell.display_pub.publish(data, metadata, transient=transient, update=True)
+        self._draw()
+
+    def live(self, text: str, *, last: bool) -> None:
+        self._wipe()
+        self._live = text.splitlines()
+        self._draw(last=last)
+
+    def _wipe(self) -> None:
+        """Move up to the first of the lines that change, and clear from there (ECMA-48)."""
+        if self._drawn:
+            sys.stdout.write(f"\x1b[{self._drawn}A\x1b[J")
+            self._drawn = 0
+
+    def _draw(self, *, last: bool = False) -> None:
+        if not self._live or (self._open and not last):
+            return
+        lines, size = self._live, shutil.get_terminal_size()
+        if not last:  # a line that is wrapped would count as two, and one that has left the screen stays
+            lines = [line[: size.columns - 1] for line in lines[-(size.lines - 1) :]]
+        sys.stdout.write("\n" * self._open + "".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+        self._drawn, self._open = len(lines), False
+        if last:
+            self._live, self._drawn = [], 0
 
     def clear(self, *, then_more: bool) -> None:
         raise NotImplementedError("a terminal keeps what it shows")

@@ -12,8 +12,9 @@ class Page:
 
     separate_streams = True
 
-    def __init__(self, *, can_clear: bool = True) -> None:
-        self.can_clear = can_clear
+    def __init__(self, *, can_clear: bool = True, can_live: bool = True) -> None:
+        self.can_clear, self.can_live = can_clear, can_live
+        self.lives: list[str] = []
         self.shown: list[Any] = []
         self.clears = 0
         self.published = 0
@@ -35,11 +36,18 @@ class Page:
             ("display", data, transient) if s[0] == "display" and s[2] == transient else s for s in self.shown
         ]
 
+    def live(self, text: str, *, last: bool) -> None:
+        self.lives.append(text)
+        self.shown = [("kept" if last else "live", text) if s[0] == "live" else s for s in self.shown]
+        if all(s != ("kept" if last else "live", text) for s in self.shown):
+            self.shown.append(("kept" if last else "live", text))
+
     def clear(self, *, then_more: bool) -> None:
         self.clears += 1
         self.shown = []
 
     @property
     def text(self) -> str:
-        """The text of both streams."""
-        return "".join(s[1] if s[0] != "display" else "<display>\n" for s in self.shown)
+        """The text of both streams, and of the lines that change."""
+        ends = {"live": "\n", "kept": "\n"}
+        return "".join("<display>\n" if s[0] == "display" else s[1] + ends.get(s[0], "") for s in self.shown)

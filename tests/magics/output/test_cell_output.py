@@ -201,22 +201,6 @@ def interrupted(name: str, text: str) -> None:
     raise KeyboardInterrupt
 
 
-def test_progress_bars_do_not_flood_the_page(page: Page) -> None:
-    """A line that is drawn again and again is shown about once a second, and is complete in the end."""
-    out = CellOutput(page)
-    bars = {rank: "".join(f"\r{rank}: {percent} %" for percent in range(40)) + "\n" for rank in (0, 1)}
-    for percent in range(40):
-        for rank in (0, 1):
-            out.stream(rank, "stderr", f"\r{rank}: {percent} %")
-        time.sleep(0.01)
-    assert page.text.count("%") <= 4
-    assert "\r" not in page.text
-    for rank in (0, 1):
-        out.stream(rank, "stderr", "\n")
-    out.finish()
-    assert page.text == f"[rank 0]\n{bars[0]}[rank 1]\n{bars[1]}"
-
-
 def test_late_output_is_shown_as_it_comes(page: Page) -> None:
     """A thread that prints after the cell's end is heard under its rank's label; no thread of ours stays."""
     out = CellOutput(page)

@@ -84,22 +84,6 @@ def test_f67_binary_and_endless_output_is_bounded(kernel: Kernel) -> None:
     kernel.wait_until(lambda: not log.parent.exists(), 15, "removal of the logs when the kernel ends")
 
 
-def test_progress_bars_are_drawn_on_their_line(shared_kernel: Kernel) -> None:
-    """Thousands of states of tqdm's bar in a few messages; each rank's last state is whole in the end."""
-    pytest.importorskip("tqdm", reason="tqdm is not installed")
-    kernel = with_ranks(shared_kernel, 2)
-    outcome = kernel.run(
-        "%%parallel\nimport time\nfrom tqdm import tqdm\n"
-        "for _ in tqdm(range(2000), desc=f'rank {rank}', mininterval=0):\n    time.sleep(0.0005)",
-        timeout=60,
-    )
-    assert outcome.status == "ok", outcome.traceback
-    assert len([m for m in outcome.messages if m.kind == "stream"]) < 60
-    lines = [line.split("\r")[-1] for line in text(outcome).splitlines()]
-    for rank in range(2):
-        assert any(line.startswith(f"rank {rank}: 100%") and "2000/2000" in line for line in lines)
-
-
 @pytest.mark.slow
 def test_displays_are_updated_and_cleared(shared_kernel: Kernel) -> None:
     """A handle's update, `clear_output` and an inline plot without `%matplotlib`: each rank's own."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.publisher import KernelPublisher
+from nbparallel_magics.output.publisher import KernelPublisher, PlainPublisher
+from nbparallel_magics.output.screen import Screen
 
 
 class Kernel:
@@ -80,3 +83,63 @@ def test_clearing_first_hears_what_the_notebook_printed(monkeypatch: pytest.Monk
     )
     KernelPublisher(kernel, {}, notebook).clear(then_more=False)
     assert kernel.happened == ["flush of stdout", "flush of stderr", "look", "clear_output"]
+
+
+def test_lines_that_change_are_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shown once, then updated; a new one after the last state, and after the page was cleared."""
+    kernel = kernel_here(monkeypatch)
+    publisher = KernelPublisher(kernel, {})
+    for text in ("1 %", "2 %"):
+        publisher.live(text, last=False)
+    publisher.live("100 %", last=True)
+    publisher.live("next", last=False)
+    publisher.clear(then_more=True)
+    publisher.live("again", last=False)
+    sent = [what for what in kernel.happened if not what.startswith("flush")]
+    assert sent == [
+        "display_data", "update_display_data", "update_display_data",
+        "display_data", "clear_output", "display_data",
+    ]  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    """A terminal of 20 columns and 4 lines."""
+
+    def isatty(self) -> bool:
+        """Be one."""
+        return True
+
+    def lines(self) -> list[str]:
+        """Return what is to be seen."""
+        screen = Screen()
+        # erasing below is clearing each of those lines; the screen has no code for it
+        screen.feed(self.getvalue().replace("\x1b[J", "\x1b[K\n\x1b[K\n\x1b[K\n\x1b[K\x1b[3A\r"))
+        ended, begun = screen.end()
+        return [line.text for line in ended if line.text] + [begun] * bool(begun)
+
+
+def test_lines_that_change_stay_below_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text goes above them, too long ones are cut so that they can be taken back; the last state is whole."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((20, 4)))
+    publisher = PlainPublisher(SimpleNamespace())
+    assert publisher.can_live
+    publisher.stream("stdout", "before\n")
+    publisher.live("[rank 0] 1 %\n[rank 1] 1 %", last=False)
+    publisher.stream("stdout", "text\n")
+    publisher.live("[rank 0] 2 %\n[rank 1] 2 %", last=False)
+    assert terminal.lines() == ["before", "text", "[rank 0] 2 %", "[rank 1] 2 %"]
+    publisher.stream("stdout", "no end")
+    assert terminal.lines() == ["before", "text", "no end"]
+    publisher.stream("stdout", ", now\n")
+    assert terminal.lines() == ["before", "text", "no end, now", "[rank 0] 2 %", "[rank 1] 2 %"]
+    publisher.live("x" * 30 + "\n1\n2\n3", last=False)
+    assert terminal.lines() == ["before", "text", "no end, now", "1", "2", "3"]
+    publisher.live("x" * 30, last=False)
+    assert terminal.lines()[-1] == "x" * 19
+    publisher.live("x" * 30, last=True)
+    publisher.stream("stdout", "after\n")
+    assert terminal.lines() == ["before", "text", "no end, now", "x" * 30, "after"]
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert not publisher.can_live
