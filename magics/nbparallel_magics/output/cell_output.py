@@ -63,6 +63,7 @@ class CellOutput:
         self._arranged = arrange if self._in_rank_order else in_arrival_order
         self._in_place = publisher.can_live
         self._lines = LiveLines(in_place=self._in_place)
+        self._begun_lines: set[tuple[int, str]] = set()  # streams whose ordinary text ends within a line
         self._limit, self._logs = limit, logs
         self._writer = BlockWriter(publisher)
         self._lock = threading.RLock()  # what came
@@ -85,10 +86,19 @@ class CellOutput:
 
     def stream(self, rank: int, name: str, text: str) -> None:
         """Show text that a rank printed."""
-        if text and (moves_cursor(text) or self._lines.has(rank, name)):
-            self._draw(rank, name, text)
-        elif text:
-            self._arrive(rank, Text(name, text), len(text))
+        drawn = text
+        if not moves_cursor(text) and not self._lines.has(rank, name):
+            # empty lines at the end may be the way down to a bar: ``tqdm(position=2)`` flushes them
+            begun = (rank, name) in self._begun_lines
+            whole = text.rstrip("\n")
+            end = len(whole) + int(bool(whole) or begun)
+            text, drawn = text[:end], text[end:]
+            if text:
+                self._arrive(rank, Text(name, text), len(text))
+                (self._begun_lines.discard if text[-1] == "\n" else self._begun_lines.add)((rank, name))
+        if drawn:
+            self._begun_lines.discard((rank, name))
+            self._draw(rank, name, drawn)
 
     def display(
         self,

@@ -32,7 +32,7 @@ class ScreenLine:
         self.drawn = 0
         """When something was written to it, by the screen's own clock."""
         self.redrawn = False
-        """Whether something was written over."""
+        """Whether something was written over, or the cursor had come back to it."""
 
     @property
     def text(self) -> str:
@@ -52,7 +52,7 @@ class Screen:
         self._former: deque[int] = deque([0], PATIENCE)  # and before it
         self._clock = 0
         self._unfinished = self._style = ""
-        self._has_moved_up = False
+        self._has_moved_up = self._is_back = False
 
     def feed(self, text: str) -> list[ScreenLine]:
         """Draw more; return the lines over which something was written for the first time."""
@@ -133,7 +133,8 @@ class Screen:
         return [line for line in lines if line.text.strip() or not (line.redrawn or self._has_moved_up)]
 
     def _move_to(self, row: int) -> None:
-        self._has_moved_up = self._has_moved_up or row < self._row
+        self._is_back = row < self._row
+        self._has_moved_up = self._has_moved_up or self._is_back
         while len(self._lines) <= row:
             self._lines.append(ScreenLine())
             self._entered.append(self._clock)
@@ -167,7 +168,7 @@ class Screen:
     def _write(self, text: str) -> None:
         line, column = self._lines[self._row], self._column
         line.cells += [" "] * (column - len(line.cells))
-        line.redrawn = line.redrawn or column < len(line.cells)
+        line.redrawn = line.redrawn or self._is_back or column < len(line.cells)
         cells = list(text)
         cells[0], self._style = self._style + cells[0], ""
         line.cells[column : column + len(cells)] = cells

@@ -14,6 +14,7 @@ from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.live_lines import LINES_OF_A_RANK
 from tests.magics.output.page import Page
 
+UP = "\x1b[A"
 BOTH = "[rank 0] 0: 39 %\n[rank 1] 1: 39 %\n"
 
 
@@ -104,6 +105,23 @@ def test_ordinary_lines_after_a_bar_are_ordinary_text() -> None:
     assert sorted(page.text.splitlines()[1:]) == sorted([*both.splitlines(), "plain"])
 
 
+def test_empty_lines_are_the_way_to_a_bar_or_stay_empty_lines() -> None:
+    """Tqdm flushes them before it draws a bar at another position; otherwise they are what was printed."""
+    for order in ("rank", "stream"):
+        out = CellOutput(page := Page(), order=order)
+        for text in ("begin\n", "\n\n", "\r0%", UP * 2, "\n\n", "\r50%", UP * 2, "\r100%\n"):
+            out.stream(0, "stderr", text)
+            time.sleep(0.03)
+        out.finish()
+        shown = "[rank 0]\nbegin\n100%\n" if order == "rank" else "[rank 0] begin\n[rank 0] 100%\n"
+        assert page.text == shown
+    out = CellOutput(page := Page())
+    for text in ("a", "\n", "\n", "\n", "b\n\n", "c", "\n\nd\n", "\n"):
+        out.stream(0, "stdout", text)
+    out.finish()
+    assert page.text == "[rank 0]\na\n\n\nb\n\nc\n\nd\n\n"
+
+
 def test_a_bar_of_hours_is_one_line() -> None:
     """Its states do not count as output, and none of them is kept."""
     out = CellOutput(page := Page(), limit=1000)
@@ -172,9 +190,9 @@ def updates_of(outcome: CellOutcome) -> list[str]:
 def test_tqdm_in_a_notebook(shared_kernel: Kernel, flags: str, options: str) -> None:
     """One live line a rank, no line of labels above, and the saved cell holds the last states only."""
     pytest.importorskip("tqdm", reason="tqdm is not installed")
-    start = "%load_ext nbparallel\n%config NbParallel.welcome = False"
-    assert shared_kernel.run(start).status == "ok"
-    assert shared_kernel.run("%%parallel -n 3\nimport sys, time\nfrom tqdm import tqdm").status == "ok"
+    shared_kernel.run("%load_ext nbparallel\n%config NbParallel.welcome = False")
+    started = shared_kernel.run("%%parallel -n 3\nimport sys, time\nfrom tqdm import tqdm")
+    assert started.status == "ok", started.traceback
     outcome = shared_kernel.run(
         f"%%parallel{flags}\nfor step in tqdm(range(100), desc=f'r{{rank}}'{options}):\n"
         "    time.sleep(0.01 * (1 + rank / 9))",
@@ -200,8 +218,7 @@ def test_tqdm_in_a_notebook(shared_kernel: Kernel, flags: str, options: str) -> 
 def test_bars_inside_each_other(shared_kernel: Kernel) -> None:
     """The outer one and the inner one are live; in the end the outer one is left, or all of them."""
     pytest.importorskip("tqdm", reason="tqdm is not installed")
-    start = "%load_ext nbparallel\n%config NbParallel.welcome = False"
-    assert shared_kernel.run(start).status == "ok"
+    shared_kernel.run("%load_ext nbparallel\n%config NbParallel.welcome = False")
     for leave, count in (("leave=False", 1), ("leave=True", 4)):
         outcome = shared_kernel.run(
             "%%parallel -n 2\nimport time\nfrom tqdm import tqdm\n"
