@@ -104,7 +104,7 @@ def test_large_objects_cost_no_second_look(pair: Pair, monkeypatch: pytest.Monke
     """Beyond the limits a stream is not looked at, and of buffers only what they are, not what they hold."""
     monkeypatch.setattr(content, "MOST_STREAM", 1000)
     monkeypatch.setattr(content, "MOST_BUFFERS", 1_000_000)
-    pair.type("import numpy as np\nlong = list(range(1000)); wide = {'a': np.ma.zeros(200_000)}")
+    pair.type("import numpy as np\nlong = list(range(1000)); wide = {'a': np.zeros(200_000)}")
     pair.run("long.append(1)\nwide['a'][7] = 1")
     pair.type("long.append(2); wide['a'][8] = 1")
     pair.run("long, wide")
