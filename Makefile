@@ -28,7 +28,7 @@ test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long 
 test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## what `make test` left out
 	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) $(ARGS)
 
-test-pythons:  ## the quick tests on every other CPython from 3.11 on that is installed
+test-pythons:  ## after `make test`: all tests on the newest CPython that is installed, the quick ones on the others
 	@ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
 
 test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs Debian's chromium); pictures in build/

@@ -120,7 +120,8 @@ def markdown(sections: Sequence[Section], command: str) -> str:
         f"Written by `{command}` on {time.strftime('%Y-%m-%d')}.\nMachine: {machine()}.",
         "Times are medians, with minimum and maximum in brackets. Peers ran in the same run, taking turns; "
         "results were checked before anything was timed. "
-        "A ratio says how many times longer the peer took.",
+        "A ratio says how many times longer the peer took. "
+        "[What the figures mean](explanation/figures.md) says why aims are missed.",
     ]
     for section in sections:
         parts.append(f"## {section.title}")
