@@ -13,7 +13,7 @@ from nbparallel.sharing import Store
 from nbparallel.sharing.memory import process_limits
 
 PRELUDE = """
-import os, resource, sys
+import os, resource, sys, time
 import numpy as np
 import nbparallel as nbp
 from nbparallel.errors import FileDescriptorLimitError, ParallelError, SharedMemoryFullError
@@ -26,6 +26,7 @@ def lower(limit, hard=None):
 """
 MANY = """
 import gc
+BITES = WHO != "ranks" or sys.version_info < (3, 13)  # from 3.13 on what a rank maps keeps no descriptor
 nbp.set_sharing_strategy(STRATEGY)
 if WHO == "all":
     lower(LIMIT, LIMIT)
@@ -38,7 +39,7 @@ with nbp.Session(2) as session:
         session.run(f"resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT}))")
     before = descriptors(supervisor)
     arrays, error = [], None
-    for number in range(5000):
+    for number in range(5000 if BITES else 4 * LIMIT):
         try:
             array = nbp.full(300_000, number % 256, "u1")
             session.push(array=array)
@@ -48,9 +49,12 @@ with nbp.Session(2) as session:
         except (FileDescriptorLimitError, ParallelError) as caught:
             error = caught
             break
-    text = str(error)
-    assert "descriptor" in text and "ulimit -n" in text, text
-    assert WHO == "all" or f"({LIMIT} of at most" in text, text
+    if BITES:
+        text = str(error)
+        assert "descriptor" in text and "ulimit -n" in text, text
+        assert WHO == "all" or f"({LIMIT} of at most" in text, text
+    else:
+        assert error is None, error
     if isinstance(error, ParallelError):
         assert all(isinstance(e, FileDescriptorLimitError) for e in error.errors.values()), error.errors
     assert len(arrays) > 5, len(arrays)
@@ -62,9 +66,18 @@ with nbp.Session(2) as session:
     del array, arrays
     gc.collect()
     session.run("kept.clear()\\narray = None")
-    fresh = nbp.ones(300_000)
-    session.push(fresh=fresh)
-    assert list(session.run("float(fresh.sum())").values) == [300_000.0] * 2
+    # What ranks let go of reaches the supervisor, and from there this process, a moment later; which of the
+    # three is short of descriptors depends on Python's version (from 3.13 on a mapping keeps none).
+    deadline = time.monotonic() + 10
+    while True:
+        fresh = nbp.ones(300_000)
+        try:
+            session.push(fresh=fresh)
+            assert list(session.run("float(fresh.sum())").values) == [300_000.0] * 2
+            break
+        except ParallelError as late:
+            assert time.monotonic() < deadline, late
+            del late
     session.restart(1)
     assert list(session.run("rank").values) == [0, 1]
     assert descriptors(supervisor) - before < 20, "dropped segments keep descriptors"
