@@ -188,8 +188,9 @@ TIMELINE = MagicParser(
 TIMELINE.add_argument("--save", metavar="FILE", help="write the file instead; only a trace is overwritten")
 PANEL = MagicParser(
     "%parallel_panel",
-    "Show what the ranks do while they do it: state, which rank it waits for and on which line, how long it\n"
-    "computed and waited in the last cell, strategy and shared memory.  %parallel_stop closes it too.",
+    "Show what the ranks do while they do it: which rank the others wait for, on which line, for how long;\n"
+    "how much of the cell each rank computed, waited and moved data; and the shared memory.\n"
+    "It is renewed with every cell and saved with the notebook.  %parallel_stop closes it too.",
     "%parallel_panel",
 )
-PANEL.add_argument("--close", action="store_true", help="close it; what it showed last stays as text")
+PANEL.add_argument("--close", action="store_true", help="close it; what it showed last stays")

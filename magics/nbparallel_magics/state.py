@@ -167,7 +167,7 @@ class ExtensionState:
         if self.notebook is None or self.notebook.begin_cell(self.shell.get_parent()):
             self.raw_cell = getattr(info, "raw_cell", "") or ""
         if self.panel is not None:
-            self.panel.begin()
+            self.panel.begin(publisher_for(self.shell, self.notebook))
 
     def end_cell(self, _result: Any = None) -> None:
         """Take back memory that a cell has released, and follow its changes (``post_run_cell``)."""

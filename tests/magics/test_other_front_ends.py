@@ -46,6 +46,38 @@ def test_nbclient_runs_it_and_saves_what_is_left() -> None:
 
 
 @IN_PROCESS
+def test_a_saved_panel_says_what_the_last_cell_did() -> None:
+    """As text and as HTML without scripts, widgets or a word of a moment that is past."""
+    notebook = executed(
+        "%load_ext nbparallel\n%config NbParallel.welcome = False",
+        "%parallel_panel",
+        "%%parallel -n 2\nimport time\ntime.sleep(0.3 * rank)\nbarrier()",
+        "%parallel_stop",
+    )
+    figures, folds, folded = (output["data"] for output in notebook.cells[1]["outputs"])
+    assert all(set(data) == {"text/plain", "text/html"} for data in (figures, folds, folded))
+    for said in figures.values():
+        assert "In[3]: finished after" in said
+        assert "no ranks are running" not in said
+    assert "which rank waited for which" in folds["text/html"]
+    assert "Memory of each rank" in folded["text/html"]
+    assert "widgets" not in notebook.metadata
+
+
+@IN_PROCESS
+def test_a_panel_above_output_that_is_put_in_order() -> None:
+    """A cell that is cleared and printed again in rank order has its panel once, as it is then."""
+    notebook = executed(
+        "%load_ext nbparallel\n%config NbParallel.welcome = False",
+        "%parallel_panel\n"
+        "%parallel -n 2 __import__('time').sleep(0.5 * (1 - rank)) or print(rank, flush=True)",
+    )
+    figures, _, _, printed = notebook.cells[1]["outputs"]
+    assert "In[2]: finished after" in figures["data"]["text/plain"]
+    assert printed["text"] == "[rank 0] 0\n[rank 1] 1\n"
+
+
+@IN_PROCESS
 def test_nbclient_names_the_root_cause() -> None:
     """What its log shows, and papermill's: the error's own name and text, with rank and line."""
     with pytest.raises(CellExecutionError) as caught:

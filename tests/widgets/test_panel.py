@@ -1,30 +1,22 @@
-"""The panel: what it shows of a moment, when it looks, and that its thread ends."""
+"""The live panel: when it looks, what it sends, and that its thread ends."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nbparallel.errors import NO_RANKS
-from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
+from nbparallel.session.monitoring.activity import SessionActivity
+from nbparallel.session.monitoring.segments import SharedSegment
 from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets import panel as panels
 from nbparallel_widgets.panel import Panel
-from nbparallel_widgets.panel_view import PanelView
-from nbparallel_widgets.timeline_svg import COLOURS
-
-RANKS = (
-    RankActivity(0, 10, "waiting", "all_reduce", 3, (1, 2), 1.24, 0.2, 1.2, 5),
-    RankActivity(1, 11, "computing", "", 2, (), 0.0, 1.4, 0.0, 0),
-    RankActivity(2, 12, "dead", "was killed by SIGKILL: by hand, or by the system", 0, (), 0.0, 0.0, 0.0, 0),
-    RankActivity(3, 13, "idle", "", 0, (), 0.0, 0.0, 0.0, 0),
-)
-RUNNING = SessionActivity(True, 4, 1.41, RANKS, "file_descriptor", 2, 3 << 20, 1 << 20)
-IDLE = SessionActivity(False, 4, 2.5, RANKS[:2], "mmap", 1, 80, 0)
+from tests.widgets.activities import DONE, SEGMENTS, STRAGGLER
 
 
 class Scene:
@@ -33,7 +25,7 @@ class Scene:
     def __init__(self) -> None:
         self.now: SessionActivity | None = None
         self.error: Exception | None = None
-        self.looks = 0
+        self.looks = self.surveys = 0
 
     def look(self) -> SessionActivity | None:
         """Look."""
@@ -41,6 +33,35 @@ class Scene:
         if self.error is not None:
             raise self.error
         return self.now
+
+    def survey(self) -> Sequence[SharedSegment] | None:
+        """Return the segments."""
+        self.surveys += 1
+        return SEGMENTS if self.now is not None else None
+
+
+class Outputs:
+    """A notebook's outputs by name, as they are now, and what was sent."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, dict[str, str]] = {}
+        self.sent: list[str] = []
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Show an output."""
+        self.now[transient["display_id"].rpartition("-")[2]] = data
+
+    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Replace one."""
+        name = transient["display_id"].rpartition("-")[2]
+        assert name in self.now
+        self.now[name] = data
+        self.sent.append(name)
+
+    @property
+    def figures(self) -> str:
+        """The text that changes while a cell runs."""
+        return self.now["figures"]["text/plain"]
 
 
 @pytest.fixture
@@ -50,85 +71,119 @@ def scene() -> Scene:
 
 
 @pytest.fixture
-def panel(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Panel]:
-    """Return a panel that looks often."""
+def outputs() -> Outputs:
+    """Return where a panel is shown."""
+    return Outputs()
+
+
+@pytest.fixture
+def panel(scene: Scene, outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Panel]:
+    """Return a panel that looks often and has been shown."""
     monkeypatch.setattr(panels, "INTERVAL", 0.01)
-    made = Panel(scene.look)
+    made = Panel(scene.look, scene.survey, outputs)
+    made.show(outputs)
     yield made
     made.close()
     assert not any(thread.name == "nbparallel-panel" for thread in threading.enumerate())
 
 
-def test_text_and_html_tell_the_same() -> None:
-    """Who waits names the ranks that are missing and the line; a dead rank says how it died."""
-    text = repr(PanelView(RUNNING))
-    assert text.splitlines()[0] == "In[4] runs on ranks 0-2, for 1.4 s"
-    assert "waiting in all_reduce for ranks 1-2, line 3, for 1.2 s  200 ms     1.2 s" in text
-    assert "dead: killed by SIGKILL; the next cell starts it again" in text
-    assert text.splitlines()[-1] == (
-        "shared memory (file_descriptor): 3.0 MiB in 2 segments, 1.0 MiB more kept for the next arrays"
-    )
-    html = PanelView(RUNNING)._repr_html_()
-    for words in ("waiting in all_reduce for ranks 1-2, line 3", "killed by SIGKILL", "14 % computing"):
-        assert words in html
-    for words in ("computing", "waiting"):  # the colours of the bars stand beside them
-        assert f'{words} <span style="color:{COLOURS[words]}"' in html
-    assert "<script" not in html
-    assert "<style" not in html
-    assert repr(PanelView(None)) == NO_RANKS
-    assert NO_RANKS in PanelView(None)._repr_html_()
-    assert repr(PanelView(IDLE)).startswith("In[4] took 2.5 s on ranks 0-1")
-
-
-def test_it_looks_only_while_something_runs(panel: Panel, scene: Scene) -> None:
+def test_it_looks_only_while_something_runs(panel: Panel, scene: Scene, outputs: Outputs) -> None:
     """While the notebook or ranks run something it follows; then it sleeps, and nothing is sent twice."""
-    assert NO_RANKS in panel.widget.value
+    assert list(outputs.now) == ["figures", "folds", "folded"]
+    assert NO_RANKS in outputs.figures
+    looks = scene.looks
     time.sleep(0.1)
-    assert scene.looks == 1
-    panel.begin()
-    wait_until(lambda: scene.looks > 3)
-    scene.now = RUNNING
-    wait_until(lambda: "runs on ranks" in panel.widget.value)
+    assert scene.looks == looks
+    panel.begin(outputs)
+    wait_until(lambda: scene.looks > looks + 3)
+    scene.now = STRAGGLER
+    wait_until(lambda: "wait for rank 2" in outputs.figures)
     panel.end()  # the ranks go on: a cell with --async
     before = scene.looks
     wait_until(lambda: scene.looks > before + 3)
-    sent: list[Any] = []
-    panel.widget.observe(sent.append, "value")
+    outputs.sent.clear()
     before = scene.looks
     wait_until(lambda: scene.looks > before + 3)
-    assert sent == []
-    scene.now = IDLE
-    wait_until(lambda: "In[4] took 2.5 s" in panel.widget.value)
+    assert outputs.sent == []
+    scene.now = DONE
+    wait_until(lambda: "finished after 2.0 s" in outputs.figures)
     time.sleep(0.1)
     before = scene.looks
     time.sleep(0.1)
     assert scene.looks == before
 
 
-def test_closing(panel: Panel, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was shown stays where it was shown, as text; the widget is closed; again is fine."""
-    shown: list[tuple[dict[str, Any], str]] = []
-    monkeypatch.setattr(panels, "display", lambda data, raw, display_id: shown.append((data, display_id)))
-    updated: list[tuple[dict[str, Any], str]] = []
-    monkeypatch.setattr(
-        panels, "update_display", lambda data, raw, display_id: updated.append((data, display_id))
-    )
-    panel.show()
-    panel.show()
-    data, first = shown[0]
-    assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= set(data)
-    scene.now = IDLE
-    panel.begin()
-    wait_until(lambda: "took 2.5 s" in panel.widget.value)
-    panel.close()
-    panel.close()
-    assert [identity for _, identity in updated] == [first, shown[1][1]]
-    assert set(updated[0][0]) == {"text/plain", "text/html"}
-    assert "took 2.5 s" in updated[0][0]["text/plain"]
+def test_the_end_of_a_cell_is_shown_before_it_is_reported(
+    panel: Panel, scene: Scene, outputs: Outputs
+) -> None:
+    """When `end` returns, the cell's last state has been sent: a program that saves the page now has it."""
+    scene.now = STRAGGLER
+    panel.begin(outputs)
+    scene.now = DONE
+    panel.end()
+    assert outputs.figures.startswith("In[3]: finished after 2.0 s")
+    assert "data, x" in outputs.now["folded"]["text/plain"]
 
 
-def test_an_error_is_shown(panel: Panel, scene: Scene) -> None:
+def test_what_a_user_opens_is_not_replaced(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """The folds are sent once; what they open is renewed when a cell ends, not while it runs."""
+    scene.now = STRAGGLER
+    panel.begin(outputs)
+    wait_until(lambda: "wait for rank 2" in outputs.figures)
+    scene.now = replace(STRAGGLER, seconds=9.0)
+    wait_until(lambda: outputs.sent.count("figures") >= 2)
+    assert set(outputs.sent) == {"figures"}
+    before = scene.surveys
+    scene.now = DONE
+    panel.end()
+    assert scene.surveys > before
+    assert "folds" not in outputs.sent
+    assert "folded" in outputs.sent
+
+
+def test_ranks_that_were_stopped(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """When the ranks are gone, it still shows what they did last, and says that they were stopped."""
+    scene.now = DONE
+    panel.begin(outputs)
+    panel.end()
+    scene.now = None
+    panel.begin(outputs)
+    panel.end()
+    assert outputs.figures.startswith("(the ranks were stopped; this is what they did last)\nIn[3]: finished")
+    assert "data, x" in outputs.now["folded"]["text/plain"]
+
+
+def test_closing(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """What was shown stays where it was shown, without the words on how to close it; again is fine."""
+    assert "--close" in outputs.now["folds"]["text/html"]
+    scene.now = DONE
+    panel.close()
+    panel.close()
+    assert "finished after 2.0 s" in outputs.figures
+    assert "--close" not in outputs.now["folds"]["text/html"]
+
+
+def test_nothing_is_sent_at_exit(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """At the kernel's end the thread ends, and nothing is sent any more."""
+    scene.now = DONE
+    panel.close(leave=False)
+    panel.end()
+    assert outputs.sent == []
+
+
+def test_an_error_is_shown(panel: Panel, scene: Scene, outputs: Outputs) -> None:
     """If looking fails, the panel says so where the figures were; nothing is swallowed."""
     scene.error = ValueError("no such thing")
-    panel.begin()
-    wait_until(lambda: panel.widget.value == "the panel has ended: ValueError: no such thing")
+    panel.begin(outputs)
+    wait_until(lambda: outputs.figures == "the panel has ended: ValueError: no such thing")
+
+
+def test_many_ranks_are_sent_less_often(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """A large panel stays far below what a Jupyter server lets through."""
+    scene.now = replace(STRAGGLER, ranks=tuple(replace(STRAGGLER.ranks[0], rank=i) for i in range(64)))
+    panel.begin(outputs)
+    wait_until(lambda: "figures" in outputs.sent)
+    size = len(outputs.now["figures"]["text/html"])
+    before = scene.looks
+    time.sleep(0.3)
+    assert scene.looks - before <= 1 + 0.3 * panels.BYTES_PER_SECOND / size

@@ -1,4 +1,4 @@
 """Views for notebooks: the timeline's picture and the live panel; no private attribute of the core.
 
-Only `panel` imports ipywidgets, and nothing is imported before a magic needs it.
+They are ordinary outputs, without scripts and widgets.  Loading the magics imports no module that needs numpy.
 """

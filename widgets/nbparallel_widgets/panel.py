@@ -1,82 +1,110 @@
-"""The live panel: an ipywidgets element that shows the activity of ranks.
+"""The live panel: outputs of a notebook that show the activity of ranks while a cell runs.
 
 ::
 
     notebook's thread                     panel's thread                        front end
     -----------------                     --------------                        ---------
-    begin, end (a cell of the notebook)   looks (0.2 s) while a cell runs  -->  the element's text
+    begin (a cell of the notebook)        looks (0.2 s) while a cell runs  -->  the figures' output
+    end: looks once more, before the cell's end is reported                -->  figures, folded tables
     close                                 sleeps without a time-out else
 
 A cell keeps the notebook's thread busy, so another one has to look.  It reads memory only
 (`Session.activity`), and sends nothing when nothing has changed; nothing comes back from the front end.
+
+These are ordinary outputs, replaced by their ``display_id``, and no widget: what was shown last is in the
+saved notebook as text and HTML, whatever became of the kernel.
 """
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
-from typing import Any
-
-import ipywidgets
-from IPython.display import display, update_display
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from nbparallel.session.monitoring.activity import SessionActivity
+from nbparallel.session.monitoring.segments import SharedSegment
+from nbparallel_widgets.panel_sheet import folds_bundle
 from nbparallel_widgets.panel_view import PanelView
 
 INTERVAL = 0.2
 """Seconds between two looks."""
+BYTES_PER_SECOND = 150_000
+"""What the panel of many ranks sends at most: a Jupyter server drops all output beyond 1 MB/s."""
+OUTPUTS = ("figures", "folds", "folded")
+"""What a panel consists of, in order."""
 JOIN_SECONDS = 2.0
 """How long `close` waits for a look that has begun."""
+ENDED = "(the ranks were stopped; this is what they did last)"
 
 Look = Callable[[], SessionActivity | None]
+Survey = Callable[[], Sequence[SharedSegment] | None]
+
+
+class PanelPublisher(Protocol):
+    """Destination of a panel's outputs; may be called from any thread."""
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Show an output."""
+
+    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Replace an output by its ``display_id``."""
 
 
 class Panel:
-    """The live panel of one notebook; owns its thread and its widget.
+    """The live panel of one notebook; owns its thread.
 
     Parameters
     ----------
     look : callable
         Returns what happens now, or None without a session; called in the panel's thread too.
+    survey : callable
+        Returns the segments, or None without a session; called when a cell has ended, in its thread.
+    publisher : PanelPublisher
+        Sends for the cell that runs.
 
     Notes
     -----
     `begin`, `end` and `close` may be called from any thread.
     """
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
-        self._shown: list[str] = []
+    def __init__(self, look: Look, survey: Survey, publisher: PanelPublisher) -> None:
+        self._look, self._survey, self._publisher = look, survey, publisher
+        self._identity = uuid.uuid4().hex
+        self._sent: dict[str, dict[str, str]] = {}
         self._busy = False
         self._closed = False
+        self._failed = False
+        self._refreshing = threading.Lock()
         self._wake = threading.Event()
         self._ended = threading.Event()
-        self._html = ""
-        self.widget = ipywidgets.HTML()
-        self._refresh()
+        self._view = PanelView(look(), survey())
         self._thread = threading.Thread(target=self._run, name="nbparallel-panel", daemon=True)
         self._thread.start()
 
-    def show(self) -> None:
-        """Show the panel in the cell that runs; with what a page without widgets can show instead."""
-        identity = uuid.uuid4().hex
-        self._shown.append(identity)
-        bundle = dict(self.widget._repr_mimebundle_() or {})
-        display({**bundle, **self._frozen()}, raw=True, display_id=identity)
+    def show(self, publisher: PanelPublisher) -> None:
+        """Show the panel, as it is now, where `publisher` shows it."""
+        with self._refreshing:
+            self._renew(at_end=True)
+            self._sent = self._outputs(OUTPUTS)
+            for name, data in self._sent.items():
+                publisher.display(data, {}, {"display_id": self._display_id(name)})
 
-    def begin(self) -> None:
-        """Refresh periodically from now on: the notebook runs a cell."""
+    def begin(self, publisher: PanelPublisher) -> None:
+        """Refresh periodically from now on: the notebook runs a cell, for which `publisher` sends."""
+        self._publisher = publisher
         self._busy = True
         self._wake.set()
 
     def end(self) -> None:
-        """Refresh once more, and then as long as ranks are busy."""
+        """Refresh now, so that it is shown before the cell's end; then as long as ranks are busy."""
         self._busy = False
+        if not self._closed:
+            self._refresh(at_end=True)
         self._wake.set()
 
     def close(self, *, leave: bool = True) -> None:
-        """End the thread; with `leave`, what was shown last stays in its cells as text (idempotent)."""
+        """End the thread; with `leave`, the panel's last state is sent once more (idempotent)."""
         if self._closed:
             return
         self._closed = True
@@ -85,34 +113,54 @@ class Panel:
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
         if leave:
-            for identity in self._shown:
-                update_display(self._frozen(), raw=True, display_id=identity)
-            self.widget.close()
+            self._refresh(at_end=True)
 
-    def _frozen(self) -> dict[str, Any]:
+    def _refresh(self, *, at_end: bool) -> bool:
+        """Look, and send what has changed; return whether it may change soon."""
+        with self._refreshing:
+            try:
+                changing = self._renew(at_end=at_end)
+                # what a user reads stands still while a cell runs
+                outputs = self._outputs(("figures",) if changing and not at_end else OUTPUTS)
+            except Exception as error:  # noqa: BLE001  the user sees it where the figures were
+                self._failed = True
+                text = f"the panel has ended: {type(error).__name__}: {error}"
+                changing, outputs = False, {"figures": PanelView(None, note=text).note_bundle()}
+            for name, data in outputs.items():
+                if self._sent.get(name) not in (None, data):  # None: not shown yet
+                    self._sent[name] = data
+                    self._publisher.update(data, {}, {"display_id": self._display_id(name)})
+            return changing
+
+    def _renew(self, *, at_end: bool) -> bool:
+        """Look at what happens now; what ranks did last remains when they have been stopped."""
+        activity, old = self._look(), self._view
+        if activity is None:
+            self._view = PanelView(old.activity, old.segments, ENDED if old.activity is not None else "")
+            return False
+        segments = self._survey() if at_end or not activity.running else old.segments
+        self._view = PanelView(activity, segments)
+        return activity.running
+
+    def _outputs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         view = self._view
-        return {"text/plain": repr(view), "text/html": view._repr_html_()}
+        made: dict[str, Callable[[], dict[str, str]]] = {
+            "figures": view.figures_bundle,
+            "folds": lambda: folds_bundle(self._identity, live=not self._closed),
+            "folded": lambda: view.folded_bundle(self._identity),
+        }
+        return {name: made[name]() for name in names}
 
-    def _refresh(self) -> bool:
-        """Refresh; return whether it may change soon."""
-        activity = self._look()
-        self._view = PanelView(activity)
-        text = self._view._repr_html_()
-        if text != self._html:
-            self._html = text
-            self.widget.value = text
-        return activity is not None and activity.running
+    def _display_id(self, name: str) -> str:
+        return f"nbparallel-panel-{self._identity}-{name}"
 
     def _run(self) -> None:
         while not self._closed:
             self._wake.wait()
             self._wake.clear()
             changing = True
-            while changing and not self._closed:
-                try:
-                    changing = self._refresh() or self._busy
-                except Exception as error:  # noqa: BLE001  the user sees it where the figures were
-                    self.widget.value = f"the panel has ended: {type(error).__name__}: {error}"
-                    return
+            while changing and not self._closed and not self._failed:
+                changing = self._refresh(at_end=False) or self._busy
                 if changing:
-                    self._ended.wait(INTERVAL)
+                    size = len(self._sent.get("figures", {}).get("text/html", ""))
+                    self._ended.wait(max(INTERVAL, size / BYTES_PER_SECOND))

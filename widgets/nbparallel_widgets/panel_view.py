@@ -1,21 +1,21 @@
-"""A snapshot of a session's activity, as text and as HTML without scripts or style sheets."""
+"""A session's activity as it is shown: as text, and as HTML without scripts."""
 
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbparallel.errors import NO_RANKS, rank_list
-from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
-from nbparallel.session.monitoring.timeline import COMPUTING, WAITING
-from nbparallel.table import Table
-from nbparallel.wire.units import seconds_text, size_text
-from nbparallel_widgets.timeline_svg import COLOURS
+from nbparallel.errors import NO_RANKS
+from nbparallel.session.monitoring.activity import SessionActivity
+from nbparallel.session.monitoring.segments import SharedSegment
+from nbparallel_widgets.panel_matrices import matrix_grids
+from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
+from nbparallel_widgets.panel_rows import ranks_html, ranks_text
+from nbparallel_widgets.panel_sheet import STYLE, details_html, folded_html
 
-_HEAD = ("rank", "state", "computing", "waiting", "operations")
-_BAR = 72
-"""Width of the bar that shows how much of a rank's time it waited."""
-_CELL = "text-align:left;padding:1px 12px 1px 0;white-space:nowrap;font-variant-numeric:tabular-nums"
+NOTHING_YET = "known when a cell has ended"
+"""What a fold opens before there is anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,118 +24,61 @@ class PanelView:
 
     activity: SessionActivity | None
     """From `Session.activity`."""
+    segments: Sequence[SharedSegment] | None = None
+    """From `Session.statistics`, the largest first; None: not looked at."""
+    note: str = ""
+    """A line above."""
 
     def __repr__(self) -> str:
-        if self.activity is None:
-            return NO_RANKS
-        rows = [_cells(rank) for rank in self.activity.ranks]
-        return Table(title(self.activity), _HEAD, rows, memory(self.activity)).text()
+        return "\n".join(part for part in (self._figures_text(), self._folded_text()) if part)
 
     def _repr_html_(self) -> str:
         if self.activity is None:
-            return f"<div>{html.escape(NO_RANKS)}</div>"
-        head = "".join(
-            f'<th scope="col" style="{_CELL}">{_keyed(name)}</th>' for name in ("", *_HEAD[1:], "")
-        )
-        rows = "".join(_row(rank) for rank in self.activity.ranks)
-        return (
-            '<div style="color:inherit;line-height:1.5"><table style="border-collapse:collapse">'
-            f'<caption style="{_CELL};caption-side:top;color:inherit"><b>'
-            f"{html.escape(title(self.activity))}</b></caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<div>{html.escape(memory(self.activity))}</div></div>"
-        )
+            return self._figures_html()
+        return f'{STYLE}{self._figures_html()}<div class="nbp">{details_html(self._folded())}</div>'
+
+    def figures_bundle(self) -> dict[str, str]:
+        """Return the output that changes while a cell runs."""
+        return {"text/plain": self._figures_text(), "text/html": self._figures_html()}
+
+    def folded_bundle(self, identity: str) -> dict[str, str]:
+        """Return the output that the folds of `identity` open."""
+        return {"text/plain": self._folded_text(), "text/html": folded_html(identity, self._folded())}
+
+    def note_bundle(self) -> dict[str, str]:
+        """Return the note alone."""
+        return {"text/plain": self.note, "text/html": f'<div class="nbp">{_paragraph(self.note)}</div>'}
+
+    def _figures_text(self) -> str:
+        if self.activity is None:
+            return NO_RANKS
+        parts = (self.note, ranks_text(self.activity), memory_text(self.activity))
+        return "\n".join(part for part in parts if part)
+
+    def _figures_html(self) -> str:
+        if self.activity is None:
+            return f'<div class="nbp">{_paragraph(NO_RANKS)}</div>'
+        note = _paragraph(self.note) if self.note else ""
+        return f'<div class="nbp">{note}{ranks_html(self.activity)}{memory_html(self.activity)}</div>'
+
+    def _folded(self) -> dict[str, str]:
+        if self.activity is None:
+            return {}
+        grids = {
+            "segments": segment_grids(self.activity, self.segments),
+            "matrices": matrix_grids(self.activity),
+        }
+        return {
+            name: "".join(grid.html() for grid in found) or _paragraph(NOTHING_YET)
+            for name, found in grids.items()
+        }
+
+    def _folded_text(self) -> str:
+        if self.activity is None:
+            return ""
+        grids = [*segment_grids(self.activity, self.segments), *matrix_grids(self.activity)]
+        return "\n\n".join(grid.text() for grid in grids)
 
 
-def title(activity: SessionActivity) -> str:
-    """Return what runs: ``In[3] runs on ranks 0-3, for 1.3 s``."""
-    took_part = [
-        rank.rank for rank in activity.ranks if rank.computing or rank.waiting or rank.state == "dead"
-    ]
-    ranks = rank_list(took_part or [rank.rank for rank in activity.ranks])
-    if not activity.running and not activity.seconds:
-        return f"{ranks}: no cell has run yet"
-    what = f"In[{activity.number}]" if activity.number else "a call"
-    if activity.running:
-        return f"{what} runs on {ranks}, for {_calm(activity.seconds)}"
-    return f"{what} took {seconds_text(activity.seconds)} on {ranks}"
-
-
-def memory(activity: SessionActivity) -> str:
-    """Return the strategy and the shared memory."""
-    count = f"{activity.segments:,} segment{'s' * (activity.segments != 1)}"
-    text = f"shared memory ({activity.strategy}): {size_text(activity.nbytes)} in {count}"
-    kept = activity.pooled_nbytes
-    return text + (f", {size_text(kept)} more kept for the next arrays" if kept else "")
-
-
-def state(rank: RankActivity) -> str:
-    """Return what a rank does: ``waiting in all_reduce for rank 2, line 3, for 1.2 s``."""
-    if rank.state == "dead":
-        how = rank.operation.partition(":")[0].removeprefix("was ")
-        return f"dead: {how}; the next cell starts it again"
-    text = rank.state
-    if rank.operation:
-        text += f" in {rank.operation}"
-    if rank.waits_for:
-        text += f" for {rank_list(rank.waits_for)}"
-    if rank.line:
-        text += f", line {rank.line}"
-    return text + (f", for {_calm(rank.seconds)}" if rank.seconds >= 0.1 else "")
-
-
-def _calm(seconds: float) -> str:
-    """Return a span that grows while it is shown: its digits stay in their places."""
-    if seconds < 1:
-        return seconds_text(seconds)
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def _cells(rank: RankActivity) -> tuple[str, ...]:
-    took_part = bool(rank.computing or rank.waiting)
-    return (
-        str(rank.rank),
-        state(rank),
-        _calm(rank.computing) if took_part else "-",
-        _calm(rank.waiting) if took_part else "-",
-        f"{rank.operations:,}" if took_part else "-",
-    )
-
-
-def _row(rank: RankActivity) -> str:
-    number, what, *figures = (html.escape(cell) for cell in _cells(rank))
-    mark = f'<span style="color:{_MARKS[rank.state][1]}" aria-hidden="true">{_MARKS[rank.state][0]}</span>'
-    first = f'<th scope="row" style="{_CELL}">rank {number}</th>'
-    cells = [f'<td style="{_CELL};min-width:16em;white-space:normal">{mark} {what}</td>']
-    cells += [f'<td style="{_CELL}">{figure}</td>' for figure in figures]
-    cells.append(f'<td style="{_CELL}">{_bar(rank)}</td>')
-    return f"<tr>{first}{''.join(cells)}</tr>"
-
-
-_MARKS = {
-    "idle": ("○", "inherit"),
-    "computing": ("▶", COLOURS[COMPUTING]),
-    "waiting": ("◔", COLOURS[WAITING]),
-    "dead": ("✕", "inherit"),
-}
-
-
-def _keyed(name: str) -> str:
-    """Return a column's name, with the colour that its times have in the bars."""
-    if name not in COLOURS:
-        return name
-    return f'{name} <span style="color:{COLOURS[name]}" aria-hidden="true">■</span>'
-
-
-def _bar(rank: RankActivity) -> str:
-    whole = rank.computing + rank.waiting
-    if not whole:
-        return ""
-    wide = _BAR * rank.computing / whole
-    about = f"{100 * rank.computing / whole:.0f} % computing, {100 * rank.waiting / whole:.0f} % waiting"
-    return (
-        f'<svg role="img" aria-label="{about}" viewBox="0 0 {_BAR} 12" width="{_BAR}" height="12" '
-        f'style="width:{_BAR}px;max-width:none;height:12px"><title>{about}</title>'
-        f'<rect width="{wide:.1f}" height="12" fill="{COLOURS[COMPUTING]}"/>'
-        f'<rect x="{wide:.1f}" y="4" width="{_BAR - wide:.1f}" height="4" fill="{COLOURS[WAITING]}"/></svg>'
-    )
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"

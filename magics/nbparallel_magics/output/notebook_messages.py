@@ -30,7 +30,7 @@ class NotebookOutput:
         self._lock = threading.Lock()
         self._sender = threading.local()
         self._cell = ""
-        self._held: list[tuple[object, Message]] = []
+        self._held: dict[object, tuple[object, Message]] = {}
         self._size = 0
         self._complete = False
 
@@ -71,8 +71,8 @@ class NotebookOutput:
     def forget_of(self, sender: object) -> list[Message]:
         """Forget everything, and return what was not `sender`'s: it will be sent, and recorded, again."""
         with self._lock:
-            others = [(source, message) for source, message in self._held if source is not sender]
-            self._held = []
+            others = [(source, message) for source, message in self._held.values() if source is not sender]
+            self._held.clear()
             self._size = 0
         return [message for _, message in others]
 
@@ -97,12 +97,18 @@ class NotebookOutput:
                 self._held.clear()
                 self._size = 0
                 return
+            sender = getattr(self._sender, "value", None)
+            key: object = object()
+            if kind == "update_display_data":  # only the last one of a display is shown again
+                key = (sender, (content.get("transient") or {}).get("display_id"))
+                _, (_, replaced) = self._held.get(key, (None, (kind, {})))
+                self._size -= sum(len(p) for p in _texts(replaced))
             self._size += sum(len(p) for p in _texts(content))
             if self._size > _LIMIT:
                 self._complete = False
                 self._held.clear()
             else:
-                self._held.append((getattr(self._sender, "value", None), (kind, content)))
+                self._held[key] = (sender, (kind, content))
 
 
 def _texts(content: dict[str, Any]) -> Iterator[str]:

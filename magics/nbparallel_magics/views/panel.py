@@ -1,18 +1,19 @@
-"""``%parallel_panel``: the live panel, where there are widgets; else a snapshot."""
+"""``%parallel_panel``: the live panel in a notebook; else a snapshot."""
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from IPython.display import display
 
 from nbparallel_magics import flags
-from nbparallel_magics.output.publisher import is_ipykernel
+from nbparallel_magics.output.publisher import is_ipykernel, publisher_for
 from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.activity import SessionActivity
+    from nbparallel.session.monitoring.segments import SharedSegment
 
 
 def show(state: ExtensionState, *, close: bool) -> None:
@@ -22,26 +23,38 @@ def show(state: ExtensionState, *, close: bool) -> None:
             flags.PANEL.error("no panel is open")
         state.close_panel()
         return
-    if not is_ipykernel(state.shell) or importlib.util.find_spec("ipywidgets") is None:
+    if not is_ipykernel(state.shell):
         from nbparallel_widgets.panel_view import PanelView
 
-        display(PanelView(now(state)))
-        print("(as it is now: a panel that goes on needs a notebook and ipywidgets)")  # noqa: T201
+        display(PanelView(now(state), segments(state)))
+        print("(as it is now: a panel that goes on needs a notebook)")  # noqa: T201
         return
+    publisher = publisher_for(state.shell, state.notebook)
     if state.panel is None:
         from nbparallel_widgets.panel import Panel
 
-        state.panel = Panel(lambda: now(state))
-        state.panel.begin()  # this very cell
-    state.panel.show()
+        state.panel = Panel(lambda: now(state), lambda: segments(state), publisher)
+        state.panel.begin(publisher)  # this very cell
+    state.panel.show(publisher)
 
 
 def now(state: ExtensionState) -> SessionActivity | None:
     """Return what ranks do now; None if none are running, or they are just being stopped."""
     session = state.session
-    if session is None or session.closed or not session.started:
+    if session is None or session.closed:
         return None
     try:
         return session.activity()
+    except RuntimeError:  # not started yet, or stopped between the two
+        return None
+
+
+def segments(state: ExtensionState) -> Sequence[SharedSegment] | None:
+    """Return the session's segments, the largest first; None if no ranks are running."""
+    session = state.session
+    if session is None or session.closed or not session.started:
+        return None
+    try:
+        return session.statistics(state.shell.user_ns).segments
     except RuntimeError:  # stopped between the two
         return None

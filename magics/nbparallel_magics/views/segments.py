@@ -9,9 +9,9 @@ from nbparallel.errors import rank_list
 from nbparallel.table import Table, TableView
 from nbparallel.wire.inspection import Origin
 from nbparallel.wire.units import size_text
+from nbparallel_widgets.panel_memory import used_by
 
 if TYPE_CHECKING:
-    from nbparallel.session.monitoring.segments import SharedSegment
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.who import SessionNames
 
@@ -39,7 +39,7 @@ class SegmentsView(TableView):
                 record.strategy or "?",
                 size_text(record.nbytes),
                 _names([*record.names, *of_ranks.get(record.segment, ())]),
-                _used_by(record),
+                used_by(record),
                 record.maker,
                 record.phase,
                 "no rank" if record.read_only else "every rank" if record.writable else "its creator",
@@ -92,8 +92,3 @@ def total(seen: SessionStatistics) -> str:
 def _names(names: list[str]) -> str:
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return ", ".join(names[:_NAMES]) + more
-
-
-def _used_by(record: SharedSegment) -> str:
-    users = ["notebook"] if record.notebook else []
-    return ", ".join([*users, *([rank_list(record.ranks)] if record.ranks else [])])

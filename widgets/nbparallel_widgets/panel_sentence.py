@@ -1,0 +1,172 @@
+"""What a session does at one moment, in one sentence; and what one rank does, in a few words.
+
+The ranks that the sentence is about stand between two asterisks: ``ranks 0, 2 wait for **rank 1**``.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable
+
+from nbparallel.errors import rank_list
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
+from nbparallel.wire.units import seconds_text, size_text
+
+_STRONG = re.compile(r"\*\*(.+?)\*\*")
+_CODE = re.compile(r"`(.+?)`")
+_VERBS = {
+    "computing": ("computes", "compute"),
+    "moving": ("moves data", "move data"),
+    "waiting": ("waits", "wait"),
+    "starting": ("starts", "start"),
+    "finished": ("has finished", "have finished"),
+    "failed": ("has failed", "have failed"),
+    "interrupted": ("was interrupted", "were interrupted"),
+    "dead": ("is dead", "are dead"),
+}
+"""What one rank and several ranks do, in the order of the sentence."""
+
+
+def sentence(activity: SessionActivity) -> str:
+    """Return what happens now, or how the last cell ended: ``In[3]: finished after 2.0 s``."""
+    cell = f"In[{activity.number}]: " if activity.number else ""
+    after = f"after {span_text(activity.seconds)}"
+    match activity.phase:
+        case "none":
+            return f"{_ranks(activity.ranks)}: no cell has run yet"
+        case "starting":
+            count = activity.starting_ranks
+            return f"{cell}starting {count} rank{'s' * (count != 1)}"
+        case "moving":
+            size = size_text(activity.moving_nbytes)
+            return f"{cell}moving {size} of `{activity.moving_name}` into shared memory"
+        case "running":
+            return (cell or "a call: ") + _running(activity)
+        case "failed":
+            return (cell or "the last call ") + _failed(activity, after)
+        case "interrupted":
+            return f"{cell or 'the last call was '}interrupted {after}"
+    return f"{cell or 'the last call '}finished {after}{_longest_wait(activity)}"
+
+
+def plain(text: str) -> str:
+    """Return a sentence as text."""
+    return _STRONG.sub(r"\1", text)
+
+
+def marked_html(text: str) -> str:
+    """Return a sentence as HTML."""
+    return _CODE.sub(r"<code>\1</code>", _STRONG.sub(r"<b>\1</b>", html.escape(text)))
+
+
+def marked_ranks(activity: SessionActivity) -> frozenset[int]:
+    """Return the ranks that the sentence is about: the others wait for them, or the cell failed there."""
+    if activity.phase == "running":
+        return frozenset(activity.culprits)
+    return frozenset({activity.failed_rank} - {-1}) if activity.phase == "failed" else frozenset()
+
+
+def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
+    """Return what a rank does: ``waiting for rank 2 in all_reduce, line 3``."""
+    if rank.state == "dead":
+        return f"{_cause(rank)}; the next cell starts it again"
+    if rank.state == "idle":
+        if activity.phase not in ("finished", "failed", "interrupted"):
+            return "idle"
+        if not took_part(rank):
+            return "took no part"
+    text = {"moving": "moving data", "idle": "finished"}.get(rank.state, rank.state)
+    if rank.state in ("idle", "finished") and rank.finished:
+        text += f" after {span_text(rank.finished)}"
+    if rank.state == "waiting" and rank.waits_for:
+        text += f" for {rank_list(rank.waits_for)}"
+    if rank.operation and rank.state in ("waiting", "moving"):
+        text += f" in {rank.operation}"
+    if rank.line and rank.state != "finished":
+        text += f", line {rank.line}"
+    if activity.phase == "running" and rank.rank in activity.culprits:
+        text += "; others wait for it"
+    return text
+
+
+def took_part(rank: RankActivity) -> bool:
+    """Return whether the cell that runs, or ran last, is or was on this rank."""
+    return rank.state != "idle" or bool(rank.computing or rank.waiting or rank.moving or rank.finished)
+
+
+def span_text(seconds: float) -> str:
+    """Return a time whose digits stay in their places while it grows."""
+    return f"{seconds:.1f} s" if seconds >= 1 else seconds_text(seconds)
+
+
+def _running(activity: SessionActivity) -> str:
+    taking_part = [rank for rank in activity.ranks if took_part(rank)]
+    waiting = [rank for rank in taking_part if rank.state == "waiting"]
+    blocked = [rank for rank in waiting if rank.rank not in activity.culprits]
+    if blocked and activity.culprits:
+        longest = max(rank.seconds for rank in blocked)
+        return f"{_do(blocked, 'waiting')} for {_culprits(activity, longest)}"
+    if waiting and len(waiting) == len(taking_part):
+        each_other = {rank for one in waiting for rank in one.waits_for} <= {rank.rank for rank in waiting}
+        known = each_other and all(rank.waits_for for rank in waiting)
+        longest = max(rank.seconds for rank in waiting)
+        return f"{_do(waiting, 'waiting')}{' for each other' * known}, for {span_text(longest)}"
+    parts = [
+        _do(group, state)
+        for state in _VERBS
+        if (group := [rank for rank in taking_part if rank.state == state])
+    ]
+    return f"{'; '.join(parts) or 'it begins'}; {span_text(activity.seconds)} so far"
+
+
+def _culprits(activity: SessionActivity, longest: float) -> str:
+    """Return the ranks that are waited for, what they do, and for how long."""
+    ranks = [rank for rank in activity.ranks if rank.rank in activity.culprits]
+    name = f"**{_ranks(ranks)}**"
+    if len(ranks) != 1:
+        return f"{name}, for {span_text(longest)}"
+    (rank,) = ranks
+    line = f"line {rank.line}, " if rank.line else ""
+    doing = _cause(rank) if rank.state == "dead" else rank.state
+    return f"{name} ({line}{doing} for {span_text(rank.seconds or longest)})"
+
+
+def _failed(activity: SessionActivity, after: str) -> str:
+    failed = next((rank for rank in activity.ranks if rank.rank == activity.failed_rank), None)
+    if failed is None:
+        return f"failed {after}"
+    if failed.state == "dead":
+        return f"failed {after}: **rank {failed.rank}** {_was(failed)}"
+    line = f", line {activity.failed_line}," if activity.failed_line else ""
+    return f"failed on **rank {failed.rank}**{line} {after}"
+
+
+def _longest_wait(activity: SessionActivity) -> str:
+    """Return which rank waited longest, if that was a tenth of the cell or more."""
+    waits = [
+        (seconds, rank, awaited)
+        for rank, row in enumerate(activity.waited)
+        for awaited, seconds in enumerate(row)
+        if rank != awaited
+    ]
+    seconds, rank, awaited = max(waits, default=(0.0, 0, 0), key=lambda wait: wait[0])
+    if not seconds or seconds < activity.seconds / 10:
+        return ""
+    return f"; the longest wait: rank {rank} for **rank {awaited}**, {span_text(seconds)}"
+
+
+def _do(ranks: list[RankActivity], state: str) -> str:
+    return f"{_ranks(ranks)} {_VERBS[state][len(ranks) != 1]}"
+
+
+def _ranks(ranks: Iterable[RankActivity]) -> str:
+    return rank_list([rank.rank for rank in ranks])
+
+
+def _was(rank: RankActivity) -> str:
+    return rank.operation.partition(":")[0] or "died"
+
+
+def _cause(rank: RankActivity) -> str:
+    return _was(rank).removeprefix("was ")
