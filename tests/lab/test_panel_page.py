@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.lab.conftest import WIDTHS
 from tests.lab.notebook_page import THEMES, LabCell, NotebookPage
 
@@ -33,7 +32,7 @@ _FOCUSED = "() => document.activeElement.textContent"
 
 @pytest.fixture
 def running(notebook: NotebookPage) -> tuple[LabCell, LabCell]:
-    """Return the cell of a panel, and one in which three ranks wait for rank 2 until the file ``go`` is there."""
+    """Return the cell of a panel, and one in which three ranks wait for rank 2 until ``go`` is there."""
     notebook.run("%%parallel -n 4\nx = rank")
     panel = notebook.run("%parallel_panel")
     cell = notebook.begin(STRAGGLER)
@@ -132,7 +131,7 @@ def test_the_button_interrupts(notebook: NotebookPage, running: tuple[LabCell, L
 def test_a_saved_panel_opened_again(
     open_notebook: Callable[..., NotebookPage], notebook: NotebookPage, trusted: bool
 ) -> None:
-    """Opened with a new kernel, also by somebody else, it says what the last cell did, and nothing is missing."""
+    """Opened with a new kernel, trusted or not, it says what the last cell did, and nothing is missing."""
     notebook.run("%parallel_panel")
     notebook.run("%%parallel -n 2\ntotal = all_reduce(rank)")
     notebook.save()

@@ -50,7 +50,7 @@ def _grid(
         return Grid(f"{what}{count}", ("rank", verb, ""), rows, (2,))
     ranks = range(len(figures))
     return Grid(
-        f"{what}: the rank of the row {verb} the rank of the column",
+        f"{what}: row {verb} column",
         ("rank", *(f"rank {rank}" for rank in ranks)),
         [(f"rank {i}", *(text(figures[i][j]) if figures[i][j] else "·" for j in ranks)) for i in ranks],
         [rank + 1 for rank in ranks],

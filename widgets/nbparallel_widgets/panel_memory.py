@@ -78,7 +78,7 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
             )
             for rank in activity.ranks
         ]
-        head = ("rank", "own memory", "shared, touched by it", "shared, made by it", "operations in the cell")
+        head = ("rank", "own memory", "shared, touched", "shared, made", "operations")
         grids.append(Grid("Memory of each rank", head, rows, right=(1, 2, 3, 4)))
     return grids
 

@@ -21,18 +21,19 @@ FOLDS = {
 STYLE = """<style>
 .nbp{color:inherit;container-type:inline-size;font-size:13px;line-height:1.5;
 font-variant-numeric:tabular-nums}
-.nbp.nbp table{display:block;width:100%;margin:0;border:0;table-layout:auto;font-size:inherit}
+.nbp.nbp table{display:block;color:inherit;width:100%;margin:0;border:0;table-layout:auto;font-size:inherit}
 .nbp.nbp caption{display:block;text-align:left;padding:2px 0 4px;font-size:14px;color:inherit;
 white-space:normal}
 .nbp.nbp thead,.nbp.nbp tbody{display:block;border:0}
 .nbp.nbp .nbp-grid,.nbp.nbp .nbp-grid thead,.nbp.nbp .nbp-grid tbody{display:revert;width:auto}
-.nbp.nbp .nbp-grid caption{display:table-caption;font-weight:bold}
+.nbp.nbp .nbp-grid caption{display:table-caption;white-space:nowrap;font-weight:bold}
 .nbp.nbp tr,.nbp.nbp thead tr{background:none;border:0}
 .nbp.nbp .nbp-ranks tr{display:grid;align-items:center;padding:1px 0 1px 7px;
-grid-template-columns:6em minmax(8em,1fr) repeat(4,6.4em) 21em}
-.nbp.nbp .nbp-ranks .nbp-marked{border-left:3px solid #D55E00;padding-left:4px;font-weight:bold}
+grid-template-columns:5.5em minmax(8em,1fr) repeat(3,6.6em) 7.4em 22em}
+.nbp.nbp .nbp-ranks .nbp-marked{border-left:3px solid #D55E00;padding-left:4px}
 .nbp.nbp th,.nbp.nbp td{border:0;padding:1px 5px;text-align:left;vertical-align:middle;max-width:none;
 white-space:nowrap;line-height:1.5;min-width:0}
+.nbp.nbp thead th{font-weight:normal}
 .nbp.nbp .nbp-ranks th,.nbp.nbp .nbp-ranks td{display:block}
 .nbp.nbp .nbp-n{text-align:right}
 .nbp.nbp .nbp-ranks .nbp-state{white-space:normal;padding-left:12px}
@@ -49,13 +50,14 @@ white-space:nowrap;line-height:1.5;min-width:0}
 #main .nbp-press{display:inline-block!important;font:inherit;color:inherit;background:none;border:1px solid;
 border-radius:3px;padding:0 8px;cursor:pointer}
 @container (max-width:70em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:6em minmax(6em,1fr) repeat(4,6.2em)}
-.nbp.nbp .nbp-ranks .nbp-state{grid-column:2/-1;padding-left:5px}}
+.nbp.nbp .nbp-ranks tr{grid-template-columns:6em minmax(6em,1fr) repeat(3,6.2em) 7.4em}
+.nbp.nbp .nbp-ranks .nbp-state{grid-column:2/-1;padding-left:5px}
+.nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
 @container (max-width:40em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:repeat(4,1fr)}
+.nbp.nbp .nbp-ranks tr{grid-template-columns:repeat(3,1fr) 1.25fr}
 .nbp.nbp .nbp-ranks .nbp-bar{grid-column:2/-1}
 .nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0;padding-bottom:4px}
-.nbp.nbp .nbp-ranks .nbp-n{padding:1px 0}
+.nbp.nbp .nbp-ranks .nbp-n{padding:1px 0;font-size:12px}
 .nbp.nbp .nbp-ranks tr svg[aria-hidden]{margin-right:2px!important}}
 @media (forced-colors:active){.nbp svg{forced-color-adjust:none}}
 </style>"""
