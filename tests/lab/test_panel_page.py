@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.lab.conftest import WIDTHS
 from tests.lab.notebook_page import THEMES, LabCell, NotebookPage
 
@@ -51,39 +52,41 @@ def closed(lab: object) -> object:
     (lab.notebooks / "go").unlink(missing_ok=True)  # type: ignore[attr-defined]
 
 
-def test_it_can_be_read_at_every_width(
-    notebook: NotebookPage, running: tuple[LabCell, LabCell], pictures: Path
-) -> None:
-    """At 400, 700 and 1400 pixels nothing is cut off, all bars lie on one axis, and axe finds nothing."""
-    panel, cell = running
-    for width, theme in itertools.product(WIDTHS, THEMES):
+def _look_at(notebook: NotebookPage, panel: LabCell, name: str, pictures: Path) -> None:
+    """Nothing may be cut off at any width in any theme; of each theme, axe must find nothing."""
+    for theme, width in itertools.product(THEMES, WIDTHS):
         notebook.resize(width)
         notebook.use_theme(theme)
         assert panel.output.evaluate(_CUT_OFF) == []
         bars = panel.output.evaluate(_BARS)
         assert len(bars) == 4
         assert len({tuple(bar) for bar in bars}) == 1
-        assert bars[0][1] > width / 4
-        panel.picture(pictures / f"running-{width}-{theme}.png")
-        assert panel.violations() == ""
+        assert bars[0][1] > width / 3
+        panel.picture(pictures / f"{name}-{width}-{theme}.png")
+        if width == max(WIDTHS):
+            assert panel.violations() == ""
+
+
+@pytest.mark.time_limit(240)
+def test_it_can_be_read_at_every_width(
+    notebook: NotebookPage, running: tuple[LabCell, LabCell], pictures: Path
+) -> None:
+    """At 400, 700 and 1400 pixels nothing is cut off, all bars lie on one axis, and axe finds nothing."""
+    panel, cell = running
+    _look_at(notebook, panel, "running", pictures)
     _release(notebook)
     cell.wait()
     panel.wait_for_text("finished after")
     for fold in panel.output.locator("summary").all():
         fold.click()
-    for width, theme in itertools.product(WIDTHS, THEMES):
-        notebook.resize(width)
-        notebook.use_theme(theme)
-        assert panel.output.evaluate(_CUT_OFF) == []
-        panel.picture(pictures / f"ended-{width}-{theme}.png")
-        assert panel.violations() == ""
+    _look_at(notebook, panel, "ended", pictures)
 
 
 def test_what_is_open_stays_open(notebook: NotebookPage, running: tuple[LabCell, LabCell]) -> None:
     """A fold that the keyboard opened keeps focus and state while figures change, and when the cell ends."""
     panel, cell = running
     folds = panel.output.locator("summary")
-    memory = panel.output.get_by_text("Memory of each rank")
+    memory = panel.output.get_by_text("Memory of each rank", exact=True)
     assert not memory.is_visible()
     folds.first.focus()
     notebook.page.keyboard.press("Enter")

@@ -28,6 +28,7 @@ white-space:normal}
 .nbp.nbp .nbp-grid,.nbp.nbp .nbp-grid thead,.nbp.nbp .nbp-grid tbody{display:revert;width:auto}
 .nbp.nbp .nbp-grid caption{display:table-caption;white-space:nowrap;font-weight:bold}
 .nbp.nbp tr,.nbp.nbp thead tr{background:none;border:0}
+.nbp.nbp .nbp-ranks tbody tr{background:none}
 .nbp.nbp .nbp-ranks tr{display:grid;align-items:center;padding:1px 0 1px 7px;
 grid-template-columns:5.5em minmax(8em,1fr) repeat(3,6.6em) 7.4em 22em}
 .nbp.nbp .nbp-ranks .nbp-marked{border-left:3px solid #D55E00;padding-left:4px}
@@ -47,18 +48,18 @@ white-space:nowrap;line-height:1.5;min-width:0}
 .nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px;padding-left:7px}
 .nbp-folds summary{cursor:pointer}
 .nbp-press{display:none}
+#main .nbp-word{display:none}
 #main .nbp-press{display:inline-block!important;font:inherit;color:inherit;background:none;border:1px solid;
 border-radius:3px;padding:0 8px;cursor:pointer}
-@container (max-width:70em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:6em minmax(6em,1fr) repeat(3,6.2em) 7.4em}
-.nbp.nbp .nbp-ranks .nbp-state{grid-column:2/-1;padding-left:5px}
-.nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
-@container (max-width:40em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:repeat(3,1fr) 1.25fr}
+@container (max-width:72em){
+.nbp.nbp .nbp-ranks tr{grid-template-columns:5.6em 5.6em 5.6em 7em 1fr;padding-bottom:4px}
 .nbp.nbp .nbp-ranks .nbp-bar{grid-column:2/-1}
-.nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0;padding-bottom:4px}
-.nbp.nbp .nbp-ranks .nbp-n{padding:1px 0;font-size:12px}
-.nbp.nbp .nbp-ranks tr svg[aria-hidden]{margin-right:2px!important}}
+.nbp.nbp .nbp-ranks .nbp-n,.nbp.nbp .nbp-ranks .nbp-state{font-size:12px}
+.nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
+@container (max-width:42em){
+.nbp.nbp .nbp-ranks tr{grid-template-columns:repeat(4,1fr)}
+.nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0}
+.nbp.nbp .nbp-ranks .nbp-n{padding:1px 0;white-space:normal}}
 @media (forced-colors:active){.nbp svg{forced-color-adjust:none}}
 </style>"""
 """Sent once with a panel, not with each of its figures."""
@@ -69,7 +70,10 @@ INTERRUPT = (
 )
 """Runs JupyterLab's own command, also while a cell runs; no other front end shows it."""
 
-HOW = "■ in the toolbar (or I, I) interrupts the ranks; <code>%parallel_panel --close</code> closes the panel"
+HOW = (
+    '<span class="nbp-word">■ in the toolbar, or I I, interrupts the ranks; </span>'
+    "<code>%parallel_panel --close</code> closes the panel"
+)
 
 
 def folds_bundle(identity: str, *, live: bool) -> dict[str, str]:
