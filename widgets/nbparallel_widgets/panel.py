@@ -158,9 +158,8 @@ class Panel:
         while not self._closed:
             self._wake.wait()
             self._wake.clear()
-            changing = True
-            while changing and not self._closed and not self._failed:
-                changing = self._refresh(at_end=False) or self._busy
-                if changing:
-                    size = len(self._sent.get("figures", {}).get("text/html", ""))
-                    self._ended.wait(max(INTERVAL, size / BYTES_PER_SECOND))
+            while not self._closed and not self._failed:
+                if not (self._refresh(at_end=False) or self._busy):
+                    break
+                size = len(self._sent.get("figures", {}).get("text/html", ""))
+                self._ended.wait(max(INTERVAL, size / BYTES_PER_SECOND))
