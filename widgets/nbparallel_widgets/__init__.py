@@ -1,4 +1,4 @@
 """Views for notebooks: the timeline's picture and the live panel; no private attribute of the core.
 
-They are ordinary outputs, without scripts and widgets.  Loading the magics imports no module that needs numpy.
+They are ordinary outputs, without scripts or widgets.  Loading the magics imports none that needs numpy.
 """
