@@ -158,8 +158,12 @@ class Panel:
         while not self._closed:
             self._wake.wait()
             self._wake.clear()
-            while not self._closed and not self._failed:
-                if not (self._refresh(at_end=False) or self._busy):
-                    break
-                size = len(self._sent.get("figures", {}).get("text/html", ""))
-                self._ended.wait(max(INTERVAL, size / BYTES_PER_SECOND))
+            self._follow()
+
+    def _follow(self) -> None:
+        """Refresh as long as something may change."""
+        while not (self._closed or self._failed):
+            if not (self._refresh(at_end=False) or self._busy):
+                break
+            size = len(self._sent.get("figures", {}).get("text/html", ""))
+            self._ended.wait(max(INTERVAL, size / BYTES_PER_SECOND))
