@@ -54,7 +54,6 @@ AFTER_A_WAIT = 4
 QUICK = ("all_reduce", "barrier", "broadcast", "send", "recv")
 _clock = time.monotonic_ns
 _WORLD: tuple[int, ...] = ()
-_TIME_BITS = ~OPERATION_BITS
 
 
 class OperationTracer:
@@ -87,8 +86,8 @@ class OperationTracer:
         self._quick = {name: traced.pop(name) for name in QUICK}
         self._others = traced
         self._statements: deque[tuple[int, int]] = deque(maxlen=KEPT_STATEMENTS)
-        self._operations = self._appended = self._short = 0
-        self._counted_at = 0  # context.operations when `_operations` was right
+        self._traced_count = self._unseen = self._waits = self._short = 0
+        self._counted_at = 0  # context.operations when `_unseen` was right
         self._removed = self._uncounted = False
         self._began_ns = self._ended_ns = self._moving_ns = self._wait_ns = 0
         self._inside, self._awaited = False, -1
@@ -99,7 +98,7 @@ class OperationTracer:
         """Begin a cell."""
         self._noted.clear()
         self._statements.clear()
-        self._operations = self._appended = self._moving_ns = 0
+        self._traced_count = self._unseen = self._waits = self._moving_ns = 0
         self._inside, self._awaited = False, -1
         self._short, self._removed, self._uncounted = SHORT, False, False
         self._counted_at = self._context.operations
@@ -130,17 +129,18 @@ class OperationTracer:
 
     def take(self) -> RankTimeline:
         """Return the notes on the cell that has ended."""
-        noted, full = self._noted, self._appended > len(self._noted)
+        noted, operations = self._noted, self._traced_count + self._unseen
+        full = self._traced_count + self._waits > len(noted)
         return pack(
             self._context.rank,
             os.getpid(),
             self._began_ns,
             self._ended_ns,
             noted_from_ns=noted[0][2] if full else self._began_ns,
-            operations=self._operations,
-            omitted=max(0, self._operations - len(noted)),
+            operations=operations,
+            omitted=max(0, operations - len(noted)),
             wait_ns=self._wait_ns,
-            moving_ns=self._moving_ns,
+            moving_ns=max(0, self._moving_ns),
             noted=self._settled(),
             statements=tuple(self._statements),
         )
@@ -160,7 +160,7 @@ class OperationTracer:
             return
         now = _clock()
         begin = wait.began_ns
-        self._appended += 1
+        self._waits += 1
         self._noted.append(
             (wait.operation.name, wait.line, begin, now, now - begin, 0, wait.peer, peer, 0, _WORLD, False)
         )
@@ -182,9 +182,10 @@ class OperationTracer:
     def _count(self) -> None:
         """Count what was called without the tracer, between two operations, and publish the number."""
         called, words, timing = self._context.operations, self._words, self._timing
-        self._operations += called - self._counted_at
+        self._unseen += called - self._counted_at
         self._counted_at = called
-        words[timing + TIMING_OPERATIONS] = self._operations
+        words[timing + TIMING_MOVING] = self._moving_ns
+        words[timing + TIMING_OPERATIONS] = self._traced_count + self._unseen
         words[timing + TIMING_UNCOUNTED] = self._uncounted = False
 
     def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,7 +193,7 @@ class OperationTracer:
         context, waiter, protocol, noted = self._context, self._waiter, self._world.protocol, self._noted
         place, keyword = _peer_argument(method)
         quick, code = name in QUICK, operation_of(name).value
-        words, timing = self._words, self._timing
+        words, timing, time_bits = self._words, self._timing, ~OPERATION_BITS
         inside, counted, moving = (
             timing + word for word in (TIMING_INSIDE, TIMING_OPERATIONS, TIMING_MOVING)
         )
@@ -200,13 +201,14 @@ class OperationTracer:
         def recorded(*args: Any, **options: Any) -> Any:
             if self._inside:  # an operation that is made of others counts once
                 return method(*args, **options)
-            if context.operations != self._counted_at:
-                self._operations += context.operations - self._counted_at
+            unseen = context.operations - self._counted_at
+            if unseen:
+                self._unseen += unseen
             self._inside, self._awaited, self.state = True, -1, None
             former, waited, nbytes, failed = protocol.number, waiter.wait_ns, context.nbytes, True
             context.former_wait_ns = waited
             begin = _clock()
-            words[inside] = begin & _TIME_BITS | code
+            words[inside] = begin & time_bits | code
             try:
                 value = method(*args, **options)
                 failed = False
@@ -224,15 +226,17 @@ class OperationTracer:
                         number, group, failed,
                     )
                 )  # fmt: skip
-                self._appended += 1
-                words[moving] = self._moving_ns = self._moving_ns + max(0, end - begin - slept)
-                words[counted] = self._operations = self._operations + 1
+                self._traced_count += 1
+                self._moving_ns += end - begin - slept
+                words[counted] = self._traced_count + self._unseen
                 self._counted_at = context.operations
                 if slept:
                     context.write_timing()
                 if self._uncounted and not self._removed:
                     words[timing + TIMING_UNCOUNTED] = self._uncounted = False
-            if quick and end - begin < SHORT_NS:
+            if end - begin >= SHORT_NS:
+                words[moving] = self._moving_ns
+            elif quick:
                 self._short -= 1
                 if self._short <= 0:
                     self._remove()

@@ -17,6 +17,7 @@ from nbparallel.session.monitoring.timeline import (
     Span,
     Timeline,
 )
+from nbparallel.session.results import RankTimes
 from nbparallel.wire.units import seconds_text
 from nbparallel_widgets import times
 from nbparallel_widgets.timeline_svg import COLOURS, TimelineView, svg
@@ -75,6 +76,9 @@ def test_short_waits_are_summed_up() -> None:
     assert lines[5].startswith("rank 0 waited 280 ms")
     assert lines[6] == "and 14 shorter waits, 1.82 s in all"
     assert lines[7] == "short operations that were counted, not drawn: rank 0: 1,234"
+    waited = replace(counted, times=RankTimes(10**9, 9 * 10**9, 10**10, 20 * 10**9, 1274))
+    last = repr(TimelineView(Timeline(0, 20.0, (waited,), ()))).splitlines()[-1]
+    assert last.endswith("not drawn: rank 0: 1,234 (5.2 s waiting)")
 
 
 def test_picture() -> None:

@@ -106,11 +106,17 @@ def foot(timeline: Timeline) -> list[str]:
     if rest := waits[len(long) :]:
         many = f"{len(rest)} short{'er' * bool(long)} wait{'s' * (len(rest) != 1)}"
         lines.append(f"{'and ' if long else ''}{many}, {seconds_text(sum(w.seconds for w in rest))} in all")
-    omitted = {row.rank: row.omitted for row in timeline.rows if row.omitted > 0}
+    omitted = [row for row in timeline.rows if row.omitted > 0]
     if omitted:
-        counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in omitted.items())
+        counts = ", ".join(f"rank {row.rank}: {row.omitted:,}{_hidden_wait(row)}" for row in omitted)
         lines.append(f"short operations that were counted, not drawn: {counts}")
     return lines
+
+
+def _hidden_wait(row: RankRow) -> str:
+    """Return how long a rank waited in operations that are not drawn, if that is much."""
+    hidden = row.total(WAITING) - sum(span.seconds for span in row.spans if span.kind == WAITING)
+    return f" ({seconds_text(hidden)} waiting)" if hidden > row.ended / 100 else ""
 
 
 def _axis(seconds: float, indent: int) -> str:
