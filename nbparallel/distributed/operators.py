@@ -16,6 +16,7 @@ import numpy as np
 
 _NUMERIC = "biufcmM"
 """Kinds of dtypes that can be reduced at all."""
+_ORDERED = "biufmM"
 
 
 class ReduceOp(enum.StrEnum):
@@ -36,8 +37,8 @@ class Operator:
     """One way to combine values; equal to itself alone, which makes it a quick key."""
 
     name: str
-    ufunc: np.ufunc
-    """Combines two arrays."""
+    ufunc: Callable[..., Any]
+    """Combines two arrays; a ufunc, or called as one."""
     pair: Callable[[Any, Any], Any]
     """Combines two numbers of Python or numpy; ints stay exact."""
     finish: Callable[[Any, int], Any] | None = None
@@ -82,6 +83,47 @@ OPERATORS = {
 }  # fmt: skip
 
 
+def _choose(better: np.ufunc) -> Callable[..., Any]:
+    """Return what combines arrays of pairs of a value and a location, and is called as a ufunc."""
+
+    def choose(a: Any, b: Any, out: Any) -> Any:
+        mine, other = a["value"], b["value"]
+        nan, other_nan = mine != mine, other != other
+        same = (mine == other) | (nan & other_nan)
+        take = better(other, mine) | (other_nan & ~nan) | (same & (b["location"] < a["location"]))
+        if out is not a:
+            out[...] = a
+        np.copyto(out, b, where=take)
+        return out
+
+    return choose
+
+
+def _choose_pair(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return what combines two pairs of a number and a location."""
+
+    def choose(a: Any, b: Any) -> Any:
+        value = better(a[0], b[0])
+        same = a[0] == b[0] or (a[0] != a[0] and b[0] != b[0])
+        return min(a, b, key=lambda pair: pair[1]) if same else a if value is a[0] else b
+
+    return choose
+
+
+LOCATING = {
+    "maxloc": Operator("max", _choose(np.greater), _choose_pair(_greater), kinds=_ORDERED),
+    "minloc": Operator("min", _choose(np.less), _choose_pair(_lesser), kinds=_ORDERED),
+}
+"""Operators on pairs of a value and a location, by operation: the best value, or a NaN, and where it is; the
+lowest location of several."""
+
+
+def shown_dtype(dtype: Any) -> str:
+    """Return a dtype as messages name it; of pairs that of the values."""
+    names = getattr(dtype, "names", None)
+    return str(dtype["value"] if names else dtype)
+
+
 def find_operator(op: object) -> Operator:
     """Return the operator called `op`.
 
@@ -121,5 +163,10 @@ def combine(op: Operator, inputs: Sequence[Any], out: Any) -> None:
     ufunc, total = op.ufunc, inputs[0]
     for other in inputs[1:]:
         total = ufunc(total, other, out=out)
-    if op.finish is not None and len(inputs) > 1:  # dividing by 1 changes complex NaNs
-        op.finish(out, len(inputs))
+    finish_array(op, out, len(inputs))
+
+
+def finish_array(op: Operator, total: Any, count: int) -> None:
+    """Take an operator's last step, for an array into which `count` arrays were combined."""
+    if op.finish is not None and count > 1:  # dividing by 1 changes complex NaNs
+        op.finish(total, count)

@@ -14,9 +14,10 @@ import numpy as np
 
 from nbparallel.distributed import Communicator, Group
 from tests.distributed.guarded import LAYOUTS, Guards
-from tests.distributed.oracle import example, expected, same
+from tests.distributed.oracle import example, expected, located, same
 
 NUMERIC = ("b1", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4")
+ORDERED = tuple(dtype for dtype in NUMERIC if np.dtype(dtype).kind != "c")
 OTHERS = ("M8[s]", "S5", "U3", "i4,f8")
 """What can be moved, and not reduced."""
 Array = np.ndarray[Any, Any]
@@ -105,6 +106,38 @@ def all_reduce(s: Setting) -> Case:
     x = s.guards.filled(inputs[s.me], s.layout)
     assert (yield s.call("all_reduce", x, s.op)) is x
     s.check(x, s.total(inputs), reduced=True)
+
+
+def scan(s: Setting) -> Case:
+    """Each array becomes the combination of those up to it."""
+    inputs = s.inputs()
+    x = s.guards.filled(inputs[s.me], s.layout)
+    assert (yield s.call("scan", x, s.op)) is x
+    s.check(x, s.total(inputs[: s.me + 1]), reduced=True)
+
+
+def exscan(s: Setting) -> Case:
+    """Each array becomes the combination of those before it, and the first one stays."""
+    inputs = s.inputs()
+    x = s.guards.filled(inputs[s.me], s.layout)
+    found = yield s.call("exscan", x, s.op)
+    assert found is (x if s.me else None)
+    s.check(x, s.total(inputs[: s.me]) if s.me else inputs[0], reduced=True)
+
+
+def maxloc(s: Setting, name: str = "maxloc") -> Case:
+    """All get the largest of each element, and the lowest rank that has it; what they bring stays."""
+    inputs = s.inputs()
+    value, where = yield s.call(name, s.read(inputs[s.me]))
+    best, ranks = located(name, inputs, s.members)
+    s.check(value, best)
+    assert where.dtype == np.int64
+    assert where.tolist() == ranks.tolist()
+
+
+def minloc(s: Setting) -> Case:
+    """All get the smallest likewise."""
+    return maxloc(s, "minloc")
 
 
 def reduce(s: Setting) -> Case:
@@ -220,15 +253,16 @@ def ring(s: Setting) -> Case:
 
 
 REDUCTIONS: dict[str, Callable[[Setting], Case]] = {
-    f.__name__: f for f in (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)
+    f.__name__: f for f in (all_reduce, scan, exscan, reduce, reduce_scatter, reduce_scatter_tensor)
 }
+LOCATING: dict[str, Callable[[Setting], Case]] = {f.__name__: f for f in (maxloc, minloc)}
 MOVES: dict[str, Callable[[Setting], Case]] = {
     f.__name__: f
     for f in (
         broadcast, all_gather, all_gather_into_tensor, gather, scatter, all_to_all, all_to_all_single,
     )
 }  # fmt: skip
-ALL = {**REDUCTIONS, **MOVES, "ring": ring}
+ALL = {**REDUCTIONS, **LOCATING, **MOVES, "ring": ring}
 ROOTED = {"reduce", "broadcast", "gather", "scatter"}
 
 

@@ -36,6 +36,15 @@ def expected(op: str, inputs: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
     return np.true_divide(total, len(inputs)).astype(total.dtype) if average else total
 
 
+def located(name: str, inputs: list[np.ndarray[Any, Any]], ranks: list[int]) -> tuple[Any, Any]:
+    """Return the best values of all, and the lowest rank that has each; NaN is best."""
+    best = functools.reduce(OPERATORS["max" if name == "maxloc" else "min"], inputs)
+    where = np.full(best.shape, max(ranks), np.int64)
+    for rank, x in sorted(zip(ranks, inputs, strict=True), key=lambda pair: -pair[0]):
+        where[(x == best) | ((x != x) & (best != best))] = rank
+    return best, where
+
+
 def allowed(op: str, dtype: str) -> bool:
     """Whether numpy reduces this dtype so."""
     kind = np.dtype(dtype).kind

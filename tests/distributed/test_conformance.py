@@ -11,8 +11,10 @@ import pytest
 from nbparallel.distributed import Communicator, operators
 from tests.distributed.conformance import (
     ALL,
+    LOCATING,
     MOVES,
     NUMERIC,
+    ORDERED,
     OTHERS,
     REDUCTIONS,
     ROOTED,
@@ -35,6 +37,7 @@ def every_case() -> list[tuple[str, str, str]]:
         for name, op, dtype in itertools.product(REDUCTIONS, OPERATORS, NUMERIC)
         if allowed(op, dtype)
     ]
+    found += [(name, "", dtype) for name, dtype in itertools.product(LOCATING, ORDERED)]
     return found + [(name, "", dtype) for name, dtype in itertools.product(MOVES, NUMERIC + OTHERS)]
 
 

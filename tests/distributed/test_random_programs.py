@@ -13,6 +13,9 @@ from nbparallel.testing.ranks import context_of
 SIZES = [0, 1, 3, 100, 1500, 10_000, 80_000]
 CHANCES = [0.05, 0.3, 0.2, 0.2, 0.15, 0.07, 0.03]
 KINDS = (
+    "scan",
+    "exscan",
+    "maxloc",
     "reduce",
     "reduce_scatter",
     "all_gather",
@@ -47,6 +50,17 @@ def movement(c: Communicator, rng: np.random.Generator, kind: str, step: int, sh
         found = c.reduce(x, root, group=group)
         assert (found is None) == (c.rank != root)
         assert np.array_equal(x, total if c.rank == root else inputs[c.rank])
+    elif kind == "scan":
+        assert c.scan(x, group=group) is x
+        assert np.array_equal(x, sum(inputs[r] for r in members[: at + 1]))
+    elif kind == "exscan":
+        assert c.exscan(x, group=group) is (x if at else None)
+        assert np.array_equal(x, sum(inputs[r] for r in members[:at]) if at else inputs[c.rank])
+    elif kind == "maxloc":
+        value, where = c.maxloc(x, group=group)
+        assert np.array_equal(value, inputs[members[-1]])
+        assert (where[1:] == members[-1]).all()  # all first elements are equal
+        assert (where[:1] == members[0]).all()
     elif kind == "reduce_scatter":
         assert np.array_equal(c.reduce_scatter(x, group=group), np.array_split(total, n)[at])
     elif kind in ("all_gather", "view"):

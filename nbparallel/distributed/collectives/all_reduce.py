@@ -8,7 +8,7 @@ route.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from nbparallel.distributed.collectives.direct import direct_all_reduce
 from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
-from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator
+from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator, shown_dtype
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
@@ -30,11 +30,10 @@ SHARED_INLINE = 64 << 10
 of two.  All that a slot holds: ``python -m benchmarks.operations.tuning`` finds a third of the time at 48
 KiB still, and half of it with four ranks."""
 MAX_PLANS = 1024
-_ALL_REDUCE = Operation.all_reduce  # what an enumeration is asked for it looks up slowly
 
 
 class ReductionSignature:
-    """What is the same in every all_reduce of one operator, dtype and shape."""
+    """What is the same in every call of one operation, operator, dtype and shape."""
 
     __slots__ = (
         "fingerprint", "fused", "inline", "may_differ", "nbytes", "operation", "operator",
@@ -42,14 +41,20 @@ class ReductionSignature:
     )  # fmt: skip
 
     def __init__(
-        self, operator: Operator, dtype: np.dtype[Any], shape: tuple[int, ...], inline_nbytes: int
+        self,
+        operation: Operation,
+        operator: Operator,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        inline_nbytes: int,
     ) -> None:
         self.operator, self.ufunc = operator, operator.ufunc
         self.fingerprint: Fingerprint = fingerprint(
-            "all_reduce", str(dtype), str(shape), operator=operator.name, content=(dtype.str, shape)
-        )
+            operation.name, shown_dtype(dtype), str(shape), operator=operator.name,
+            content=(str(dtype), shape),
+        )  # fmt: skip
         self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
-        self.operation = _ALL_REDUCE
+        self.operation = operation
         self.may_differ = False
         """Whether ranks that bring different content get no error: see `average_if_same`."""
         self.inline = self.nbytes <= inline_nbytes
@@ -60,9 +65,22 @@ class ReductionSignature:
 
 
 class AllReduce:
-    """One rank's side of `all_reduce` in a group."""
+    """One rank's side of `all_reduce` in a group; `scan` and `maxloc` extend it by other ways to combine.
 
-    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
+    Parameters
+    ----------
+    operation : Operation
+        What users call.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        protocol: SlotProtocol,
+        staging: StagingBuffers,
+        operation: Operation = Operation.all_reduce,
+    ) -> None:
+        self._operation = operation
         self._context, self._memory = context, context.memory
         self._protocol, self._staging = protocol, staging
         self._index, self._size = protocol.index, len(protocol.ranks)
@@ -84,8 +102,8 @@ class AllReduce:
             plan = self._plan(op, x)
         if not x.flags.writeable:
             raise ValueError(
-                "all_reduce works in place and this array is read-only: pass x.copy(), or share it for "
-                "writing with `%share` in the notebook"
+                f"{self._operation.name} works in place and this array is read-only: pass x.copy(), or share "
+                "it for writing with `%share` in the notebook"
             )
         context, protocol = self._context, self._protocol
         if self._size == 1:
@@ -101,7 +119,7 @@ class AllReduce:
         generation = protocol.next_generation()
         views = plan.views[generation] or self._views(plan, generation, x)
         same = protocol.exchange_inline(
-            _ALL_REDUCE, plan.fingerprint, context.call_site.line(), x, span, views
+            plan.operation, plan.fingerprint, context.call_site.line(), x, span, views
         )
         if not same:
             protocol.compare()
@@ -163,8 +181,8 @@ class AllReduce:
         return True
 
     def _first_average(self, x: AnyArray, operation: Operation, label: Fingerprint) -> ReductionSignature:
-        plan = ReductionSignature(find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
-        plan.operation, plan.fingerprint, plan.may_differ = operation, label, True
+        plan = ReductionSignature(operation, find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
+        plan.fingerprint, plan.may_differ = label, True
         return plan
 
     def _remember(self, key: object, plan: ReductionSignature) -> None:
@@ -175,7 +193,7 @@ class AllReduce:
     def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
         operator = find_operator(op)
         check_dtype(operator, x.dtype)
-        plan = ReductionSignature(operator, x.dtype, x.shape, self.inline_nbytes)
+        plan = ReductionSignature(self._operation, operator, x.dtype, x.shape, self.inline_nbytes)
         self._remember((op, x.dtype, x.shape), plan)
         return plan
 
@@ -212,7 +230,6 @@ class AllReduce:
         protocol.begin(plan.operation, plan.fingerprint, context.call_site.line())
         fits, direct = plan.nbytes <= protocol.payload_nbytes, span is not None and span.direct
         source: AnyArray = x if fits or x.flags.c_contiguous else np.ascontiguousarray(x)
-        layout = StagingLayout(x.size, x.itemsize, self._size)
 
         def leave() -> None:
             if fits:
@@ -220,7 +237,7 @@ class AllReduce:
                     fault_injection.hit("half_payload", context.rank)
                 self._slots(plan, x)[self._index][...] = x
             else:
-                protocol.put(self._staging.offer(source, layout))
+                protocol.put(self._offer(source))
 
         if span is not None and direct:
             protocol.put(self._memory.packed(x, span))
@@ -238,7 +255,7 @@ class AllReduce:
                 protocol.check_overlap(offers)
             route = choose_route(offers, fits=fits)
             if route is Route.DIRECT:
-                direct_all_reduce(context, protocol, x, plan.operator)
+                self._combine_directly(plan, x)
                 return True
         if offers_differ(offers):
             if direct:
@@ -247,10 +264,22 @@ class AllReduce:
         if route is Route.INLINE:
             self._combine_slots(plan, self._slots(plan, x), x)
             return True
-        self._staging.reduce(source, plan.operator, layout, source.reshape(-1))
+        self._combine_staged(plan, source)
         if source is not x:
             x[...] = source
         return True
+
+    def _combine_directly(self, plan: ReductionSignature, x: AnyArray) -> None:
+        direct_all_reduce(self._context, self._protocol, x, plan.operator)
+
+    def _offer(self, source: AnyArray) -> bytes:
+        """Begin to stage a C-contiguous array; returns what the other members must know."""
+        return self._staging.offer(source, StagingLayout(source.size, source.itemsize, self._size))
+
+    def _combine_staged(self, plan: ReductionSignature, source: AnyArray) -> None:
+        """Combine a C-contiguous array of all members in place; each has offered its own."""
+        layout = StagingLayout(source.size, source.itemsize, self._size)
+        self._staging.reduce(source, plan.operator, layout, source.reshape(-1))
 
     def _slots(self, plan: ReductionSignature, x: AnyArray) -> list[AnyArray]:
         """Return every rank's slot of the collective that has begun, in the form of `x`."""
@@ -262,18 +291,25 @@ class AllReduce:
         if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
             self.run(x.view(np.ndarray), op, deadline_ns)
             return x
-        value = check_number(operator, x, "all_reduce")
+        value = check_number(operator, x, self._operation.name)
+        return self._all_reduce_number(value, type(value).__name__, operator, deadline_ns)
+
+    def _all_reduce_number(self, value: Any, kind: str, operator: Operator, deadline_ns: int | None) -> Any:
+        """Combine numbers, or what else the operator combines, in the order of ranks."""
         if self._size == 1:
-            return combine_numbers(operator, [value])
+            return self._combine_numbers(operator, [value])
         self._protocol.deadline_ns = deadline_ns
-        label = self._fingerprint(type(value).__name__, operator.name)
-        values = exchange_numbers(self._context, self._protocol, Operation.all_reduce, label, value)
+        label = self._fingerprint(kind, operator.name)
+        values = exchange_numbers(self._context, self._protocol, self._operation, label, value)
+        return self._combine_numbers(operator, values)
+
+    def _combine_numbers(self, operator: Operator, values: Sequence[Any]) -> Any:
         return combine_numbers(operator, values)
 
     def _fingerprint(self, kind: str, operator: str) -> Fingerprint:
         label = self._fingerprints.get((kind, operator))
         if label is None:
-            label = fingerprint("all_reduce", kind, operator=operator, content="number")
+            label = fingerprint(self._operation.name, kind, operator=operator, content="number")
             self._fingerprints[kind, operator] = label
         return label
 

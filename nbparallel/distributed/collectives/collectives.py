@@ -12,9 +12,11 @@ from typing import Any
 from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.broadcast import Broadcast
 from nbparallel.distributed.collectives.exchange import Exchange
+from nbparallel.distributed.collectives.maxloc import MaxLoc
 from nbparallel.distributed.collectives.movements import Movements, Pattern
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls, ProgressEngine
 from nbparallel.distributed.collectives.reduce import Reduce
+from nbparallel.distributed.collectives.scan import Scan
 from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -39,6 +41,13 @@ class GroupCollectives:
         pending_slots = PendingSlots(context, self.protocol)
         self._staging = StagingBuffers(context, self.protocol)
         self.all_reduce = AllReduce(context, self.protocol, self._staging)
+        self._scans = [
+            Scan(context, self.protocol, self._staging, exclusive=exclusive) for exclusive in (False, True)
+        ]
+        self._locating = {
+            operation: MaxLoc(context, self.protocol, self._staging, operation)
+            for operation in (Operation.maxloc, Operation.minloc)
+        }
         self._broadcast = Broadcast(context, self.protocol, self._staging)
         self._reduce = Reduce(context, self.protocol, self._staging)
         self._exchange = Exchange(context, pending_slots, self._staging)
@@ -70,6 +79,18 @@ class GroupCollectives:
     def run_all_reduce(self, x: Any, op: str, deadline_ns: int | None) -> Any:
         """Return the combination of all values; an array in place."""
         return self.all_reduce.run(x, op, deadline_ns)
+
+    def scan(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+        """Return the combination of the values of the members up to this one; an array in place."""
+        return self._scans[False].run(x, op, deadline_ns)
+
+    def exscan(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+        """Return the combination of the values of the members before this one; an array in place."""
+        return self._scans[True].run(x, op, deadline_ns)
+
+    def locate(self, operation: Operation, pairs: Any, deadline_ns: int | None) -> tuple[Any, Any]:
+        """Return the best values of all members and their locations."""
+        return self._locating[operation].locate(pairs, deadline_ns)
 
     def reduce(self, x: Any, root: int, op: str, deadline_ns: int | None) -> Any:
         """Return the combination of all values on `root`; None elsewhere."""
@@ -113,6 +134,7 @@ class GroupCollectives:
         """Release all memory."""
         self._staging.close()
         self._exchange.close()
-        self.all_reduce.close()
+        for reduction in (self.all_reduce, *self._scans, *self._locating.values()):
+            reduction.close()
         self.protocol.close()
         self._area.close()

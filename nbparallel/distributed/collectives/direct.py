@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nbparallel.distributed.operators import Operator, combine
+from nbparallel.distributed.operators import Operator, combine, finish_array
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -78,6 +78,29 @@ def direct_all_reduce(context: RankContext, protocol: SlotProtocol, x: AnyArray,
         combine(operator, parts, parts[0])
         for part in parts[1:]:
             part[...] = parts[0]
+
+    _write_slice(context, protocol, x.size, BLOCK, work)
+
+
+def direct_scan(
+    context: RankContext, protocol: SlotProtocol, x: AnyArray, operator: Operator, *, exclusive: bool
+) -> None:
+    """Combine in place with all lower members; each has left a handle as for `direct_all_reduce`."""
+    arrays = [
+        x.reshape(-1) if i == protocol.index else context.memory.attach(bytes(protocol.get(i)), writable=True)
+        for i in range(len(protocol.ranks))
+    ]
+    partial = [np.empty(min(BLOCK, x.size), x.dtype) for _ in range(2)]
+
+    def work(begin: int, end: int) -> None:
+        total, following = (part[: end - begin] for part in partial)
+        total[...] = arrays[0][begin:end]
+        for i, array in enumerate(arrays[1:], 1):
+            mine = array[begin:end]
+            operator.ufunc(total, mine, out=following)
+            mine[...] = total if exclusive else following
+            finish_array(operator, mine, i if exclusive else i + 1)
+            total, following = following, total
 
     _write_slice(context, protocol, x.size, BLOCK, work)
 

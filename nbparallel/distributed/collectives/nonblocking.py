@@ -19,9 +19,17 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.exchange import Exchange, PreparedRecord
+from nbparallel.distributed.collectives.maxloc import separate
 from nbparallel.distributed.collectives.movements import BARRIER, BROADCAST, Movement, Movements, Pattern
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers
-from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator
+from nbparallel.distributed.operators import (
+    LOCATING,
+    Operator,
+    check_dtype,
+    combine,
+    find_operator,
+    shown_dtype,
+)
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
@@ -167,6 +175,24 @@ class NonblockingCalls:
         movement = self._moved(Operation.all_reduce, operator, (value,))
         return movement, lambda found: _into(x, _combined(operator, found))
 
+    def scan(self, x: Any, op: str) -> NonblockingCall:
+        """Move all values to all members, which combine those up to their own in place."""
+        operator, value = _checked(x, op, "scan", fills=True)
+        movement = self._moved(Operation.scan, operator, (value,))
+        return movement, lambda found: _into(x, _combined(operator, found[: self._index + 1]))
+
+    def exscan(self, x: Any, op: str) -> NonblockingCall:
+        """Move all values to all members, which combine those before their own in place."""
+        operator, value = _checked(x, op, "exscan", fills=True)
+        movement, index = self._moved(Operation.exscan, operator, (value,)), self._index
+        return movement, lambda found: _into(x, _combined(operator, found[:index])) if index else None
+
+    def locate(self, operation: Operation, pairs: Any) -> NonblockingCall:
+        """Move all pairs of values and locations to all members, which choose among them."""
+        operator = LOCATING[operation.name]
+        movement = self._moved(operation, operator, (pairs,))
+        return movement, lambda found: separate(_combined(operator, found))
+
     def reduce(self, x: Any, root: int, op: str) -> NonblockingCall:
         """Move all values to the root, which combines them."""
         mine = self._index == root
@@ -211,11 +237,11 @@ class NonblockingCalls:
             if len(self._reductions) >= MAX_FINGERPRINTS:
                 self._reductions.clear()
             shapes = str(forms[0][1]) if len(forms) == 1 else str([shape for _, shape in forms])
-            content = [(getattr(dtype, "str", "number"), shape) for dtype, shape in forms]
+            content = [(str(dtype), shape) for dtype, shape in forms]
             rank = None if root is None else self._ranks[root]
             label = self._reductions[key] = fingerprint(
-                f"{operation.name}+async", str(forms[0][0]), shapes, root=rank, operator=operator.name,
-                content=content,
+                f"{operation.name}+async", shown_dtype(forms[0][0]), shapes, root=rank,
+                operator=operator.name, content=content,
             )  # fmt: skip
         return label
 

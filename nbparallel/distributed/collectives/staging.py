@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import slice_bounds
-from nbparallel.distributed.operators import Operator, combine
+from nbparallel.distributed.operators import Operator, combine, finish_array
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.slots.pipeline import Pipeline
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 
@@ -30,6 +31,10 @@ CHUNK = 1 << 20
 """Bytes: stays in a core's second-level cache, and is large against a synchronisation.  ``python -m
 benchmarks.operations.tuning``: 1 to 4 MiB are equal within 8 %, a quarter takes a third longer."""
 CHUNKS = 3
+SCAN_PIECES = 4
+"""Pieces of a scan for each member but the last."""
+MIN_SCAN_NBYTES = 64 << 10
+"""Bytes of a piece of a scan, at least."""
 
 
 class StagingLayout:
@@ -199,6 +204,58 @@ class StagingBuffers:
                 if low < high:
                     target[low - start : high - start] = parts[i][offset : offset + high - low]
 
+    def offer_prefix(self, x: AnyArray) -> bytes:
+        """Begin the scan of a contiguous `x`; returns the buffers' handle, for the slot."""
+        memory = self._mine()
+        if self._protocol.index == 0:
+            flat = x.reshape(-1)
+            self._copy_piece(memory, flat[: self._scan_count(flat)], self._position)
+        return self._packed
+
+    def scan(self, x: AnyArray, operator: Operator, *, exclusive: bool) -> None:
+        """Combine a contiguous `x` in place with those of all lower members; each has offered its own.
+
+        Member i works at piece s - i in step s: it takes what the member below left in step s - 1, and leaves
+        the total for the member above, in the place of a piece that this one has read.  So every member reads
+        and writes each element twice, however many there are.  The arrival has ended step 0.
+        """
+        protocol, memory, flat = self._protocol, self._mine(), x.reshape(-1)
+        pipeline = Pipeline(self._context, protocol)
+        index, last = protocol.index, len(protocol.ranks) - 1
+        below = self._attach(bytes(protocol.get(index - 1))) if index else None
+        count = self._scan_count(flat)
+        pieces = -(-flat.size // count)
+        if index > 1:
+            pipeline.complete(index - 1)  # there is nothing to do in them
+        for piece in range(0 if index else 1, pieces):
+            step, mine = index + piece, flat[piece * count : (piece + 1) * count]
+            if index < last and piece >= CHUNKS:
+                pipeline.wait_for(index + 1, step - 2)  # the piece whose place this one takes
+            if below is None:
+                self._copy_piece(memory, mine, self._position + step)
+            else:
+                pipeline.wait_for(index - 1, step - 1)
+                total = self._chunk(below, self._position + step - 1, flat)[: mine.size]
+                above = self._chunk(memory, self._position + step, flat)[: mine.size]
+                _add_piece(operator, total, mine, above if index < last else None, index, exclusive=exclusive)
+                if fault_injection.ARMED:
+                    fault_injection.hit("half_payload", self._context.rank)
+            pipeline.complete(step)
+        pipeline.complete(pieces + last - 1)
+        if index < last:
+            pipeline.wait_for(index + 1, index + pieces)
+        self._position += pieces + last
+
+    def _copy_piece(self, memory: AnyArray, piece: AnyArray, position: int) -> None:
+        self._chunk(memory, position, piece)[: piece.size] = piece
+        if fault_injection.ARMED:
+            fault_injection.hit("half_payload", self._context.rank)
+
+    def _scan_count(self, flat: AnyArray) -> int:
+        """Return how many elements make a piece: so few that all members soon have one to work at."""
+        nbytes = flat.nbytes // (SCAN_PIECES * max(1, len(self._protocol.ranks) - 1))
+        return min(max(nbytes, MIN_SCAN_NBYTES), CHUNK) // flat.itemsize
+
     def broadcast(self, x: AnyArray, root: int, packed: bytes) -> None:
         """Fill a contiguous `x` with what `root` has; the root has offered the first chunk."""
         mine = self._protocol.index == root
@@ -222,6 +279,28 @@ class StagingBuffers:
         """Release all memory."""
         self._own = None
         self._attached.clear()
+
+
+def _add_piece(
+    operator: Operator,
+    total: AnyArray,
+    mine: AnyArray,
+    above: AnyArray | None,
+    members: int,
+    *,
+    exclusive: bool,
+) -> None:
+    """Combine a piece with the `total` of so many members below it, and leave the new total `above`."""
+    with np.errstate(all="ignore"):
+        if exclusive:
+            if above is not None:
+                operator.ufunc(total, mine, out=above)
+            mine[...] = total
+        else:
+            operator.ufunc(total, mine, out=mine)
+            if above is not None:
+                above[...] = mine
+        finish_array(operator, mine, members if exclusive else members + 1)
 
 
 _WHERE = struct.Struct("<QQ")

@@ -41,6 +41,12 @@ def begin_all(c: Communicator, x: np.ndarray[Any, Any], **options: Any) -> dict[
         "broadcast into": lambda **o: c.broadcast(x.copy() if mine else np.zeros_like(x), src=root, **o),
         "all_reduce": lambda **o: c.all_reduce(x.copy(), "max", **o),
         "all_reduce number": lambda **o: c.all_reduce(me + 1, **o),
+        "scan": lambda **o: c.scan(x.copy(), "max", **o),
+        "scan number": lambda **o: c.scan(me + 0.5, "avg", **o),
+        "exscan": lambda **o: c.exscan(x.copy(), **o),
+        "exscan number": lambda **o: c.exscan(me + 1, **o),
+        "maxloc": lambda **o: c.maxloc(x, **o),
+        "minloc number": lambda **o: c.minloc(n - me, location=7 * me, **o),
         "reduce": lambda **o: c.reduce(x.copy(), root, **o),
         "reduce number": lambda **o: c.reduce(me + 0.5, 0, "avg", **o),
         "reduce_scatter": lambda **o: c.reduce_scatter(x, **o),
@@ -63,7 +69,7 @@ def begin_all(c: Communicator, x: np.ndarray[Any, Any], **options: Any) -> dict[
 
 def equal(a: Any, b: Any) -> bool:
     """Whether two results are the same."""
-    if isinstance(a, list) and isinstance(b, list):
+    if isinstance(a, list | tuple) and type(a) is type(b):
         return len(a) == len(b) and all(map(equal, a, b))
     return np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
@@ -331,6 +337,9 @@ def test_wrong_arguments_hurt_only_the_caller(ranks: Any) -> None:
         for call, error in (
             (lambda: c.all_reduce(x, "summ", async_op=True), ValueError),
             (lambda: c.all_reduce("x", async_op=True), TypeError),
+            (lambda: c.scan(np.broadcast_to(1.0, (2,)), async_op=True), ValueError),
+            (lambda: c.exscan("x", async_op=True), TypeError),
+            (lambda: c.maxloc(1j, async_op=True), TypeError),
             (lambda: c.all_reduce(np.broadcast_to(1.0, (2,)), async_op=True), ValueError),
             (lambda: c.all_gather(x, view=True, async_op=True), ValueError),
             (lambda: c.scatter([1], src=c.rank, async_op=True), ValueError),

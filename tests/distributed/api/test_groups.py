@@ -38,6 +38,11 @@ def test_every_operation_in_every_group(ranks: Any) -> None:
                 total = c.reduce(make(np.full(size, float(me))), root, group=group)
                 assert (total is None) == (me != root)
                 assert total is None or (total == sum(members)).all()
+                prefix = c.scan(make(np.full(size, float(me))), group=group)
+                assert (prefix == sum(members[: at + 1])).all()
+                prefix = c.exscan(make(np.full(size, float(me))), group=group)
+                assert prefix is None if at == 0 else (prefix == sum(members[:at])).all()
+                assert all((v == root).all() for v in c.maxloc(x, group=group))
                 part = c.reduce_scatter(x, group=group)
                 assert part.shape == np.array_split(x, n)[at].shape
                 assert (part == sum(members)).all()

@@ -20,6 +20,7 @@ from nbparallel.testing.ranks import RankOutcome, Running, context_of
 POINTS = [p for p in fault_injection.POINTS if p != "waiting"]
 OPERATIONS = (
     "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "group", "list", "broadcast",
+    "scan", "exscan", "maxloc",
 )  # fmt: skip
 SIZES = {"8 B": 1, "4 MiB": 1 << 19}
 
@@ -44,6 +45,9 @@ def call_of(c: Communicator, operation: str, x: list[Any]) -> Callable[[], Any]:
         "group": lambda: c.all_reduce(x[0], "max", group=group),
         "list": lambda: c.all_gather(x[1:], x[0]),
         "broadcast": lambda: c.broadcast(x[0], next(turns) % 3),
+        "scan": lambda: c.scan(x[0], "max"),
+        "exscan": lambda: c.exscan(x[0], "max"),
+        "maxloc": lambda: c.maxloc(x[0]),
     }
     return calls[operation]
 

@@ -83,6 +83,9 @@ def altered(c: Communicator, size: int, operation: str, change: str) -> tuple[Ca
     single = np.full(shape, -1, dtype)
     mine = me == root
     calls: dict[str, Callable[[], Any]] = {
+        "scan": lambda: c.scan(x, op),
+        "exscan": lambda: c.exscan(x, op),
+        "maxloc": lambda: c.maxloc(x),
         "reduce": lambda: c.reduce(x, root, op),
         "reduce_scatter": lambda: c.reduce_scatter(x, op=op),
         "reduce_scatter list": lambda: c.reduce_scatter(single, lists, op),
@@ -97,6 +100,9 @@ def altered(c: Communicator, size: int, operation: str, change: str) -> tuple[Ca
 
 
 CHANGES = {
+    "scan": ("dtype", "count", "shape", "operator"),
+    "exscan": ("dtype", "count", "shape", "operator"),
+    "maxloc": ("dtype", "count", "shape"),
     "reduce": ("dtype", "count", "shape", "root", "operator"),
     "reduce_scatter": ("dtype", "count", "shape", "operator"),
     "reduce_scatter list": ("dtype", "count", "shape", "operator"),
@@ -154,6 +160,11 @@ def test_one_operation_for_another(outcomes: Any) -> None:
         lambda c, a: c.reduce_scatter(a),
         lambda c, a: c.reduce_scatter([1, 2, 3]),
         lambda c, a: c.reduce(1, 0),
+        lambda c, a: c.scan(a),
+        lambda c, a: c.exscan(a),
+        lambda c, a: c.maxloc(a),
+        lambda c, a: c.minloc(a),
+        lambda c, a: c.minloc(1),
         lambda c, a: c.broadcast(a if c.rank == 0 else None, view=True),
         lambda c, a: c.barrier(),
     ]

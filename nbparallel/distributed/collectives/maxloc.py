@@ -1,0 +1,75 @@
+"""maxloc and minloc: the best value of all ranks, and where it is.
+
+They are `all_reduce` of pairs: a value and a location travel as one element of a structured dtype, so that
+the bytes take the routes of any other array, with one synchronization if they are few.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.collectives.all_reduce import AllReduce, ReductionSignature
+from nbparallel.distributed.collectives.scalars import check_number
+from nbparallel.distributed.operators import LOCATING
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+class MaxLoc(AllReduce):
+    """One rank's side of `maxloc` or `minloc` in a group."""
+
+    def locate(self, pairs: Any, deadline_ns: int | None) -> tuple[Any, Any]:
+        """Return the best values of all members and their locations; `pairs` are those of this one."""
+        return separate(self.run(pairs, "", deadline_ns))
+
+    def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
+        operator = LOCATING[self._operation.name]
+        plan = ReductionSignature(self._operation, operator, x.dtype, x.shape, self.inline_nbytes)
+        self._remember((op, x.dtype, x.shape), plan)
+        return plan
+
+    def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+        return self._all_reduce_number(x, type(x[0]).__name__, LOCATING[self._operation.name], deadline_ns)
+
+
+def pairs_of(x: Any, location: Any, operation: str) -> Any:
+    """Return the pairs of what a rank passes: a new array of them, or a tuple for a number.
+
+    Raises
+    ------
+    TypeError
+        The values have no order, or a location is no integer.
+    ValueError
+        There are as many locations as there are not values.
+    """
+    where = np.asarray(location) if isinstance(location, int | np.integer | np.ndarray) else None
+    if where is None or where.dtype.kind not in "iu" or (where > _LARGEST).any():
+        raise TypeError(
+            f"the location of {operation} must be an int of 64 bits, or an array of them, not {location!r}"
+        )
+    operator = LOCATING[operation]
+    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+        value = check_number(operator, x, operation)
+        if isinstance(value, complex | np.complexfloating):
+            raise TypeError(f"{operation} needs an order, and complex numbers have none")
+        if where.ndim:
+            raise ValueError(f"the location of a number must be one int, not an array of shape {where.shape}")
+        return value, int(location)
+    if x.dtype.kind not in operator.kinds:
+        raise TypeError(f"{operation} needs real numbers, and this array has dtype {x.dtype}")
+    if where.ndim and where.shape != x.shape:
+        raise ValueError(
+            f"the location of {operation} must be one int or have the shape {x.shape} of the array, not "
+            f"{where.shape}"
+        )
+    pairs = np.zeros(x.shape, np.dtype([("value", x.dtype), ("location", np.int64)], align=True))
+    pairs["value"], pairs["location"] = x, where
+    return pairs
+
+
+def separate(pairs: Any) -> tuple[Any, Any]:
+    """Return the values and the locations of pairs."""
+    return pairs if isinstance(pairs, tuple) else (pairs["value"].copy(), pairs["location"].copy())

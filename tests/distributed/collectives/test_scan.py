@@ -1,0 +1,141 @@
+"""scan and exscan on every route of the bytes; maxloc and minloc, of numbers and arrays."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.collectives import staging
+from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
+from nbparallel.testing.ranks import context_of
+from tests.distributed.oracle import expected, located
+
+KIB = 1 << 10
+
+
+@pytest.mark.time_limit(60)
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
+    """Slots, chunks, shared memory, and some of each: numpy's sums, for sizes around each border."""
+    monkeypatch.setattr(staging, "CHUNK", 64 * KIB)
+    monkeypatch.setattr(staging, "MIN_SCAN_NBYTES", 4 * KIB)
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        sizes = [8192, 8193, 9 * KIB + 1, 16 * KIB, 100 * KIB + 7]  # of eight bytes each
+        for size, shared, op in itertools.product(sizes, ("none", "all", "some"), ("sum", "avg", "max")):
+            make = context_of(c).store.share if shared == "all" or (shared == "some" and me % 2) else np.array
+            inputs = [np.sin(np.arange(size) * (r + 1.0)) for r in range(n)]
+            x = make(inputs[me])
+            assert c.scan(x, op) is x
+            assert x.tobytes() == expected(op, inputs[: me + 1]).tobytes(), (size, shared, op)
+            x = make(inputs[me])
+            assert c.exscan(x, op) is (x if me else None)
+            want = expected(op, inputs[:me]) if me else inputs[0]
+            assert x.tobytes() == want.tobytes(), (size, shared, op)
+
+    ranks(n, work, seconds=50)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_after_other_operations_on_the_same_chunks(ranks: Any, n: int) -> None:
+    """Operations that use the staging buffers in turns do not read each other's pieces."""
+
+    def work(c: Communicator) -> None:
+        rng = np.random.default_rng(3)
+        for turn in range(60):
+            size = int(rng.choice([20_000, 300_000, 400_001]))
+            x = np.full(size, float(c.rank + turn))
+            kind = int(rng.integers(4))
+            if kind == 0:
+                c.all_reduce(x)
+                assert (x == sum(range(n)) + n * turn).all()
+            elif kind == 1:
+                c.broadcast(x, src=turn % n)
+                assert (x == turn % n + turn).all()
+            elif kind == 2:
+                c.scan(x)
+                assert (x == sum(r + turn for r in range(c.rank + 1))).all()
+            else:
+                c.exscan(x)
+                assert (x == (sum(r + turn for r in range(c.rank)) if c.rank else turn)).all()
+
+    ranks(n, work)
+
+
+def test_numbers(ranks: Any) -> None:
+    """Ints stay exact, types may meet, a bool is an int; exscan has nothing for the first rank."""
+
+    def work(c: Communicator) -> None:
+        me, big = c.rank, 10**30
+        assert c.scan(big + me) == sum(big + r for r in range(me + 1))
+        assert c.exscan(big) == (me * big if me else None)
+        assert c.scan(me if me % 2 else float(me), "max") == me
+        assert c.scan(True) == me + 1
+        assert c.scan(me, "avg") == me / 2
+        assert c.exscan(me + 1, "product") == [None, 1, 2, 6][me]
+        assert (c.exscan(5) or 0) == 5 * me
+        assert c.scan(np.float32(1)).dtype == np.float32
+
+    ranks(4, work)
+
+
+def test_scan_refuses_what_all_reduce_refuses(ranks: Any) -> None:
+    """Read-only arrays and dtypes without the operator on the caller; the same memory on all ranks."""
+
+    def work(c: Communicator) -> None:
+        for scan in (c.scan, c.exscan):
+            name = scan.__name__
+            with pytest.raises(ValueError, match=f"{name} works in place and this array is read-only"):
+                scan(np.broadcast_to(1.0, (3,)))
+            with pytest.raises(TypeError, match="avg"):
+                scan(np.ones(3, int), "avg")
+        context = context_of(c)
+        handle = context.store.handle(context.store.share(np.ones(40_000)), writable=True)
+        assert handle is not None
+        both = context.attach(decode_handle(c.broadcast(encode_handle(handle), src=0)), writable=True)
+        for scan in (c.scan, c.exscan):
+            with pytest.raises(
+                ValueError, match=f"ranks 0 and 1 passed overlapping memory .*{scan.__name__}"
+            ):
+                scan(both)
+        assert c.scan(both[c.rank * 20_000 :][:20_000]).size == 20_000  # each rank its own part
+
+    ranks(2, work)
+
+
+def test_locations(ranks: Any) -> None:
+    """The lowest location of several, ranks by default or what is passed; NaN wins, and values stay exact."""
+
+    def work(c: Communicator) -> None:
+        me = c.rank
+        assert c.maxloc(me % 2) == (1, 1)
+        assert c.minloc(me % 2) == (0, 0)
+        assert c.maxloc(5, location=100 - me) == (5, 97)
+        assert c.maxloc(10**30 + me) == (10**30 + 3, 3)
+        value, where = c.minloc(float("nan") if me in (1, 2) else -1.0)
+        assert value != value
+        assert where == 1
+        assert c.maxloc(True) == (1, 0)
+        index = np.array([10, 20, 30]) + me
+        value, where = c.maxloc(np.array([me, -me, 0.5]), location=index)
+        assert (value.tolist(), where.tolist()) == ([3, 0, 0.5], [13, 20, 30])
+        value, where = c.maxloc(np.array(me, "u2"))
+        assert (value.shape, value.dtype, int(where)) == ((), np.dtype("u2"), 3)
+        days = np.array(["2020-01-01", "NaT" if me == 2 else "2021-01-01"], "M8[D]") + me
+        value, where = c.maxloc(days)
+        assert where.tolist() == [3, 2]
+        assert np.isnat(value[1])
+        for size in (10, 20_000, 200_000):
+            inputs = [np.random.default_rng(r).integers(0, 9, (size, 2)) for r in range(4)]
+            x = context_of(c).store.share(inputs[me]) if me % 2 else np.asfortranarray(inputs[me])
+            for found, name in ((c.maxloc(x), "maxloc"), (c.minloc(x), "minloc")):
+                want = located(name, inputs, list(range(4)))
+                assert all(np.array_equal(one, other) for one, other in zip(found, want, strict=True))
+            assert np.array_equal(x, inputs[me])
+
+    ranks(4, work)
