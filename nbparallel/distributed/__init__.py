@@ -27,6 +27,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nbparallel.distributed.api._operation import Timeout
+from nbparallel.distributed.api.cartesian import Grid
+from nbparallel.distributed.api.locks import NamedLock
 from nbparallel.distributed.api.point_to_point import P2POp
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Communicator",
+    "Grid",
     "Group",
+    "NamedLock",
     "P2POp",
     "ReduceOp",
     "Work",
@@ -280,6 +285,12 @@ def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **op
     return (_current or current()).barrier(group, async_op)
 
 
+@_as("lock")
+def lock(name: str, timeout: Timeout = None) -> NamedLock:
+    """Return the lock of this name; it is kept beyond the epoch, so it looks for the communicator itself."""
+    return NamedLock(name, timeout, lambda: (_current or current()).locks)
+
+
 globals().update({name: _operation(name) for name in OPERATIONS if name not in globals()})
 
 if TYPE_CHECKING:  # one line for each, so that type checkers and editors know them; a test compares
@@ -295,6 +306,7 @@ if TYPE_CHECKING:  # one line for each, so that type checkers and editors know t
     batch_isend_irecv = _typed.batch_isend_irecv
     batches = _typed.batches
     broadcast_object_list = _typed.broadcast_object_list
+    exscan = _typed.exscan
     gather = _typed.gather
     gather_object = _typed.gather_object
     get_global_rank = _typed.get_global_rank
@@ -302,9 +314,12 @@ if TYPE_CHECKING:  # one line for each, so that type checkers and editors know t
     get_process_group_ranks = _typed.get_process_group_ranks
     get_rank = _typed.get_rank
     get_world_size = _typed.get_world_size
+    grid = _typed.grid
     irecv = _typed.irecv
     isend = _typed.isend
     local_slice = _typed.local_slice
+    maxloc = _typed.maxloc
+    minloc = _typed.minloc
     monitored_barrier = _typed.monitored_barrier
     new_group = _typed.new_group
     recv_object_list = _typed.recv_object_list
@@ -312,6 +327,7 @@ if TYPE_CHECKING:  # one line for each, so that type checkers and editors know t
     reduce_scatter = _typed.reduce_scatter
     reduce_scatter_single = _typed.reduce_scatter_single
     reduce_scatter_tensor = _typed.reduce_scatter_tensor
+    scan = _typed.scan
     scatter = _typed.scatter
     scatter_object_list = _typed.scatter_object_list
     send_object_list = _typed.send_object_list

@@ -7,9 +7,12 @@ import weakref
 
 from nbparallel.distributed.api._operation import UNTRACED, OnOperation
 from nbparallel.distributed.api.assert_same import AssertSame
+from nbparallel.distributed.api.cartesian import GridOperations
 from nbparallel.distributed.api.data_movement import DataMovement
 from nbparallel.distributed.api.data_parallel import DataParallel
 from nbparallel.distributed.api.groups import GroupOperations
+from nbparallel.distributed.api.locks import Locks
+from nbparallel.distributed.api.mpi_reductions import MpiReductions
 from nbparallel.distributed.api.object_lists import ObjectLists
 from nbparallel.distributed.api.point_to_point import PointToPoint
 from nbparallel.distributed.api.reductions import Reductions
@@ -22,6 +25,7 @@ from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.distributed.slots.deadlock import DeadlockDetector
+from nbparallel.distributed.slots.lock_table import LockTable
 from nbparallel.distributed.slots.slot_area import world_area
 from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.distributed.work import Tickets
@@ -31,7 +35,16 @@ from nbparallel.wire.timeline import RankTimeline
 
 
 class Communicator(
-    PointToPoint, Reductions, DataMovement, ObjectLists, AssertSame, DataParallel, GroupOperations
+    PointToPoint,
+    Reductions,
+    MpiReductions,
+    DataMovement,
+    ObjectLists,
+    AssertSame,
+    DataParallel,
+    GroupOperations,
+    GridOperations,
+    Locks,
 ):
     """One rank's operations with the others, for one epoch.
 
@@ -76,6 +89,7 @@ class Communicator(
         self._sender = Sender(self._context, rings, self._receiver.unexpected.take_in)
         self._group_table = GroupTable(self._context, self._sender, self._receiver, self._world)
         self._context.hooks.progress = self._progress
+        self.locks = LockTable(self._context)
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._tickets = Tickets()
         self._tracer: OperationTracer | None = None
@@ -84,6 +98,8 @@ class Communicator(
         """What the last cell has begun and never waited for."""
         self.unreceived: list[str] = []
         """Messages of earlier cells to this rank that were not received."""
+        self.unreleased: list[str] = []
+        """Locks that the last cell has not released."""
         self._closed = False
         _living.add(self)
 
@@ -117,6 +133,7 @@ class Communicator(
             A rank's failure only ends waits for that rank, not all.
         """
         self.release()
+        self.unreleased = []
         self._context.begin_cell(cell, participants, filename, go_on=go_on)
         if self._tracer is not None:
             self._tracer.begin()
@@ -128,7 +145,7 @@ class Communicator(
             self._tracer.at_line(line)
 
     def finish_cell(self) -> None:
-        """Finish the collectives that the cell has begun, and take in the messages that have arrived.
+        """Release locks, finish the collectives that the cell has begun, and take in what has arrived.
 
         To be called when its code has ended well.
 
@@ -137,6 +154,7 @@ class Communicator(
         NbParallelError, KeyboardInterrupt
             As the operations themselves.
         """
+        self.unreleased = self.locks.release_all()  # before it waits for ranks that may wait for a lock
         if self._context.ready:
             self._run_step(self._finish)
 
@@ -155,6 +173,7 @@ class Communicator(
         """
         self._receiver.drop()
         self._group_table.drop()
+        self.unreleased += self.locks.release_all()
         self.forgotten = self._tickets.report()
         self.unreceived = self._receiver.end_cell() if could_receive else []
         if self._tracer is not None:

@@ -14,7 +14,8 @@ Some facts that the layout relies on:
 
 One line is `LINE` words.  The segment::
 
-    header | per rank: interrupt death left slot(2) writing bell parked timing arrive done failed(16)
+    header, abandoned locks(2)
+           | per rank: interrupt death left slot(2) writing bell parked timing arrive done failed(16) locks(2)
            | per ordered pair (source, destination): tail (source), head and acknowledged (destination)
            | per rank and generation: a collective slot (header, description, payload)
            | per ordered pair: the bytes of a ring
@@ -43,6 +44,7 @@ from nbparallel.wire.control_layout import (
     INTERRUPT,
     KINDS,
     LEFT,
+    LOCKS,
     MAX_WORLD_SIZE,
     OPERATION_BITS,
     OPERATIONS,
@@ -56,14 +58,18 @@ from nbparallel.wire.control_layout import (
     TIMING_WORDS,
     WORD,
     WRITING,
+    AbandonedLock,
     DeathRecord,
     FailureKind,
     FailureRecord,
     Layout,
+    LockRecord,
     Operation,
     SlotRecord,
     State,
     TimingRecord,
+    abandoned_locks,
+    lock_records,
 )
 
 __all__ = [
@@ -197,6 +203,11 @@ class ControlView:
         sequence = self.words[w + 1]
         return self.words[w], sequence
 
+    def abandoned_locks(self) -> list[AbandonedLock]:
+        """Return the locks whose holder died, in this epoch or before, and which no rank has got since."""
+        ranks = range(self.world_size)
+        return abandoned_locks(self.words, [(r, self.word_locks(r), self.word_death(r)) for r in ranks])
+
     # -- what S writes ---------------------------------------------------------------------------
 
     def write_death(self, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
@@ -304,6 +315,10 @@ class ControlView:
         text = bytes(self.octets[start : start + min(length, FAILED_TEXT)]).decode("utf-8", "replace")
         return FailureRecord(rank, kind, cell, origin - 1, ns, text)
 
+    def read_locks(self, rank: int) -> list[LockRecord]:
+        """Return the entries of a rank's table of locks."""
+        return lock_records(self.words, self.word_locks(rank), rank)
+
     def read_timing(self, rank: int) -> TimingRecord:
         """Return where the time of `rank` has gone; its words are read again if they have just changed."""
         w = self.layout.rank_word(rank, TIMING)
@@ -348,6 +363,10 @@ class ControlView:
     def word_timing(self, rank: int) -> int:
         """Index in `words`: the first of a `TimingRecord`, which are those of the cell in the first word."""
         return self.layout.rank_word(rank, TIMING)
+
+    def word_locks(self, rank: int) -> int:
+        """Index in `words`: the table of locks that `rank` holds or waits for."""
+        return self.layout.rank_word(rank, LOCKS)
 
     def half_bell(self, rank: int) -> int:
         """Index in `halves`: the futex word that `rank` changes when another rank sleeps for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORD = 8
@@ -25,7 +26,11 @@ MAX_WORLD_SIZE = 1024
 INTERRUPT, DEATH, LEFT, SLOT, WRITING, BELL, PARKED, TIMING, ARRIVE, DONE, FAILED = (
     0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11,
 )  # fmt: skip
-RANK_LINES = FAILED + FAILED_LINES
+LOCKS = FAILED + FAILED_LINES
+LOCK_LINES = 2
+RANK_LINES = LOCKS + LOCK_LINES
+HEADER_LINES = 1 + LOCK_LINES
+"""The header; and locks that were abandoned in an earlier epoch."""
 (
     TIMING_CELL, TIMING_WAIT, TIMING_AS_OF, TIMING_MOVING, TIMING_OPERATIONS, TIMING_UNCOUNTED,
     TIMING_INSIDE, TIMING_INSIDE_WAIT, TIMING_AWAITED,
@@ -34,6 +39,19 @@ TIMING_WORDS = TIMING_AWAITED + 1
 """Words of a `TimingRecord`, in the order of its fields; begin and operation share one."""
 OPERATION_BITS = 0xFF
 """Bits of that word that hold the operation; the others are those of the time."""
+
+# A table of locks: how many of its entries are in use, then the entries.
+LOCK_NAME, LOCK_TICKET, LOCK_NOTE = 0, 1, 2
+LOCK_ENTRY = 3
+LOCK_ENTRIES = (LOCK_LINES * LINE - 1) // LOCK_ENTRY
+"""How many locks a rank can hold at one time."""
+LOCK_HELD, LOCK_REPORTED = 1, 2
+"""Low bits of the note: the rank has got the lock, on the line above them; the entry only records that the
+abandoned lock with the number above them was reported."""
+ABANDONED = LINE
+"""Index of the first word of the table of abandoned locks."""
+DRAWING = 1
+"""The ticket of a rank that is drawing one; it comes before all that are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +75,11 @@ class Layout:
 
     def rank_word(self, rank: int, line: int) -> int:
         """Return the index of the first word of a rank's line."""
-        return (1 + rank * RANK_LINES + line) * LINE
+        return (HEADER_LINES + rank * RANK_LINES + line) * LINE
 
     @property
     def _pairs(self) -> int:
-        return (1 + self.world_size * RANK_LINES) * LINE
+        return (HEADER_LINES + self.world_size * RANK_LINES) * LINE
 
     def tail_word(self, source: int, destination: int) -> int:
         """Return the word in which `source` counts the bytes it put into the pair's ring.
@@ -127,6 +145,11 @@ class Operation(enum.IntEnum):
     assert_same = 13
     average_gradients = 14
     batches = 15
+    scan = 16
+    exscan = 17
+    maxloc = 18
+    minloc = 19
+    lock = 20
 
 
 class FailureKind(enum.IntEnum):
@@ -201,6 +224,80 @@ class TimingRecord:
     """The part of `wait_ns` in it, if `as_of_ns` lies in it."""
     awaited: tuple[int, ...]
     """Ranks that it waited for in a collective of a group, when it last looked; of the first 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockRecord:
+    """An entry in the table of locks of one rank: it holds the lock, or waits for it."""
+
+    rank: int
+    name: int
+    """The lock's name as a word."""
+    ticket: int
+    """Ranks get the lock in the order of tickets, then of ranks; `DRAWING`: it has none yet."""
+    held: bool
+    line: int
+    """Line of the cell on which it called for the lock; 0 unknown."""
+    reported: int
+    """The number of an abandoned lock that this entry only records as reported; 0: it is no such entry."""
+
+    @classmethod
+    def of(cls, rank: int, name: int, ticket: int, note: int) -> LockRecord:
+        """Return the record of an entry's words."""
+        reported = 0 if ticket or not note & LOCK_REPORTED else note >> 2
+        return cls(rank, name, ticket, bool(ticket and note & LOCK_HELD), note >> 2, reported)
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedLock:
+    """A lock whose holder died, and which no rank has got since."""
+
+    name: int
+    """The lock's name as a word."""
+    rank: int
+    """The rank that died."""
+    line: int
+    """Line of its cell on which it had called for the lock."""
+    number: int
+    """Distinguishes it from others of its name in this epoch."""
+
+
+def lock_entries(words: memoryview, start: int) -> list[list[int]]:
+    """Return the entries of a table of locks, three words each."""
+    stop = start + 1 + min(words[start], LOCK_ENTRIES) * LOCK_ENTRY
+    return [words[w : w + LOCK_ENTRY].tolist() for w in range(start + 1, stop, LOCK_ENTRY)]
+
+
+def lock_records(words: memoryview, start: int, rank: int) -> list[LockRecord]:
+    """Return the entries of a rank's table of locks."""
+    return [LockRecord.of(rank, *entry) for entry in lock_entries(words, start)]
+
+
+def keep_locks(words: memoryview, locks: Sequence[AbandonedLock]) -> None:
+    """Write the locks that were abandoned in the last epoch, before any rank maps this one."""
+    for i, lock in enumerate(locks[:LOCK_ENTRIES]):
+        w = ABANDONED + 1 + i * LOCK_ENTRY
+        words[w], words[w + 1], words[w + 2] = lock.name, lock.rank, lock.line
+        words[ABANDONED] = i + 1
+
+
+def abandoned_locks(words: memoryview, tables: Sequence[tuple[int, int, int]]) -> list[AbandonedLock]:
+    """Return the locks whose holder died, in this epoch or before, and which no rank has got since.
+
+    Parameters
+    ----------
+    tables : sequence of (int, int, int)
+        Each rank, the first word of its table of locks, and the word of its death.
+    """
+    kept = enumerate(lock_entries(words, ABANDONED), MAX_WORLD_SIZE + 1)
+    found = [AbandonedLock(name, rank, line, number) for number, (name, rank, line) in kept]
+    reported = set()
+    for rank, start, death in tables:
+        for entry in lock_records(words, start, rank):
+            if entry.held and words[death]:
+                found.append(AbandonedLock(entry.name, rank, entry.line, rank + 1))
+            reported.add((entry.name, entry.reported))
+    return [lock for lock in found if (lock.name, lock.number) not in reported]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,13 @@ def operations(x: npt.NDArray[np.float64]) -> None:
     pair: dist.Group = dist.new_group([0, 1])
     assert_type(list(pair), list[int])
     dist.barrier(group=pair)
+    with dist.lock("counter", timeout=5) as lock:
+        assert_type(lock, dist.NamedLock)
+        assert_type(lock.abandoned, tuple[int, ...])
+    grid = dist.grid((0, 0), periodic=True)
+    assert_type(grid, dist.Grid)
+    assert_type(grid.shift(0), tuple[int | None, int | None])
+    assert_type(dist.maxloc(dist.scan(x)), Any)
 
 
 def failures(session: nbp.Session) -> str:

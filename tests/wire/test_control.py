@@ -30,10 +30,10 @@ def view() -> Iterator[ControlView]:
 def test_nothing_overlaps(n: int) -> None:
     """No word, slot or ring shares bytes with another, and words of different kinds are 128 bytes apart."""
     layout = Layout.of(n)
-    spans = [(0, 128)]
+    spans = [(0, 3 * 128)]
     for rank in range(n):
         start = layout.rank_word(rank, 0) * 8
-        spans.append((start, start + 27 * 128))
+        spans.append((start, start + 29 * 128))
         spans += [
             (layout.slot_byte(rank, g), layout.slot_byte(rank, g) + 512 + layout.slot_payload)
             for g in range(4)

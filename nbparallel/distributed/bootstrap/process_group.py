@@ -100,6 +100,8 @@ class ProcessGroup:
         self.communicator.end_cell(failure)
         for forgotten in self.communicator.forgotten if failure is None else ():
             sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
+        for unreleased in self.communicator.unreleased if failure is None else ():
+            sys.stderr.write(f"nbparallel: {unreleased}\n")
         # In this order: arrays that die after the store has left are not released at the supervisor,
         # which keeps them for ranks that have not received them yet.
         self._store.disconnect(self._broker)

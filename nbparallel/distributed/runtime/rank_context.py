@@ -273,6 +273,8 @@ class RankContext:
         """Return the ranks whose failure ends a wait: all or, in a cell that goes on, those awaited."""
         if not self.cell.go_on:
             return self.cell.peers
+        if wait.robust:
+            return ()
         awaited = wait.awaited()
         failed = list(filter(self.peers.has_failed, awaited))
         return failed if not wait.any_source or len(failed) == len(awaited) else ()

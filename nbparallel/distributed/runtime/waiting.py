@@ -331,6 +331,8 @@ class WaitRecord:
     line: int
     any_source: bool = False
     """One of the awaited is enough."""
+    robust: bool = False
+    """What is waited for comes even if an awaited rank fails or dies, as long as the cell goes on."""
     peer: int = -1
     tag: int = 0
     sequence: int = 0

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
 from nbparallel.distributed.runtime.waiting import WaitRecord
+from nbparallel.distributed.slots.lock_table import holder_of, queue_of
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area
 from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State
@@ -98,6 +99,9 @@ class DeadlockDetector:
             return None  # a rank that waits makes room for others, so this ends
         if not record.target:
             return None
+        if record.operation is Operation.lock:
+            mine = record.target, me
+            return [r.rank for r in queue_of(view, record.tag) if (r.ticket, r.rank) < mine] or None
         if record.area:
             area = self._area_of(record)
             return None if area is None else area.missing(record.target) or None
@@ -106,7 +110,7 @@ class DeadlockDetector:
 
     def _area_of(self, record: SlotRecord) -> SlotArea | None:
         """Return the slot area of the group in whose collective a rank waits."""
-        if not record.area:
+        if not record.area or record.operation is Operation.lock:
             return None
         area = self._areas.get(record.area)
         if area is None:
@@ -125,7 +129,12 @@ class DeadlockDetector:
         for rank, (record, awaited) in sorted(stuck.items()):
             area = self._area_of(record)
             group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
-            parts.append(f"rank {rank} waits {wait_text(record, awaited, group)}")
+            holder = holder_of(context.view, record.tag) if record.operation is Operation.lock else None
+            text = wait_text(record, awaited if holder is None else [], group)
+            if holder is not None:
+                since = f" since line {holder.line}" if holder.line else ""
+                text += f", which rank {holder.rank} holds{since}"
+            parts.append(f"rank {rank} waits {text}")
         finished = [r for r in range(context.world_size) if r in context.cell.ranks and context.gone(r)]
         if finished:
             parts.append(f"{rank_list(finished)} finished the cell")
@@ -151,6 +160,8 @@ def wait_text(record: SlotRecord, awaited: list[int], group: str = "") -> str:
     if record.operation is Operation.recv:
         source = "None" if record.peer < 0 else str(record.peer)
         call += f"(src={source}{f', tag={record.tag}' if record.tag else ''})"
+    elif record.operation is Operation.lock:
+        call += f"({record.area.decode(errors='replace')!r})"
     elif record.operation is Operation.send:
         call += f"(dst={record.peer}{f', tag={record.tag}' if record.tag else ''})"
     line = f" (line {record.line})" if record.line else ""

@@ -42,6 +42,7 @@ from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.control_layout import keep_locks
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import this_process
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
@@ -294,9 +295,12 @@ class RankPool:
             self.epoch += 1
             fd = control.create(len(self.handles), self.epoch)
             try:
+                abandoned = []
                 if self.control is not None:
+                    abandoned = self.control.abandoned_locks()
                     self.control.close()
                 self.control = ControlView(fd)
+                keep_locks(self.control.words, abandoned)
                 self.supervisor.epoch(fd, self.epoch)
                 for handle in self.handles:
                     handle.send(Kind.JOIN_EPOCH, JoinWorld(self.epoch, len(self.handles)), (fd,))

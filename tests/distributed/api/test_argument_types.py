@@ -20,6 +20,8 @@ NAN = float("nan")
 NO_INT = [1.5, "0", b"0", [0], {0: 0}, True, np.ones(2), np.array(0), 1j, object()]
 NUMBER = [*NO_INT, -1, 10**30]
 ARRAY = [None, 1, "x", [1.0], {"x": 1}, object(), np.ma.masked_array([1.0]), np.array([None])]
+COMPARED = [*ARRAY[:1], *ARRAY[2:], 1j, np.ones(2, complex)]
+LOCATIONS = ["0", 1.5, [0], True, 1j, object(), 10**30, 2**63, np.ones(4), np.zeros(3, int)]
 OUTPUTS = [1, "xy", {0: 1}, object(), np.ones(4), [1, 2], [np.ones(4)], [None, None]]
 OBJECTS = [1, "xy", {0: 1}, (1, 2), object(), np.ones(2), [1], []]
 VALUES = [1, "xy", b"xy", {1, 2}, {0: 1}, object(), np.array(1.0), [1], (1, 2, 3)]
@@ -66,6 +68,18 @@ def table(me: int) -> dict[str, tuple[Arguments, dict[str, list[Any]]]]:
         "all_reduce": ({"tensor": x}, {"tensor": ARRAY[:1] + ARRAY[2:]}),
         "barrier": ({}, {}),
         "monitored_barrier": ({}, {}),
+        "scan": ({"tensor": x}, {"tensor": ARRAY[:1] + ARRAY[2:]}),
+        "exscan": ({"tensor": x}, {"tensor": ARRAY[:1] + ARRAY[2:]}),
+        "maxloc": ({"tensor": x}, {"tensor": COMPARED, "location": LOCATIONS}),
+        "minloc": ({"tensor": x}, {"tensor": COMPARED, "location": LOCATIONS}),
+        "lock": ({"name": "x"}, {"name": [None, 1, b"x", ["x"], object(), ""]}),
+        "grid": (
+            {"dims": 2},
+            {
+                "dims": ["x", b"x", 1.5, None, {2: 1}, object(), True, [True, 2], [1.5], [], 3, -2, [0, 3]],
+                "periodic": [None, 1, "x", [1], {True: 1}, object(), [True, False], []],
+            },
+        ),
         "reduce": ({"tensor": x, "dst": 0}, {"tensor": ARRAY[:1] + ARRAY[2:]}),
         "reduce_scatter": (
             {"tensor": np.ones(2), "input_list": left},

@@ -125,6 +125,42 @@ else:
     assert first.stderr == second.stderr == ""
 
 
+@pytest.mark.fault("F39")
+def test_locks_among_plain_processes(launcher: Launcher) -> None:
+    """They take turns; one that leaves with a lock held names it and releases it; a death ends the waits."""
+    code = """\
+dist.init_process_group("gloo")
+rank, order = dist.get_rank(), []
+for _ in range(50):
+    with dist.lock("turns"):
+        order.append(rank)
+assert len(order) == 50
+dist.barrier()
+if rank == 0:
+    dist.lock("left").acquire()
+    dist.barrier()
+    dist.destroy_process_group()
+elif rank == 1:
+    dist.barrier()
+    with dist.lock("left"):
+        os.kill(os.getpid(), signal.SIGKILL)
+else:
+    dist.barrier()
+    try:
+        while True:
+            with dist.lock("left"):
+                pass
+    except errors.PeerFailedError as error:
+        say(failed=error.rank)
+    os._exit(0)
+"""
+    scripts = launcher.world(3, code)
+    scripts[0].wait()
+    assert "the lock 'left' since line" in scripts[0].stderr
+    scripts[1].wait(-9)
+    assert scripts[2].wait() == {"failed": 1}
+
+
 def test_arrays_outlive_the_world(launcher: Launcher) -> None:
     """What was shared, sent or received stays readable and writable after everybody has left."""
     code = """\

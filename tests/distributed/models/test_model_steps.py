@@ -20,8 +20,15 @@ from nbparallel.distributed.point_to_point.ring import RECORD, RingReader, RingW
 from nbparallel.distributed.runtime import waiting
 from nbparallel.distributed.slots import slot_area, slot_protocol
 from nbparallel.distributed.slots.fingerprint import fingerprint
+from nbparallel.distributed.slots.lock_table import LockTable, name_word
 from nbparallel.wire.control import Operation
-from tests.distributed.models import stream_model, test_ring_model, test_slots_model, test_wake_model
+from tests.distributed.models import (
+    stream_model,
+    test_bakery_model,
+    test_ring_model,
+    test_slots_model,
+    test_wake_model,
+)
 from tests.distributed.models.exploration import Program
 
 Trace = list[tuple[str, str]]
@@ -293,3 +300,20 @@ def test_meeting(ground: Ground) -> None:
     found = [(("read" if step == ("load", "slot1.1") else step[0]), step[1]) for step in short(ground.trace)]
     expected = [(kind, name.replace(".0", ".1")) for kind, name in way(test_slots_model.rank(model, 0))]
     assert found == short(expected)
+
+
+def test_a_lock(ground: Ground) -> None:
+    """Taken and released, while another rank has an entry of that name."""
+    starts = (20, 40)
+    context = SimpleNamespace(
+        rank=0, waiter=ground.waiter, forked=False, ready=True, operations=0,
+        words=ground.watched(ground.raw, {22: "ticket0", 42: "ticket1"}),
+        view=SimpleNamespace(world_size=2, word_locks=lambda r: starts[r], word_death=lambda _: 60),
+        call_site=SimpleNamespace(line=lambda: 1), cell=SimpleNamespace(go_on=False, ranks=(0, 1)),
+    )  # fmt: skip
+    ground.raw[40], ground.raw[41] = 1, name_word("x")
+    table = LockTable(context)  # type: ignore[arg-type]
+    assert table.acquire("x", None) == []
+    table.release("x")
+    model = way(test_bakery_model.take(0, 2, ground.weak)) + way(test_bakery_model.release(0, ground.weak))
+    assert short(ground.trace) == short(model)
