@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError, NbParallelError
-from nbparallel.wire.control import ControlView, LockRecord, Operation
+from nbparallel.wire.control import ControlView, Operation
 from nbparallel.wire.control_layout import (
     ABANDONED,
     DRAWING,
@@ -42,6 +42,7 @@ from nbparallel.wire.control_layout import (
     LOCK_TICKET,
     SLOT_AREA,
     AbandonedLock,
+    LockRecord,
 )
 
 OtherTable = tuple[int, int, int]
