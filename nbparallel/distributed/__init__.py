@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbparallel.distributed.api._operation import Timeout
-from nbparallel.distributed.api.cartesian import Grid
+from nbparallel.distributed.api.cartesian import CartesianGrid
 from nbparallel.distributed.api.locks import NamedLock
 from nbparallel.distributed.api.point_to_point import P2POp
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from nbparallel.distributed.bootstrap.process_group import ProcessGroup
 
 __all__ = [
+    "CartesianGrid",
     "Communicator",
-    "Grid",
     "Group",
     "NamedLock",
     "P2POp",

@@ -67,7 +67,7 @@ def operations(x: npt.NDArray[np.float64]) -> None:
         assert_type(lock, dist.NamedLock)
         assert_type(lock.abandoned, tuple[int, ...])
     grid = dist.grid((0, 0), periodic=True)
-    assert_type(grid, dist.Grid)
+    assert_type(grid, dist.CartesianGrid)
     assert_type(grid.shift(0), tuple[int | None, int | None])
     assert_type(dist.maxloc(dist.scan(x)), Any)
 

@@ -15,7 +15,7 @@ from nbparallel.distributed.arguments import check_rank
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class CartesianGrid:
     """Ranks in a Cartesian grid of any number of axes; `grid` makes one.
 
     A grid is a plain value, as a group is.  Ranks are those of the world, and the last coordinate counts
@@ -96,7 +96,7 @@ class GridOperations(OperationBase):
     """Arrangements of ranks."""
 
     @untraced
-    def grid(self, dims: Any, periodic: Any = False, group: GroupLike = None) -> Grid:
+    def grid(self, dims: Any, periodic: Any = False, group: GroupLike = None) -> CartesianGrid:
         """Arrange ranks in a Cartesian grid; nothing is sent, and no other rank has to call it.
 
         Parameters
@@ -111,7 +111,7 @@ class GridOperations(OperationBase):
 
         Returns
         -------
-        Grid
+        CartesianGrid
             With this rank's `coordinates`, and its neighbours from `shift`.
 
         Raises
@@ -141,7 +141,7 @@ class GridOperations(OperationBase):
             raise TypeError(f"periodic must be True or False, for all axes or for each, not {periodic!r}")
         if len(wraps) != len(sizes):
             raise ValueError(f"periodic has {len(wraps)} values, and dims {len(sizes)}: one for each axis")
-        return Grid(sizes, tuple(map(bool, wraps)), _place(state.index, sizes), tuple(state.ranks))
+        return CartesianGrid(sizes, tuple(map(bool, wraps)), _place(state.index, sizes), tuple(state.ranks))
 
 
 def _ints(values: Any, name: str) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout
 from nbparallel.distributed.collectives.collectives import GroupCollectives
-from nbparallel.distributed.collectives.maxloc import pairs_of
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
+from nbparallel.distributed.collectives.variants import pairs_of
 from nbparallel.wire.control import Operation
 
 

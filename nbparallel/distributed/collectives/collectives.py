@@ -12,12 +12,11 @@ from typing import Any
 from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.broadcast import Broadcast
 from nbparallel.distributed.collectives.exchange import Exchange
-from nbparallel.distributed.collectives.maxloc import MaxLoc
 from nbparallel.distributed.collectives.movements import Movements, Pattern
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls, ProgressEngine
 from nbparallel.distributed.collectives.reduce import Reduce
-from nbparallel.distributed.collectives.scan import Scan
 from nbparallel.distributed.collectives.staging import StagingBuffers
+from nbparallel.distributed.collectives.variants import MaxLoc, Scan
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.fingerprint import fingerprint

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.exchange import Exchange, PreparedRecord
-from nbparallel.distributed.collectives.maxloc import separate
 from nbparallel.distributed.collectives.movements import BARRIER, BROADCAST, Movement, Movements, Pattern
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers
+from nbparallel.distributed.collectives.variants import separate
 from nbparallel.distributed.operators import (
     LOCATING,
     Operator,

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import nbparallel.distributed as dist
-from nbparallel.distributed import Communicator, Grid
+from nbparallel.distributed import CartesianGrid, Communicator
 from nbparallel.distributed.api.cartesian import _fitting
 
 
-def grids(dims: tuple[int, ...], periodic: tuple[bool, ...]) -> Iterator[Grid]:
+def grids(dims: tuple[int, ...], periodic: tuple[bool, ...]) -> Iterator[CartesianGrid]:
     """Yield the grid as each rank has it."""
     for place in np.ndindex(*dims):
-        yield Grid(dims, periodic, place, tuple(range(10, 10 + math.prod(dims))))
+        yield CartesianGrid(dims, periodic, place, tuple(range(10, 10 + math.prod(dims))))
 
 
 @pytest.mark.parametrize("dims", [(1,), (5,), (2, 3), (3, 1, 2)])
