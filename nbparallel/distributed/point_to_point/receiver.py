@@ -22,7 +22,7 @@ from nbparallel.distributed.point_to_point.matching import (
 from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, STREAMED, Packer
 from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import MAX_HEADS, inline_nbytes
-from nbparallel.distributed.point_to_point.streaming import Call, StreamIn
+from nbparallel.distributed.point_to_point.streaming import Call, StreamIn, flat_octets
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -145,12 +145,23 @@ class Receiver:
         target = buffer if buffer is not None and whole else np.empty(form[1], form[0])
         context = self._context
         outer, context.open = context.open, context.open or -1  # half a message invalidates the epoch
+        self._unload_stream(message, line)
         self._streams[message.source].read(target, message.body, Call(line, message.tag, deadline_ns))
         context.open = outer
         if buffer is None or whole:
             return target
         np.copyto(buffer, target)
         return buffer
+
+    def _unload_stream(self, message: Envelope, line: int) -> None:
+        """Copy out of a stream what earlier messages left in it: with this one their chunks count as taken."""
+        for earlier in self._queues[message.source]:
+            if earlier.number >= message.number:
+                return
+            if earlier.kind == STREAMED and (form := self._packer.form(earlier)) is not None:
+                content = np.empty(form[1], form[0])
+                self._streams[message.source].read(content, earlier.body, Call(line, earlier.tag, None))
+                earlier.kind, earlier.body = ARRAY, memoryview(flat_octets(content))
 
     def _wait_for_message(self, request: MatchRequest, find: Callable[[], T | None]) -> T:
         """Wait until `find` returns something, which it does as soon as the right message is there."""
