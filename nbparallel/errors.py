@@ -162,8 +162,12 @@ class CellTimeoutError(NbParallelError, TimeoutError):
         self.result, self.failures = result, failures or {}
 
 
+IN_PLACE = "{} works in place, and this array is read-only: pass `x.copy()`, which is changed and returned"
+"""Message about an array that an operation cannot change; takes the operation's name."""
+
+
 class ReadOnlyArrayError(NbParallelError, ValueError):
-    """A rank wrote to an array of the notebook that it may only read."""
+    """A rank was to write to an array that it may only read, such as one of the notebook."""
 
 
 class ObjectArrayError(NbParallelError, TypeError):

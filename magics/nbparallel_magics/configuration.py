@@ -27,6 +27,9 @@ class NbParallel(Configurable):
         config=True
     )
     quiet = Bool(False, help="Show no output and no values of ranks, only errors.").tag(config=True)
+    keep_messages = Bool(
+        False, help="Keep messages that no rank received for later cells; else they are dropped, with a note."
+    ).tag(config=True)
     welcome = Bool(
         True, help="Say under the first cell what ranks find predefined, and how many they are."
     ).tag(config=True)

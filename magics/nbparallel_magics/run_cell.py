@@ -104,6 +104,7 @@ def _run_on_ranks(
     state: ExtensionState, session: Session, ranks: tuple[int, ...] | None, request: CellRequest
 ) -> BackgroundCell | None:
     options, shell = request.options, state.shell
+    session.keep_messages = state.configuration.keep_messages
     sink = _output(state, options)
     wanted: dict[str, Any] = {
         "ranks": ranks,

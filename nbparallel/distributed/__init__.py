@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nbparallel.distributed.api._operation import Timeout
 from nbparallel.distributed.api.cartesian import CartesianGrid
 from nbparallel.distributed.api.locks import NamedLock
-from nbparallel.distributed.api.point_to_point import P2POp
+from nbparallel.distributed.api.p2p_op import P2POp
+from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.operators import ReduceOp
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from nbparallel.distributed.bootstrap.process_group import ProcessGroup
 
 __all__ = [
+    "ANY_SOURCE",
     "CartesianGrid",
     "Communicator",
     "Group",
@@ -228,7 +230,12 @@ def _operation(name: str) -> Callable[..., Any]:
 
 @_as("send")
 def send(
-    tensor: Any, dst: int | None = None, group: Group | None = None, tag: int = 0, *more: Any, **options: Any
+    tensor: Any,
+    dst: int | None = MISSING,
+    group: Group | None = None,
+    tag: int = 0,
+    *more: Any,
+    **options: Any,
 ) -> None:
     """Send a value to rank `dst`."""
     if more or options:
@@ -240,7 +247,7 @@ def send(
 @_as("recv")
 def recv(
     tensor: Any = None,
-    src: int | None = None,
+    src: int | None = ANY_SOURCE,
     group: Group | None = None,
     tag: int = 0,
     *more: Any,
@@ -331,6 +338,7 @@ if TYPE_CHECKING:  # one line for each, so that type checkers and editors know t
     scatter = _typed.scatter
     scatter_object_list = _typed.scatter_object_list
     send_object_list = _typed.send_object_list
+    sendrecv = _typed.sendrecv
     shard = _typed.shard
     split = _typed.split
     strict_sync = _typed.strict_sync

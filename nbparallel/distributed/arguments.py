@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
-from nbparallel.errors import rank_list
+from nbparallel.errors import ReadOnlyArrayError, rank_list
 
 
 def part_of(n: int, part: int, parts: int) -> slice:
@@ -42,7 +43,18 @@ class Missing:
         return "…"
 
 
-MISSING = Missing()
+MISSING: Any = Missing()
+
+
+class AnySource:
+    """The type of `ANY_SOURCE`."""
+
+    def __repr__(self) -> str:
+        return "ANY_SOURCE"
+
+
+ANY_SOURCE: Any = AnySource()
+"""What `recv` takes for its source if none is passed: it receives from whichever rank has sent."""
 
 
 def value_and_outputs(first: Any, second: Any, operation: str) -> tuple[Any, Any]:
@@ -81,12 +93,12 @@ def check_group_rank(rank: Any, name: str, ranks: Sequence[int]) -> int:
     return int(rank)
 
 
-def check_tag(tag: Any) -> int:
+def check_tag(tag: Any, name: str = "tag") -> int:
     """Return a tag."""
     if isinstance(tag, bool | np.bool_) or not isinstance(tag, int | np.integer):
-        raise TypeError(f"tag must be an int, not {type(tag).__name__}")
+        raise TypeError(f"{name} must be an int, not {type(tag).__name__}")
     if not 0 <= tag <= MAX_TAG:
-        raise ValueError(f"tag must be between 0 and 2**63 - 1, not {tag}")
+        raise ValueError(f"{name} must be between 0 and 2**63 - 1, not {tag}")
     return int(tag)
 
 
@@ -111,7 +123,10 @@ def check_output(x: Any, operation: str) -> AnyArray:
     if x.dtype.hasobject:
         raise TypeError(f"{operation} cannot fill an array of Python objects; without it the values return")
     if not x.flags.writeable:
-        raise ValueError(f"{operation} fills this array, and it is read-only: pass x.copy()")
+        raise ReadOnlyArrayError(
+            f"{operation} fills this array, and it is read-only: pass `x.copy()`, which is filled and "
+            "returned"
+        )
     return x.view(np.ndarray)
 
 
@@ -234,8 +249,13 @@ def equal_parts(x: Any, like: AnyArray, size: int, operation: str, name: str) ->
     )
 
 
-def check_buffer(buffer: Any) -> AnyArray | None:
-    """Return `buffer` as a plain array.
+def check_buffer(buffer: Any, src: Any, tag: Any) -> AnyArray | None:
+    """Return what `recv` is to fill as a plain array.
+
+    Parameters
+    ----------
+    src, tag : object
+        As passed to `recv`: the error says what to write instead.
 
     Raises
     ------
@@ -246,15 +266,20 @@ def check_buffer(buffer: Any) -> AnyArray | None:
     """
     if buffer is None:
         return None
+    is_array = isinstance(buffer, np.ndarray) and not isinstance(buffer, np.ma.MaskedArray)
+    if is_array and buffer.flags.writeable and not buffer.dtype.hasobject:
+        plain: AnyArray = buffer.view(np.ndarray)
+        return plain
+    tag = tag if isinstance(tag, int) else 0
     if isinstance(buffer, int | np.integer) and not isinstance(buffer, bool):
         raise TypeError(
-            f"recv({buffer}) takes an array to fill, not a rank: write recv(src={buffer}), which returns the "
-            "value"
+            f"recv({buffer}) takes an array to fill, not a rank: write "
+            f"`{receive_text('recv', int(buffer), tag)}`, which returns the value"
         )
-    if not isinstance(buffer, np.ndarray) or isinstance(buffer, np.ma.MaskedArray):
-        raise TypeError(f"recv fills numpy arrays, not {type(buffer).__name__}; x = recv(src=…) needs none")
+    call = receive_text("recv", src if isinstance(src, int) else None, tag)
+    instead = f"`x = {call}` needs none, and returns a new one"
+    if not is_array:
+        raise TypeError(f"recv fills numpy arrays, not {type(buffer).__name__}; {instead}")
     if buffer.dtype.hasobject:
-        raise TypeError("recv cannot fill an array of Python objects; x = recv(src=…) needs no buffer")
-    if not buffer.flags.writeable:
-        raise ValueError("recv fills this array, and it is read-only: pass x.copy(), or use x = recv(src=…)")
-    return buffer.view(np.ndarray)
+        raise TypeError(f"recv cannot fill an array of Python objects; {instead}")
+    raise ReadOnlyArrayError(f"recv fills this array, and it is read-only; {instead}")

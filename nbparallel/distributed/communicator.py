@@ -31,6 +31,7 @@ from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.messages import MessageReport, MessageSettlement
 from nbparallel.wire.timeline import RankTimeline
 
 
@@ -96,8 +97,9 @@ class Communicator(
         self._on_operation: OnOperation | None = None
         self.forgotten: list[str] = []
         """What the last cell has begun and never waited for."""
-        self.unreceived: list[str] = []
-        """Messages of earlier cells to this rank that were not received."""
+        self.messages: MessageReport | None = None
+        """What was sent and not received when the last cell ended here; None: nothing."""
+        self._operations_before = 0
         self.unreleased: list[str] = []
         """Locks that the last cell has not released."""
         self._closed = False
@@ -169,16 +171,39 @@ class Communicator(
     def end_cell(self, failure: BaseException | None, *, could_receive: bool = True) -> None:
         """Leave the cell; with a failure, ranks that wait for this one raise `PeerFailedError`.
 
-        `could_receive` is false where no code of the user ran: then no message counts as left from it.
+        `could_receive` is false where no code of the user ran: what a deadlock is to mention stays.
         """
         self._receiver.drop()
         self._group_table.drop()
         self.unreleased += self.locks.release_all()
         self.forgotten = self._tickets.report()
-        self.unreceived = self._receiver.end_cell() if could_receive else []
+        self._end_messages()
+        if could_receive:
+            self._context.remark = ""
         if self._tracer is not None:
             self._tracer.end()
         self._context.end_cell(failure)
+        self.release()
+
+    def _end_messages(self) -> None:
+        """Note what was sent and not received; quickly if this rank called nothing and nothing has come."""
+        operations, unexpected = self._context.operations, self._receiver.unexpected
+        if self.messages is None and operations == self._operations_before and not unexpected.count:
+            return
+        self._operations_before = operations
+        destinations, (queued, late) = self._sender.unreceived(), unexpected.report()
+        left = destinations or queued or late
+        self.messages = MessageReport(destinations, queued, late) if left else None
+
+    def settle(self, settlement: MessageSettlement) -> None:
+        """Drop or keep what the last cell has left; every rank that took part in it has ended it."""
+        for source, position in settlement.dropped:
+            self._receiver.settle(source, position, "")
+        for source, position in settlement.kept:
+            self._receiver.settle(source, position, settlement.cell)
+        for destination in settlement.released:
+            self._sender.forget(destination)
+        self._context.remark = settlement.remark
         self.release()
 
     @property

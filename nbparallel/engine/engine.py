@@ -99,6 +99,10 @@ class Engine:
         if frame.kind is Kind.COMPLETE:
             self._channel.send(Kind.REPORT, pickle_message(complete(self.state, pickle.loads(frame.payload))))
             return
+        if frame.kind is Kind.SETTLE_MESSAGES:  # of this epoch: a new one would have been joined before
+            if self.state.communicator is not None:
+                self.state.communicator.settle(pickle.loads(frame.payload))
+            return
         if frame.kind is Kind.INPUT:
             return  # the answer to a question that an interrupt has ended
         self._keepalive = None  # the kernel has taken the last value, before it sends this frame

@@ -92,6 +92,7 @@ class TaskReport:
             memory=_memory(),
             invalidates_epoch=state.communicator is not None and state.communicator.failed,
             timeline=self._timeline(),
+            messages=None if state.communicator is None else state.communicator.messages,
         ), pickled
 
     def _timeline(self) -> RankTimeline | None:

@@ -81,7 +81,7 @@ def run_task(state: RankState, task: Task) -> tuple[Outcome, object]:
         if report.ok:
             for forgotten in communicator.forgotten:
                 sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
-            for sentence in (*communicator.unreceived, *communicator.unreleased):
+            for sentence in communicator.unreleased:
                 sys.stderr.write(f"nbparallel: {sentence}\n")
     return report.outcome()
 

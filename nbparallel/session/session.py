@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nbparallel import sharing
@@ -66,8 +65,10 @@ class Session:
     start_method : {"forkserver", "spawn"}
         Fork ranks from a process that has everything imported (fast), or start fresh interpreters.
     launch : SupervisorLaunch, optional
-        A supervisor that was started early; the session owns it from now on.  If it is not current any
-        more, or ranks cannot be started with it, a new one is started.
+        A supervisor that was started early: the session owns it, and starts another if it is not current.
+    keep_messages : bool
+        Whether messages that no rank received stay for later cells; else they are dropped at the end of
+        their cell, with a note.  Also an attribute, which may be changed.
 
     Raises
     ------
@@ -94,6 +95,7 @@ class Session:
         *,
         start_method: str = "forkserver",
         launch: SupervisorLaunch | None = None,
+        keep_messages: bool = False,
     ) -> None:
         if sharing.current_store().client != 0:
             raise RuntimeError("a rank cannot start ranks of its own: use -n in the notebook for more")
@@ -106,6 +108,7 @@ class Session:
         self._ranks = ElasticPool(int(size), start_method, launch, self._names, self._tasks.output_of)
         self._views = SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
+        self.keep_messages = keep_messages
 
     @property
     def closed(self) -> bool:
@@ -162,9 +165,7 @@ class Session:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -277,7 +278,7 @@ class Session:
 
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         try:
-            return self._tasks.finish(run, interrupts)
+            return self._tasks.finish(run, interrupts, keep_messages=self.keep_messages)
         finally:
             session_views.load_views()
 

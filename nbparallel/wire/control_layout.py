@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,12 @@ FAILED_TEXT = FAILED_LINES * LINE * WORD - 6 * WORD
 """Bytes of the message that a failed rank leaves."""
 MAX_WORLD_SIZE = 1024
 """Rings grow with the square of the ranks: beyond this one segment would be gigabytes."""
+
+RECORD = struct.Struct("<IHBxqIQ")
+"""What begins a record in a ring: length of the whole record, of its description; kind; tag (negative: it is
+no message); line of the sender's cell; group."""
+RECORD_ALIGN = 8
+"""Records begin at multiples of this."""
 
 # Lines of one rank, in order.
 INTERRUPT, DEATH, LEFT, SLOT, WRITING, BELL, PARKED, TIMING, ARRIVE, DONE, FAILED = (

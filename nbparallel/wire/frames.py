@@ -91,6 +91,7 @@ class Kind(enum.IntEnum):
     INPUT = 69
     COMPLETE = 70
     WORKING_CONTEXT = 71
+    SETTLE_MESSAGES = 72
     # rank -> kernel
     RANK_READY = 80
     DISPLAY = 81

@@ -193,6 +193,52 @@ class RankMemory(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class SentMessage(Message):
+    """A message that was sent, or several alike."""
+
+    source: int
+    """The rank that sent it."""
+    destination: int
+    """The rank that is to receive it."""
+    tag: int
+    """As passed to `send`."""
+    line: int
+    """Of the sender's cell; 0: unknown."""
+    in_group: bool
+    """Whether it was sent in a group."""
+    cell: str = ""
+    """The earlier cell that sent it; empty: the one that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReport(Message):
+    """What one rank knows when it ends a task of messages that were not received in their cell."""
+
+    destinations: tuple[int, ...]
+    """Ranks that have not received everything that this one sent."""
+    queued: tuple[tuple[SentMessage, int], ...]
+    """What this rank has taken out of its rings and not received, and how many of each."""
+    late: tuple[tuple[SentMessage, int], ...]
+    """What it has received of earlier cells, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSettlement(Message):
+    """What becomes of the messages that a cell has left."""
+
+    cell: str
+    """The cell's name."""
+    dropped: tuple[tuple[int, int], ...]
+    """Sources whose messages are dropped, and where in their rings those of the cell end."""
+    kept: tuple[tuple[int, int], ...]
+    """Sources whose messages stay, likewise."""
+    released: tuple[int, ...]
+    """Ranks that drop everything that this one has sent them."""
+    remark: str
+    """What was dropped, for the error about a deadlock in the next cell."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome(Message):
     """How a task ended on a rank."""
 
@@ -228,6 +274,8 @@ class Outcome(Message):
     """Whether an operation failed here, even if the cell caught its error: no other one can begin."""
     timeline: RankTimeline | None = None
     """When statements and operations of a cell, a call or a script began and ended."""
+    messages: MessageReport | None = None
+    """None if all were received in their cell, as far as this rank knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from nbparallel.sharing import Access, Mapping, SegmentSource, Strategy
 
 def cells() -> None:
     """Run cells and functions in a session."""
-    with nbp.Session(4) as session:
+    with nbp.Session(4, keep_messages=True) as session:
         assert_type(session, nbp.Session)
         result = session.run("all_reduce(rank)", ranks=[0, 1], share="x,y", timeout=5.0, seed=1)
         assert_type(result, nbp.CellResult)
@@ -55,6 +55,9 @@ def operations(x: npt.NDArray[np.float64]) -> None:
     total: float = dist.all_reduce(1.5)
     dist.send(total, dst=1, tag=3)
     received: npt.NDArray[np.float64] = dist.recv(src=0, tag=3)
+    assert_type(dist.recv(src=dist.ANY_SOURCE, return_source=True), Any)
+    assert_type(dist.sendrecv(received, dst=1, src=None), Any)
+    dist.send(received, None)
     dist.broadcast(received, src=0)
     work: dist.Work = dist.isend(x, 1)
     assert_type(work.wait(timeout=1.0), bool)

@@ -20,6 +20,7 @@ from nbparallel.distributed.arguments import (
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, SCATTER
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
+from nbparallel.errors import ReadOnlyArrayError
 
 
 class DataMovement(OperationBase):
@@ -224,8 +225,13 @@ class DataMovement(OperationBase):
             raise ValueError(f"only rank {source}, the source, passes a scatter_list")
         elif tensor is not None and not isinstance(tensor, np.ndarray):
             raise TypeError(
-                f"only rank {source}, the source, passes values to scatter; the others pass None, or an "
-                f"array to fill, not {type(tensor).__name__}"
+                f"{_only_the_source(source, call.state.ranks)}; the others may pass an array to fill, and no "
+                f"{type(tensor).__name__}"
+            )
+        elif tensor is not None and not tensor.flags.writeable:
+            raise ReadOnlyArrayError(
+                f"{_only_the_source(source, call.state.ranks)}; the others may pass an array to fill, and "
+                "this one is read-only. Of an array that every rank has, `dist.shard(x)` is this rank's part"
             )
         outputs = [] if to_fill is None else [check_output(to_fill, "scatter")]
         if view and outputs:
@@ -310,3 +316,12 @@ class DataMovement(OperationBase):
         outputs = rows_of(target, output_split_sizes, call.size, name, "output")
         parts = rows_of(input, input_split_sizes, call.size, name, "input")
         return call.move(ALL_TO_ALL, parts, outputs, filled=output)
+
+
+def _only_the_source(source: int, ranks: Sequence[int]) -> str:
+    """Return what to write if a rank that is not the source passes values to `scatter`."""
+    named = "" if source == ranks[0] else f", src={source}"
+    return (
+        f"only rank {source}, the source, passes values to scatter: write "
+        f"`scatter(x if rank == {source} else None{named})`"
+    )

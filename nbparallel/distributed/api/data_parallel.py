@@ -48,7 +48,10 @@ class DataParallel(OperationBase):
             `n` is not a number from 0, or this rank is not in the group.
         """
         if isinstance(n, np.ndarray | list | tuple):
-            raise TypeError("local_slice takes a number: write local_slice(len(x)), or shard(x) for the part")
+            raise TypeError(
+                "local_slice takes a number: write `dist.local_slice(len(x))`, or `dist.shard(x)` for "
+                "the part"
+            )
         count = _whole(n, "n", 0)
         state = self._group_table.world if group is None else self._group_table.know(group)
         if state.index < 0:

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.api._operation import GroupLike, OperationBase, predefined, untraced
-from nbparallel.distributed.arguments import check_buffer, check_tag, deadline
+from nbparallel.distributed.api.p2p_op import P2POp
+from nbparallel.distributed.arguments import (
+    ANY_SOURCE,
+    MISSING,
+    check_buffer,
+    check_output,
+    check_tag,
+    deadline,
+)
+from nbparallel.distributed.collectives.group_state import GroupState
 from nbparallel.distributed.point_to_point.matching import Receive
+from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.work import Work
-
-
-class P2POp:
-    """One send or receive for `batch_isend_irecv`.
-
-    Parameters
-    ----------
-    op : function
-        `isend` or `irecv`.
-    tensor : array or value
-        Sent, or the array to fill.
-    peer : int
-        The other rank; or `group_peer`, its place in the group.
-    """
-
-    def __init__(
-        self,
-        op: Callable[..., Any],
-        tensor: Any,
-        peer: int | None = None,
-        group: GroupLike = None,
-        tag: int = 0,
-        group_peer: int | None = None,
-    ) -> None:
-        if getattr(op, "__name__", "") not in ("isend", "irecv"):
-            raise ValueError(f"op must be isend or irecv, not {op!r}")
-        if (peer is None) == (group_peer is None):
-            raise ValueError("P2POp needs either peer or group_peer")
-        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
-        self.group_peer = group_peer
 
 
 class PointToPoint(OperationBase):
@@ -52,7 +32,7 @@ class PointToPoint(OperationBase):
     def send(
         self,
         tensor: Any,
-        dst: int | None = None,
+        dst: int | None = MISSING,
         group: GroupLike = None,
         tag: int = 0,
         group_dst: int | None = None,
@@ -69,8 +49,8 @@ class PointToPoint(OperationBase):
         ----------
         tensor : array, number or any picklable object
             Shared arrays inside an object travel by handle, as the same memory.
-        dst : int
-            May be this rank itself.
+        dst : int or None
+            May be this rank itself.  None, the neighbour beyond the edge of a grid: nothing is sent.
         group : Group, optional
             Only a `recv` in the same group takes it; `dst` counts in the world all the same.
         tag : int
@@ -94,11 +74,13 @@ class PointToPoint(OperationBase):
         word = 0
         if group is not None or group_dst is not None or not context.ready:
             state = self._message_group(group)
-            dst, word = state.ranks[state.group_rank(dst, group_dst, "dst")], state.word
+            dst, word = self._peer(state, dst, group_dst, "dst"), state.word
         elif type(dst) is not int or not 0 <= dst < self.world_size:
-            dst = self._group_table.world.group_rank(dst, None, "dst")
+            dst = self._peer(self._group_table.world, dst, None, "dst")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
+        if dst is None:
+            return
         context.ready = False
         try:
             if (
@@ -118,11 +100,12 @@ class PointToPoint(OperationBase):
     def recv(
         self,
         tensor: Any = None,
-        src: int | None = None,
+        src: int | None = ANY_SOURCE,
         group: GroupLike = None,
         tag: int = 0,
         group_src: int | None = None,
         *,
+        return_source: bool = False,
         timeout: float | datetime.timedelta | None = None,
     ) -> Any:
         """Receive a value: ``x = recv(src=0)``, or fill an array: ``recv(x, src=0)``.
@@ -131,19 +114,22 @@ class PointToPoint(OperationBase):
         ----------
         tensor : array, optional
             Filled; dtype and shape must be those of what was sent.
-        src : int, optional
-            Rank of the sender; None: any rank.
+        src : int or None
+            Rank of the sender; without it, or with `ANY_SOURCE`: any rank.  None, the neighbour beyond the
+            edge of a grid: nothing is received, and an array stays as it is.
         group : Group, optional
             Take only what was sent in this group; `src` counts in the world all the same.
         group_src : int, optional
             Instead of `src`: its place in the group.
+        return_source : bool
+            Return the sender as well: ``x, source = recv(return_source=True)``.
         timeout : float, optional
             Seconds to wait.
 
         Returns
         -------
         value or int
-            What was sent; with an array to fill, the rank that sent it.
+            What was sent; with an array to fill, the rank that sent it; with `return_source` both.
 
         Raises
         ------
@@ -166,8 +152,10 @@ class PointToPoint(OperationBase):
             and tensor.flags.writeable
             and self._receive_short(tensor, src, tag)
         ):
-            return src
+            return (tensor, src) if return_source else src
         value, source = self._receive(tensor, src, group, tag, group_src, timeout)
+        if return_source:
+            return (value if tensor is None else tensor), source
         return value if tensor is None else source
 
     def _receive_short(self, tensor: AnyArray, src: int, tag: int) -> bool:
@@ -189,7 +177,7 @@ class PointToPoint(OperationBase):
         tag: int,
         group_src: int | None,
         timeout: float | datetime.timedelta | None,
-    ) -> tuple[Any, int]:
+    ) -> tuple[Any, int | None]:
         context = self._context
         word = 0
         sources: Sequence[int] = ()
@@ -197,13 +185,16 @@ class PointToPoint(OperationBase):
         if group is not None or not context.ready:
             state = self._message_group(group)
             word, sources = state.word, state.ranks
-        buffer = check_buffer(tensor) if tensor is not None else None
-        if group_src is not None or (
-            src is not None and (type(src) is not int or word or not 0 <= src < self.world_size)
-        ):
-            src = state.ranks[state.group_rank(src, group_src, "src")]
+        buffer = check_buffer(tensor, src, tag) if tensor is not None else None
+        anywhere = src is ANY_SOURCE and group_src is None
+        if anywhere:
+            src = None
+        elif group_src is not None or type(src) is not int or word or not 0 <= src < self.world_size:
+            src = self._peer(state, src, group_src, "src")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
+        if src is None and not anywhere:
+            return tensor, None
         context.ready = False
         try:
             limit = None if timeout is None else deadline(timeout)
@@ -214,11 +205,77 @@ class PointToPoint(OperationBase):
             raise
         return found
 
+    def _peer(self, state: GroupState, rank: Any, group_rank: int | None, name: str) -> int | None:
+        """Return the other rank of a message, which the caller named; None: the one beyond an edge."""
+        if rank is None and group_rank is None:
+            return None
+        named = None if rank is MISSING or rank is ANY_SOURCE else rank
+        return state.ranks[state.group_rank(named, group_rank, name)]
+
+    @predefined
+    def sendrecv(
+        self,
+        tensor: Any,
+        dst: int | None = MISSING,
+        src: int | None = ANY_SOURCE,
+        group: GroupLike = None,
+        tag: int = 0,
+        *,
+        recv_tag: int | None = None,
+        output: Any = None,
+        timeout: float | datetime.timedelta | None = None,
+    ) -> Any:
+        """Send one value and receive another: ``theirs = sendrecv(mine, dst=right, src=left)``.
+
+        All ranks of a ring may call it together, whatever the size, and after ``strict_sync(True)`` as well.
+
+        Parameters
+        ----------
+        tensor : array, number or any picklable object
+            Sent to `dst`.
+        dst, src : int or None
+            The receiver, and the rank to receive from, by default any.  None: that half is left out.
+        group : Group, optional
+            Of both messages; `dst` and `src` count in the world all the same.
+        tag, recv_tag : int
+            Of what is sent, and of what is received: by default the same.
+        output : array, optional
+            Filled with what is received; dtype and shape must fit.  May be `tensor` itself.
+        timeout : float, optional
+            Seconds to wait for what is received.
+
+        Returns
+        -------
+        value
+            What was sent here: `output`, filled, if there is one.
+
+        Raises
+        ------
+        CollectiveMismatchError, DeadlockError, PeerFailedError, CollectiveTimeoutError
+            As `send` and `recv`.
+
+        Notes
+        -----
+        Named after ``MPI_Sendrecv``.
+        """
+        state = self._message_group(group)
+        receiver = self._peer(state, dst, None, "dst")
+        sender = src if src is ANY_SOURCE else self._peer(state, src, None, "src")
+        tag = check_tag(tag)
+        expected = tag if recv_tag is None else check_tag(recv_tag, "recv_tag")
+        if output is not None:
+            check_output(output, "sendrecv")
+        deadline(timeout)
+        sent = self.isend(tensor, receiver, group, tag)
+        received, _ = self.recv(output, sender, group, expected, return_source=True, timeout=timeout)
+        sent.wait(timeout)
+        return received
+
     @predefined
     def isend(
         self,
         tensor: Any,
-        dst: int | None = None,
+        dst: int | None = MISSING,
         group: GroupLike = None,
         tag: int = 0,
         group_dst: int | None = None,
@@ -236,7 +293,7 @@ class PointToPoint(OperationBase):
         finally:
             self._sender.strict = strict
         work = Work("isend", self._context.call_site.line())
-        if not strict:
+        if not strict or (dst is None and group_dst is None):
             work.ticket.waited = True  # it is completed: nothing is lost if `wait` is never called
             work.finish()
             return work
@@ -248,7 +305,7 @@ class PointToPoint(OperationBase):
     def irecv(
         self,
         tensor: Any = None,
-        src: int | None = None,
+        src: int | None = ANY_SOURCE,
         group: GroupLike = None,
         tag: int = 0,
         group_src: int | None = None,
@@ -259,35 +316,36 @@ class PointToPoint(OperationBase):
         -------
         Work
             Its `result` is the value, or `tensor`, filled; `source_rank()` the sender.  Receives are
-            served in the order in which they were begun.
+            served in the order in which they were begun.  With ``src=None`` it is completed immediately.
         """
         state = self._message_group(group)
-        buffer = check_buffer(tensor) if tensor is not None else None
-        if src is not None or group_src is not None:
-            src = state.ranks[state.group_rank(src, group_src, "src")]
+        buffer = check_buffer(tensor, src, tag) if tensor is not None else None
+        anywhere = src is ANY_SOURCE and group_src is None
+        src = None if anywhere else self._peer(state, src, group_src, "src")
         tag = check_tag(tag)
-        shown = f"irecv(src={src}{f', tag={tag}' if tag else ''})"
-        work = Work(shown, self._context.call_site.line())
+        work = Work(receive_text("irecv", src, tag), self._context.call_site.line())
+        if src is None and not anywhere:
+            work.ticket.waited = True
+            work.finish(tensor)
+            return work
         receive = Receive(work, tensor, buffer, src, tag, state.word, state.ranks)
         work.begin(lambda limit, wait: self._run_step(lambda: self._receiver.push(receive, limit, wait)))
         self._tickets.add(work)
         return self._run_step(lambda: self._receiver.post(receive))
 
     def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[Work]:
-        """Begin several sends and receives; returns their works, in order.
+        """Begin several sends and receives; returns their works, in order; none for an empty list.
 
         Raises
         ------
-        TypeError, ValueError
-            The list is empty or holds something else; nothing was begun.
+        TypeError
+            The list holds something else; nothing was begun.
         """
         if not isinstance(p2p_op_list, list | tuple):
             raise TypeError(f"p2p_op_list must be a list of P2POp, not {type(p2p_op_list).__name__}")
         for i, op in enumerate(p2p_op_list):
             if not isinstance(op, P2POp):
                 raise TypeError(f"p2p_op_list[{i}] must be a P2POp, not {type(op).__name__}")
-        if not p2p_op_list:
-            raise ValueError("batch_isend_irecv needs at least one P2POp")
         works = []
         for op in p2p_op_list:
             name, side = ("isend", "dst") if op.op.__name__ == "isend" else ("irecv", "src")
@@ -303,7 +361,7 @@ class PointToPoint(OperationBase):
     def send_object_list(
         self,
         object_list: list[Any],
-        dst: int | None = None,
+        dst: int | None = MISSING,
         group: GroupLike = None,
         *,
         group_dst: int | None = None,
@@ -316,11 +374,11 @@ class PointToPoint(OperationBase):
     def recv_object_list(
         self,
         object_list: list[Any],
-        src: int | None = None,
+        src: int | None = ANY_SOURCE,
         group: GroupLike = None,
         *,
         group_src: int | None = None,
-    ) -> int:
+    ) -> int | None:
         """Replace the elements of a list by those of the list that was sent; return the sender.
 
         Raises
@@ -331,6 +389,8 @@ class PointToPoint(OperationBase):
         if not isinstance(object_list, list):
             raise TypeError(f"recv_object_list fills a list, not {type(object_list).__name__}")
         value, source = self._receive(None, src, group, 0, group_src, None)
+        if source is None:
+            return None
         if not isinstance(value, list) or len(value) != len(object_list):
             sent = f"a list of {len(value)}" if isinstance(value, list) else type(value).__name__
             raise ValueError(

@@ -23,6 +23,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
+from nbparallel.errors import IN_PLACE, ReadOnlyArrayError
 from nbparallel.wire.control import GENERATIONS, Operation
 
 SHARED_INLINE = 64 << 10
@@ -101,10 +102,7 @@ class AllReduce:
         if plan is None:
             plan = self._plan(op, x)
         if not x.flags.writeable:
-            raise ValueError(
-                f"{self._operation.name} works in place and this array is read-only: pass x.copy(), or share "
-                "it for writing with `%share` in the notebook"
-            )
+            raise ReadOnlyArrayError(IN_PLACE.format(self._operation.name))
         context, protocol = self._context, self._protocol
         if self._size == 1:
             return x

@@ -27,7 +27,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
 )
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
-from nbparallel.errors import InternalError
+from nbparallel.errors import InternalError, ReadOnlyArrayError
 from nbparallel.wire.control import Operation
 from nbparallel.wire.handles import ArrayHandle
 
@@ -35,7 +35,10 @@ _HEAD = struct.Struct("<BxxxI")
 """What the root left, and the length of the pickled (dtype, shape) before it."""
 _INLINE, _SHARED, _STAGED, _OBJECT, _BLOB = range(1, 6)
 MAX_FINGERPRINTS = 1024
-_READ_ONLY = "broadcast fills this array, and it is read-only: pass x.copy(), or None to get a new one"
+READ_ONLY = (
+    "broadcast fills this array on all ranks but the source, and it is read-only: pass `x.copy()`, which is "
+    "filled and returned, or None there to get a new one"
+)
 
 
 class Broadcast:
@@ -93,7 +96,7 @@ class Broadcast:
         """Return a read-only array that was passed, if it is the root's own memory: nothing is written."""
         protocol = self._protocol
         if span is None:
-            raise ValueError(_READ_ONLY)
+            raise ReadOnlyArrayError(READ_ONLY)
         line = self._context.call_site.line()
         protocol.begin(Operation.broadcast, self._fingerprint(x, array, root, mine=False), line)
         offers = self._arrive_and_compare(0, span, root)
@@ -102,7 +105,7 @@ class Broadcast:
             self._take(None, None, root)  # the other ranks continue
         protocol.release()
         if not same:
-            raise ValueError(_READ_ONLY)
+            raise ReadOnlyArrayError(READ_ONLY)
         return x
 
     def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:

@@ -32,6 +32,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, decode_handle
 from nbparallel.distributed.slots.overlaps import conflict
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
+from nbparallel.wire.control import Operation
 
 
 class PreparedRecord(NamedTuple):
@@ -187,10 +188,13 @@ class Exchange:
                 expected = record.expected(source, root)
                 if expected and expected != other.brought(reader):
                     ranks = self._protocol.ranks
-                    raise self._protocol.mismatch(
+                    what = (
                         f"what rank {ranks[source]} passed to {movement.operation.name} does not fit the "
                         f"array that rank {ranks[reader]} gave to take it"
                     )
+                    if movement.operation is Operation.scatter:
+                        what += " (only the source passes values; the others pass None, or memory for a part)"
+                    raise self._protocol.mismatch(what)
 
     def _check_memory(self, records: Sequence[ExchangeRecord]) -> None:
         spans = [record.spans() for record in records]

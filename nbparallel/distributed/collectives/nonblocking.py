@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.collectives.broadcast import READ_ONLY
 from nbparallel.distributed.collectives.exchange import Exchange, PreparedRecord
 from nbparallel.distributed.collectives.movements import BARRIER, BROADCAST, Movement, Movements, Pattern
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers
@@ -34,6 +35,7 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_arra
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.distributed.work import Work
+from nbparallel.errors import IN_PLACE, ReadOnlyArrayError
 from nbparallel.wire.control import Operation
 
 MAX_FINGERPRINTS = 1024
@@ -165,7 +167,7 @@ class NonblockingCalls:
         mine = self._index == root
         array = None if mine else as_plain_array(x)
         if array is not None and not array.flags.writeable:
-            raise ValueError("broadcast fills this array, and it is read-only: pass x.copy()")
+            raise ReadOnlyArrayError(READ_ONLY)
         movement = self._movements(BROADCAST, (x,) if mine else (), () if array is None else (array,), root)
         return movement, lambda found: x if mine or array is not None else found[0]
 
@@ -252,7 +254,7 @@ def _checked(x: Any, op: str, operation: str, *, fills: bool) -> tuple[Operator,
     if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         check_dtype(operator, x.dtype)
         if fills and not x.flags.writeable:
-            raise ValueError(f"{operation} works in place and this array is read-only: pass x.copy()")
+            raise ReadOnlyArrayError(IN_PLACE.format(operation))
         return operator, x.view(np.ndarray)
     return operator, check_number(operator, x, operation)
 

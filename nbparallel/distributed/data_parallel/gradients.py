@@ -30,7 +30,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup, SharedSpan
 from nbparallel.distributed.slots.fingerprint import fingerprint
 from nbparallel.distributed.slots.overlaps import Span, conflict, overlapping
-from nbparallel.errors import CollectiveMismatchError, rank_list
+from nbparallel.errors import CollectiveMismatchError, ReadOnlyArrayError, rank_list
 from nbparallel.wire.control import Operation
 from nbparallel.wire.segments import CLIENT_SHIFT
 
@@ -161,8 +161,9 @@ def _checked(names: tuple[str, ...] | None, index: int, x: Any) -> AnyArray:
             "(.astype(float))"
         )
     if not x.flags.writeable:
-        raise ValueError(
-            f"average_gradients writes the averages into {name}, which is read-only: pass a copy"
+        raise ReadOnlyArrayError(
+            f"average_gradients writes the averages into {name}, which is read-only: pass a copy of it, "
+            "`x.copy()`, which is returned"
         )
     return x if type(x) is np.ndarray else x.view(np.ndarray)
 

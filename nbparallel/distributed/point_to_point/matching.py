@@ -6,41 +6,49 @@ stays so until a receive asks for it.  Messages of one source and tag are matche
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.distributed.point_to_point.packing import INTRODUCTION
 from nbparallel.distributed.point_to_point.ring import Envelope, RingReader
+from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.work import Work
-from nbparallel.errors import DeadlockError, NbParallelError, rank_list
+from nbparallel.errors import NbParallelError, rank_list
 from nbparallel.wire.control import Operation
+from nbparallel.wire.messages import SentMessage
 
-Form = Callable[[Envelope], tuple[Any, tuple[int, ...]] | None]
+Counts = tuple[tuple[SentMessage, int], ...]
+"""Messages, and how many there are of each."""
 
 
 class UnexpectedMessages:
     """The queue of messages that have arrived at one rank and were not received, for each source.
 
-    A message can be received in a later cell than it was sent in, so it is reported at the end of the second
-    cell (or the third, if it arrived after the end of the first).
+    Parameters
+    ----------
+    rank : int
+        The rank that receives.
+    rings : sequence of RingReader
+        Its rings, one for each source.
     """
 
-    def __init__(self, rings: Sequence[RingReader]) -> None:
-        self._rings = rings
+    def __init__(self, rank: int, rings: Sequence[RingReader]) -> None:
+        self._rank, self._rings = rank, rings
         self.queues: list[deque[Envelope]] = [deque() for _ in rings]
+        self.count = 0
+        """How many messages are in all queues."""
         self.introductions: dict[tuple[int, int], bytes] = {}
         """Handles of groups' slot areas, by the sender and the word of the group."""
         self.newest = [0] * len(rings)
         """The highest number of a message of each source that was received."""
         self.last_source = -1
-        self._earlier = [0] * len(rings)
-        """The last message of each source that had arrived when the last cell ended."""
-        self._reported = [0] * len(rings)
+        self._late: Counter[SentMessage] = Counter()
+        """Messages of earlier cells that were received in this one."""
 
     def __iter__(self) -> Iterator[Envelope]:
         return (message for queue in self.queues for message in queue)
@@ -68,8 +76,10 @@ class UnexpectedMessages:
     def _add(self, message: Envelope) -> None:
         if message.kind == INTRODUCTION:
             self.introductions[message.source, message.group] = bytes(message.body)
+            self._acknowledge(message.source)
         else:
             self.queues[message.source].append(message)
+            self.count += 1
 
     def _order(self) -> Sequence[int]:
         """Return all sources, beginning behind the one received from last: no source starves."""
@@ -78,43 +88,65 @@ class UnexpectedMessages:
 
     def received(self, message: Envelope) -> None:
         """Remove a message that was received, and acknowledge it to its sender."""
+        self.last_source = message.source
+        if message.cell:
+            self._late[self._described(message)] += 1
+        self._remove(message)
+
+    def _remove(self, message: Envelope) -> None:
         source = message.source
-        queue = self.queues[source]
-        queue.remove(message)
-        all_up_to = queue[0].number - 1 if queue else self._rings[source].number
-        newest = self.newest[source] = max(self.newest[source], message.number)
-        self.last_source = source
-        self._rings[source].acknowledge(all_up_to, newest)
+        self.queues[source].remove(message)
+        self.count -= 1
+        self.newest[source] = max(self.newest[source], message.number)
+        self._acknowledge(source)
+
+    def _acknowledge(self, source: int) -> None:
+        queue, ring = self.queues[source], self._rings[source]
+        ring.acknowledge(queue[0].number - 1 if queue else ring.number, self.newest[source])
 
     def tags_of(self, sources: Sequence[int]) -> str:
         """Return a remark on what has arrived from some ranks with other tags; empty: nothing has."""
-        tags = sorted({(r, m.tag) for r in sources for m in self.queues[r]})
+        tags = sorted({(r, m.tag, m.cell) for r in sources for m in self.queues[r]})
         if not tags:
             return ""
-        found = ", ".join(f"tag {tag} from rank {source}" for source, tag in tags[:8])
+        found = ", ".join(
+            f"tag {tag} from rank {source}{f' of {cell}' if cell else ''}" for source, tag, cell in tags[:8]
+        )
         return f" (what has arrived: {found})"
 
-    def end_cell(self, form: Form) -> list[str]:
-        """Return a sentence on the messages that are left from earlier cells, for each kind of message.
+    def settle(self, source: int, position: int, cell: str, drop: Callable[[Envelope], None]) -> None:
+        """Settle what a rank has sent before a position of its ring, in the cell that has ended.
 
         Parameters
         ----------
-        form : callable
-            Returns dtype and shape of a message, None for what is no array.
+        cell : str
+            The messages stay as those of this cell; empty: they are dropped.
+        drop : callable
+            Called with each message before it is dropped.
         """
-        left: dict[tuple[int, int, int, str], list[Envelope]] = {}
-        for message in self:
-            source = message.source
-            if self._reported[source] < message.number <= self._earlier[source]:
-                key = source, message.tag, message.group, _described(form(message))
-                left.setdefault(key, []).append(message)
-        self._reported, self._earlier = self._earlier, [ring.number for ring in self._rings]
-        return [_sentence(*key, messages) for key, messages in left.items()]
+        ring = self._rings[source]
+        while ring.has_message_before(position):
+            self._add(ring.take())
+        for message in [m for m in self.queues[source] if not m.cell]:
+            if cell:
+                message.cell = cell
+            else:
+                drop(message)
+                self._remove(message)
+
+    def report(self) -> tuple[Counts, Counts]:
+        """Return what was not received, and what was of earlier cells, with how many there are of each."""
+        late, self._late = self._late, Counter()
+        return tuple(Counter(map(self._described, self)).items()), tuple(late.items())
+
+    def _described(self, m: Envelope) -> SentMessage:
+        return SentMessage(m.source, self._rank, m.tag, m.line, bool(m.group), m.cell)
 
     def clear(self) -> None:
         """Drop all messages."""
         for queue in self.queues:
             queue.clear()
+        self.count = 0
 
 
 class MatchRequest:
@@ -147,7 +179,7 @@ class MatchRequest:
         """Whether any message has arrived from the sources; it need not match."""
 
     def __str__(self) -> str:
-        return f"recv(src={self.src}{f', tag={self.tag}' if self.tag else ''})"
+        return receive_text("recv", self.src, self.tag)
 
     def _has_any(self) -> bool:
         return any(ring.has_message() for ring in self._rings)
@@ -157,9 +189,9 @@ class MatchRequest:
         rank = self._context.rank
         if self.peers == [rank] and self.deadline_ns is None:
             raise self._context.mark_failed(
-                DeadlockError(
-                    f"deadlock: rank {rank} waits in {self} on line {self.line} for itself and has sent "
-                    "itself nothing that matches" + self._unexpected.tags_of([rank])
+                self._context.deadlock(
+                    f"rank {rank} waits in {self} on line {self.line} for itself and has sent itself nothing "
+                    "that matches" + self._unexpected.tags_of([rank])
                 )
             )
 
@@ -181,8 +213,8 @@ class MatchRequest:
         parts = [f"{rank_list(left)} finished the cell without sending it"] if left else []
         if absent:
             parts.append(f"{rank_list(absent)} {'is' if len(absent) == 1 else 'are'} not in this cell")
-        return DeadlockError(
-            f"deadlock: rank {self._context.rank} waits in {self} on line {self.line}, and "
+        return self._context.deadlock(
+            f"rank {self._context.rank} waits in {self} on line {self.line}, and "
             + " and ".join(parts)
             + self._unexpected.tags_of(self.peers)
         )
@@ -248,21 +280,3 @@ class PostedReceives:
         for receive in self._receives:
             receive.work.drop()
         self._receives.clear()
-
-
-def _described(form: tuple[Any, tuple[int, ...]] | None) -> str:
-    return "no array" if form is None else f"{form[0]} {form[1]}"
-
-
-def _sentence(source: int, tag: int, group: int, described: str, messages: Sequence[Envelope]) -> str:
-    line = f"on line {messages[0].line} " if messages[0].line else ""
-    many, were, them = ("a message", "was", "it")
-    if len(messages) > 1:
-        many, were, them = (f"{len(messages)} messages", "were", "them")
-    what, call = (f"{described}, tag {tag}", f", tag={tag}") if tag else (described, "")
-    if group:
-        what, call = f"{what}, in a group", f"{call}, group=…"
-    return (
-        f"{many} from rank {source} ({what}), sent {line}in an earlier cell, {were} not received: "
-        f"recv(src={source}{call}) still takes {them}"
-    )

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.point_to_point.ring import RECORD, Envelope
+from nbparallel.distributed.point_to_point.ring import Envelope
 from nbparallel.distributed.point_to_point.streaming import LEAST, StreamOut
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
@@ -28,6 +28,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
 from nbparallel.errors import InternalError
 from nbparallel.sharing.store import Store
 from nbparallel.transfer import pickling
+from nbparallel.wire.control_layout import RECORD
 
 
 def dumps(obj: Any, store: Store) -> tuple[bytes, object]:
@@ -145,7 +146,7 @@ class Packer:
         if handle is None:
             raise ValueError(
                 "view=True sends where an array lies, and this one's memory is private: share it first "
-                "(nbp.share(x)), or send without view=True"
+                "(`x = nbp.share(x)`), or send without view=True"
             )
         packed = encode_handle(handle)
         self._shown = weakref.ref(array), form, packed

@@ -7,6 +7,7 @@ why a send only blocks while its receiver computes, or after it has left the cel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import MAX_HEADS, inline_nbytes
 from nbparallel.distributed.point_to_point.streaming import Call, StreamIn, flat_octets
 from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.runtime.waiting import WaitRecord
@@ -42,7 +44,7 @@ class Receiver:
         self._context, self._rings = context, rings.readers
         self._streams = [StreamIn(context, r) for r in range(context.world_size)]
         self._packer = Packer(context, inline_nbytes(context.view))
-        self.unexpected = UnexpectedMessages(self._rings)
+        self.unexpected = UnexpectedMessages(context.rank, self._rings)
         self._queues = self.unexpected.queues
         self._posted = PostedReceives(self.unexpected, self._serve)
         self._metas: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
@@ -154,14 +156,14 @@ class Receiver:
         return buffer
 
     def _unload_stream(self, message: Envelope, line: int) -> None:
-        """Copy out of a stream what earlier messages left in it: with this one their chunks count as taken."""
+        """Copy earlier messages out of the stream: with this one their chunks count as taken."""
         for earlier in self._queues[message.source]:
             if earlier.number >= message.number:
                 return
             if earlier.kind == STREAMED and (form := self._packer.form(earlier)) is not None:
                 content = np.empty(form[1], form[0])
                 self._streams[message.source].read(content, earlier.body, Call(line, earlier.tag, None))
-                earlier.kind, earlier.body = ARRAY, memoryview(flat_octets(content))
+                earlier.kind, earlier.body = ARRAY, flat_octets(content).data
 
     def _wait_for_message(self, request: MatchRequest, find: Callable[[], T | None]) -> T:
         """Wait until `find` returns something, which it does as soon as the right message is there."""
@@ -246,9 +248,20 @@ class Receiver:
         """End what was posted in a cell with it."""
         self._posted.drop()
 
-    def end_cell(self) -> list[str]:
-        """Return a sentence for each kind of message from earlier cells that was not received."""
-        return self.unexpected.end_cell(self._packer.form)
+    def settle(self, source: int, position: int, cell: str) -> None:
+        """Keep or drop what a rank has sent in the cell that has ended: see `UnexpectedMessages.settle`."""
+        self.unexpected.settle(source, position, cell, self._drop)
+
+    def _drop(self, message: Envelope) -> None:
+        """Make room in the stream of a message that is dropped."""
+        form = self._packer.form(message) if message.kind == STREAMED else None
+        if form is None:
+            return
+        try:
+            self._unload_stream(message, 0)
+        except NbParallelError:
+            return  # its source has died, or there is no descriptor left: the stream stays full
+        self._streams[message.source].skip(form[0].itemsize * math.prod(form[1]), message.body)
 
     def release(self) -> None:
         """Release the senders' windows."""
@@ -294,21 +307,18 @@ class Receiver:
     def _check(self, buffer: AnyArray, message: Envelope, line: int) -> None:
         """Raise if the message does not fit the buffer; it can be received again then."""
         form = self._packer.form(message)
-        if form is not None:
-            dtype, shape = form
-            if dtype == buffer.dtype and shape == buffer.shape:
-                return
-            sent = ("send", str(dtype), str(shape), "-", "-", str(message.line or "?"))
-        else:
-            value = "a pickled object"
-            sent = ("send", value, "-", "-", "-", str(message.line or "?"))
+        if form is not None and form[0] == buffer.dtype and form[1] == buffer.shape:
+            return
+        dtype, shape = form or ("a pickled object", "-")
+        source, cell = message.source, f" of {message.cell}" if message.cell else ""
+        sent = ("send", str(dtype), str(shape), "-", "-", f"{message.line or '?'}{cell}")
         mine = ("recv", str(buffer.dtype), str(buffer.shape), "-", "-", str(line or "?"))
         raise CollectiveMismatchError(
-            f"what rank {message.source} sent does not fit the buffer (nothing was written; "
-            "it can still be received, x = recv(src=…) needs no buffer):\n"
+            f"what rank {source} sent does not fit the buffer (nothing was written; in this cell "
+            f"`x = {receive_text('recv', source, message.tag)}` still receives it, without a buffer):\n"
             + (
-                table({message.source: sent, self._context.rank: mine})
-                if message.source != self._context.rank
+                table({source: sent, self._context.rank: mine})
+                if source != self._context.rank
                 else f"  sent: {sent[1:3]}, buffer: {mine[1:3]}"
             )
         )

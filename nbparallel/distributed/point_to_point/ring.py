@@ -8,7 +8,6 @@ out.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,8 @@ import numpy.typing as npt
 from nbparallel.distributed.runtime.waiting import Waiter
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.control_layout import RECORD, RECORD_ALIGN
 
-RECORD = struct.Struct("<IHBxqIQ")
-"""Length of the whole record, of its description; kind; tag; line of the sender's cell; group."""
-ALIGN = 8
 AnyArray = npt.NDArray[Any]
 
 
@@ -39,6 +36,8 @@ class Envelope:
     body: bytes | memoryview
     group: int = 0
     """The word of its group; 0: the world."""
+    cell: str = ""
+    """The earlier cell that sent it; empty: the one that runs."""
 
 
 class RingWriter:
@@ -74,7 +73,7 @@ class RingWriter:
         self._octets[start : start + first] = record[:first] if first < nbytes else record
         if first < nbytes:
             self._octets[self._start : self._start + nbytes - first] = record[first:]
-        position = self.position + ((nbytes + ALIGN - 1) & -ALIGN)
+        position = self.position + ((nbytes + RECORD_ALIGN - 1) & -RECORD_ALIGN)
         self._waiter.announce_to(self._destination, self._words, self._tail, position)
         self.position = position
         self.number += 1
@@ -88,7 +87,7 @@ class RingWriter:
             return False
         start = self._start + offset
         self._octets[start : start + nbytes] = record
-        position += (nbytes + ALIGN - 1) & -ALIGN
+        position += (nbytes + RECORD_ALIGN - 1) & -RECORD_ALIGN
         self._waiter.announce_to(self._destination, self._words, self._tail, position)
         self.position = position
         self.number += 1
@@ -111,6 +110,10 @@ class RingReader:
         """Whether a record is there."""
         return self._words[self._tail] != self._position
 
+    def has_message_before(self, position: int) -> bool:
+        """Whether a record is there that begins before a position of the ring."""
+        return self._position < min(position, self._words[self._tail])
+
     def take(self) -> Envelope:
         """Copy the next record out and release its room."""
         available = self._words[self._tail] - self._position
@@ -130,7 +133,7 @@ class RingReader:
         else:
             data = self._copy(position + RECORD.size, length - RECORD.size)
         self.number += 1
-        self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
+        self._position = position = position + ((length + RECORD_ALIGN - 1) & -RECORD_ALIGN)
         self._waiter.announce_to(self._source, self._words, self._head, position)
         return Envelope(
             self._source, self.number, kind, tag, line, data[:meta_length], data[meta_length:], group
@@ -167,7 +170,7 @@ class RingReader:
             return 0
         x[...] = np.ndarray(x.shape, x.dtype, octets, body)
         self.number = number = self.number + 1
-        self._position = position = position + ((length + ALIGN - 1) & -ALIGN)
+        self._position = position = position + ((length + RECORD_ALIGN - 1) & -RECORD_ALIGN)
         words, head = self._words, self._head
         words[head + 1] = words[head + 2] = number
         self._waiter.announce_to(self._source, words, head, position)

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.point_to_point.packing import ARRAY, INTRODUCTION, STREAMED, Packer, Payload
-from nbparallel.distributed.point_to_point.ring import RECORD, RingPairs
+from nbparallel.distributed.point_to_point.ring import RingPairs
 from nbparallel.distributed.point_to_point.streaming import Call, StreamOut
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.work import Work
-from nbparallel.errors import DeadlockError, NbParallelError
+from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView, Operation
+from nbparallel.wire.control_layout import RECORD
 
 INLINE = 32 << 10
 """Bytes of a value that travel inside a ring; larger ones get shared memory of their own.  ``python -m
@@ -158,9 +159,9 @@ class Sender:
         ring, context = self._rings[dst], self._context
 
         def explain(finished: list[int]) -> NbParallelError:
-            return DeadlockError(
-                f"deadlock: rank {context.rank} waits in send(dst={dst}) on line {line} for room, and rank "
-                f"{dst} finished the cell without receiving what was sent before"
+            return context.deadlock(
+                f"rank {context.rank} waits in send(dst={dst}) on line {line} for room, and rank {dst} "
+                + context.cell.how_gone(dst, "what was sent before")
             )
 
         if dst == context.rank:  # no other rank makes room
@@ -180,20 +181,30 @@ class Sender:
         ring, context = self._rings[dst], self._context
 
         def explain(finished: list[int]) -> NbParallelError:
-            return DeadlockError(
-                f"deadlock: rank {context.rank} waits in send(dst={dst}) on line {line}, and rank {dst} "
-                "finished the cell without receiving it"
+            return context.deadlock(
+                f"rank {context.rank} waits in send(dst={dst}) on line {line}, and rank {dst} "
+                + context.cell.how_gone(dst, "it")
             )
 
         if dst == context.rank:
             raise context.mark_failed(
-                DeadlockError(f"deadlock: rank {dst} sends to itself on line {line} and waits for itself")
+                context.deadlock(f"rank {dst} sends to itself on line {line} and waits for itself")
             )
         wait = WaitRecord(
             Operation.send, lambda: [] if ring.newest_taken() >= number else [dst], explain, line,
             peer=dst, tag=tag, target=number, deadline_ns=deadline_ns,
         )  # fmt: skip
         context.wait(lambda: ring.newest_taken() >= number, dst, wait)
+
+    # -- cells -----------------------------------------------------------------------------------------
+
+    def unreceived(self) -> tuple[int, ...]:
+        """Return the ranks that have not received everything that was sent to them."""
+        return tuple([rank for rank, ring in enumerate(self._rings) if ring.taken() != ring.number])
+
+    def forget(self, dst: int) -> None:
+        """Release what was sent to a rank, which drops it."""
+        self._held[dst].clear()
 
     def close(self) -> None:
         """Release all memory."""

@@ -29,7 +29,6 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.errors import (
-    DeadlockError,
     FileDescriptorLimitError,
     InternalError,
     NbParallelError,
@@ -173,10 +172,10 @@ class StreamOut:
         context, destination = self._context, self._destination
 
         def explain(finished: list[int]) -> NbParallelError:
-            return DeadlockError(
-                f"deadlock: rank {context.rank} waits in send(dst={destination}) on line {call.line}: there "
-                f"is no memory for a copy of what it sends, and rank {destination} finished the cell without "
-                "receiving it"
+            return context.deadlock(
+                f"rank {context.rank} waits in send(dst={destination}) on line {call.line}: there is no "
+                f"memory for a copy of what it sends, and rank {destination} "
+                + context.cell.how_gone(destination, "it")
             )
 
         wait = WaitRecord(
@@ -262,6 +261,11 @@ class StreamIn:
             peer=source, tag=call.tag, deadline_ns=call.deadline_ns,
         )  # fmt: skip
         context.waiter.until(arrived, source, check=check)
+
+    def skip(self, nbytes: int, body: bytes | memoryview) -> None:
+        """Count a message as taken that is not read; all before it must have been taken."""
+        (base,) = _BODY.unpack_from(body)
+        self._waiter.announce(self._words, self._taken, base + -(-nbytes // CHUNK))
 
     def release(self) -> None:
         """Release the sender's window; the next message names it again."""

@@ -1,4 +1,4 @@
-"""Call site: the line of the cell that calls an operation; found at every call, used in messages."""
+"""Call site: the line of the cell that calls an operation, found at every call, and a call's text."""
 
 from __future__ import annotations
 
@@ -39,3 +39,9 @@ class CallSite:
                 return line
             frame = frame.f_back
         return 0
+
+
+def receive_text(name: str, src: int | None, tag: int) -> str:
+    """Return the call of a receive: ``recv(src=1, tag=3)``, or ``recv()`` from any source."""
+    arguments = [*([] if src is None else [f"src={src}"]), *([f"tag={tag}"] if tag else [])]
+    return f"{name}({', '.join(arguments)})"

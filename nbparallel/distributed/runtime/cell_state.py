@@ -36,6 +36,12 @@ class CellState:
     began_ns: int = 0
     statement: int = 0
 
+    def how_gone(self, rank: int, what: str) -> str:
+        """Return why a rank that does nothing more will not receive something, as the end of a sentence."""
+        if rank in self.ranks:
+            return f"finished the cell without receiving {what}"
+        return f"is not in this cell, and cannot receive {what}"
+
 
 @dataclass(slots=True)
 class RankHooks:

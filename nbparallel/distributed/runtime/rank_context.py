@@ -16,6 +16,7 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLo
 from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
 from nbparallel.errors import (
     CollectiveTimeoutError,
+    DeadlockError,
     ForkedRankError,
     NbParallelError,
     PeerFailedError,
@@ -66,6 +67,8 @@ class RankContext:
         How long this rank had waited when the operation began that it is in.
     cause : BaseException or None
         Why the epoch is invalid.
+    remark : str
+        What the error about a deadlock adds: messages that were dropped at the end of the last cell.
     call_site : CallSite
         Finds the cell's line that is being executed.
     """
@@ -100,6 +103,7 @@ class RankContext:
         self.ready = self.whole = self.plain = self.exposed = self.forked = False
         self.open = self.nbytes = self.operations = 0
         self.cause: BaseException | None = None
+        self.remark = ""
         self.timing = view.word_timing(rank)
         self.former_wait_ns = self._cells_wait_ns = 0
 
@@ -300,6 +304,10 @@ class RankContext:
     def gone(self, rank: int) -> bool:
         """Whether `rank` will do nothing more in this cell."""
         return rank not in self.cell.ranks or self.peers.has_left(rank, self.cell.number)
+
+    def deadlock(self, text: str) -> DeadlockError:
+        """Return the error about a wait that can never end."""
+        return DeadlockError(f"deadlock: {text}{self.remark}")
 
     def mark_failed(self, error: NbParallelError) -> NbParallelError:
         """Record that `error` invalidates the epoch, even outside a collective; returns it."""

@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.lock_table import holder_of, queue_of
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area
-from nbparallel.errors import DeadlockError, InvalidHandleError, SegmentLostError, rank_list
+from nbparallel.errors import InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State
 
 FIRST_INSPECTION_NS = 200_000_000
@@ -57,7 +58,7 @@ class DeadlockDetector:
         if wait.suspicion != seen:
             wait.suspicion, wait.suspected_ns = seen, now
             return
-        raise self._context.mark_failed(DeadlockError(self.describe(stuck)))
+        raise self._context.mark_failed(self._context.deadlock(self.describe(stuck)))
 
     def stuck_ranks(self) -> Stuck:
         """Return every rank that can never go on by itself, with its slot and the ranks it waits for."""
@@ -138,7 +139,7 @@ class DeadlockDetector:
         finished = [r for r in range(context.world_size) if r in context.cell.ranks and context.gone(r)]
         if finished:
             parts.append(f"{rank_list(finished)} finished the cell")
-        return "deadlock: " + "; ".join(parts)
+        return "; ".join(parts)
 
     def close(self) -> None:
         """Release the areas that were attached."""
@@ -158,8 +159,7 @@ def wait_text(record: SlotRecord, awaited: list[int], group: str = "") -> str:
         call = "in the first operation of a group"
         return f"{call} for rank {record.peer}{f' (line {record.line})' if record.line else ''}"
     if record.operation is Operation.recv:
-        source = "None" if record.peer < 0 else str(record.peer)
-        call += f"(src={source}{f', tag={record.tag}' if record.tag else ''})"
+        call = receive_text(call, None if record.peer < 0 else record.peer, record.tag)
     elif record.operation is Operation.lock:
         call += f"({record.area.decode(errors='replace')!r})"
     elif record.operation is Operation.send:

@@ -111,9 +111,10 @@ def left_inside(operation: Operation, rank: int) -> CollectiveMismatchError:
 def overlap(operation: Operation, one: int, other: int) -> ValueError:
     """Return the error about two ranks whose arguments share memory that the operation writes."""
     first, second = sorted((one, other))
+    part = "" if operation is Operation.broadcast else "each rank's own part, `dist.shard(x)`, or "
     return ValueError(
         f"ranks {first} and {second} passed overlapping memory of one shared array to "
-        f"{operation.name}, which would write it: pass each rank's own part, or x.copy()"
+        f"{operation.name}, which would write it: pass {part}`x.copy()`"
     )
 
 

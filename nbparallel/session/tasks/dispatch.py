@@ -17,6 +17,7 @@ from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellClock, CellRecord, CellResult
 from nbparallel.session.tasks import outcomes
 from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.session.tasks.cell_messages import CellMessages
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
@@ -42,6 +43,7 @@ class TaskDispatcher:
         self.record: CellRecord | None = None
         """The ranks' notes on the last cell or call that has ended."""
         self.clock = CellClock()
+        self._messages = CellMessages()
         self._strategy_message: object = None
         """Owns memory that ranks have perhaps not unpickled yet."""
 
@@ -120,6 +122,8 @@ class TaskDispatcher:
         control = pool.ensure_epoch()
         handles = {rank: pool.handles[rank] for rank in request.ranks}
         run = TaskRun(pool, request, handles, control, output)
+        for note in self._messages.begin(control):
+            self._note(run, note)
         self._send_strategy(pool, handles.values())
         send_working_context(handles.values())
         pool.supervisor.oom_kills.poll()
@@ -136,11 +140,13 @@ class TaskDispatcher:
             handle.send_pickled(Kind.TASK, pickled, epoch=pool.epoch)
         return run
 
-    def finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
+    def finish(
+        self, run: TaskRun, interrupts: InterruptCounter, *, keep_messages: bool = False
+    ) -> CellResult:
         """Wait for all ranks of a task and return its result, or raise as `outcomes.raise_if_failed`."""
         ending = outcomes.SUCCESS
         try:
-            return self._finish(run, interrupts)
+            return self._finish(run, interrupts, keep_messages)
         except BaseException as error:
             ending = outcomes.ending_of(error)
             raise
@@ -151,7 +157,7 @@ class TaskDispatcher:
                     failed_line=ending.line,
                 )  # fmt: skip
 
-    def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
+    def _finish(self, run: TaskRun, interrupts: InterruptCounter, keep_messages: bool) -> CellResult:
         pool = run.pool
         try:
             run.wait(interrupts)
@@ -163,6 +169,11 @@ class TaskDispatcher:
             run.ended_ns = time.monotonic_ns()
         while pool.supervisor.notes:
             self._note(run, pool.supervisor.notes.popleft())
+        failed = bool(run.deaths) or any(
+            not outcome.ok or outcome.invalidates_epoch for outcome in run.outcomes.values()
+        )
+        for note in self._messages.end(run, failed=failed, keep=keep_messages):
+            self._note(run, note)
         store, broker = sharing.current_store(), pool.supervisor.broker
         values = outcomes.values_of(run, lambda value: pickling.loads(value, store, broker=broker))
         for note in outcomes.missing_values_notes(values):
@@ -172,9 +183,7 @@ class TaskDispatcher:
             self.record = outcomes.record_of(run, self.clock.began_ns)
         result = outcomes.result_of(run, values)
         run.output.forget()
-        if run.deaths or any(
-            not outcome.ok or outcome.invalidates_epoch for outcome in run.outcomes.values()
-        ):
+        if failed:
             pool.invalidate_epoch()
         store.drain()
         outcomes.raise_if_failed(run, result)

@@ -35,10 +35,11 @@ WRONG: dict[str, list[Any]] = {
 }
 """What is wrong for a parameter wherever it stands; the other lists are named in `TABLE`."""
 ROOTS = {"src", "dst", "group_src", "group_dst", "global_rank", "group_rank"}
-FLAGS = {"view", "async_op", "wait_all_ranks", "shuffle", "drop_last", "on", "device_ids"}
+FLAGS = {"view", "async_op", "return_source", "wait_all_ranks", "shuffle", "drop_last", "on", "device_ids"}
 """Taken by their truth, as everywhere in Python; or torch's, and not looked at."""
 ANYTHING = {
-    ("send", "tensor"), ("isend", "tensor"), ("broadcast", "tensor"), ("gather", "tensor"),
+    ("send", "tensor"), ("isend", "tensor"), ("sendrecv", "tensor"), ("broadcast", "tensor"),
+    ("gather", "tensor"),
     ("all_gather", "tensor"), ("all_gather_object", "obj"), ("gather_object", "obj"), ("assert_same", "x"),
 }  # fmt: skip
 """Every value is right here, or is compared with what the other ranks pass."""
@@ -58,9 +59,13 @@ def table(me: int) -> dict[str, tuple[Arguments, dict[str, list[Any]]]]:
         "recv": ({"src": me}, {"tensor": [v for v in ARRAY if v is not None]}),
         "isend": ({"tensor": 1, "dst": me}, {}),
         "irecv": ({"src": me}, {"tensor": [v for v in ARRAY if v is not None]}),
+        "sendrecv": (
+            {"tensor": 1, "dst": me, "src": me},
+            {"output": [v for v in ARRAY if v is not None], "recv_tag": NUMBER},
+        ),
         "batch_isend_irecv": (
             {"p2p_op_list": [P2POp(dist.isend, 1, me)]},
-            {"p2p_op_list": [None, 1, "x", {}, object(), [1], [], iter([]), np.ones(2)]},
+            {"p2p_op_list": [None, 1, "x", {}, object(), [1], iter([]), np.ones(2)]},
         ),
         "send_object_list": ({"object_list": [1], "dst": me}, {"object_list": OBJECTS[:-2]}),
         "recv_object_list": ({"object_list": [1], "src": me}, {"object_list": OBJECTS[:-2]}),

@@ -124,7 +124,7 @@ def test_tags_and_order(ranks: Any) -> None:
 
 
 def test_any_source(ranks: Any) -> None:
-    """src=None takes from everybody, in each one's order, and nobody starves."""
+    """A recv without src takes from everybody, in each one's order, and nobody starves."""
 
     def work(c: Communicator) -> None:
         if c.rank:

@@ -49,7 +49,7 @@ def octets(size: int) -> np.ndarray[Any, Any]:
 
 
 def test_tags_out_of_order(ranks: Any) -> None:
-    """A message that is received before an earlier one leaves that one whole, whatever is sent behind both."""
+    """A message that is received before an earlier one leaves that one whole, whatever is sent later."""
     size = streaming.LEAST // 8 + 1
 
     def work(c: Communicator) -> list[tuple[float, float]]:

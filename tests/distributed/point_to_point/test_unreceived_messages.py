@@ -15,7 +15,9 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
 from nbparallel.sharing.store import Store
+from nbparallel.testing.ranks import context_of
 from nbparallel.wire import control
+from nbparallel.wire.messages import MessageReport, MessageSettlement, SentMessage
 
 
 @pytest.mark.slow
@@ -43,42 +45,56 @@ def test_a_collective_posted_meanwhile_leaves_the_waiting_one_open(ranks: Callab
 
 
 @pytest.mark.fault("F35")
-def test_messages_that_nobody_receives_are_told_once(ranks: Callable[..., list[Any]]) -> None:
-    """At the end of a later cell, with their number, form, tag and line; they can still be received."""
+@pytest.mark.parametrize("kept", [(), (0,)])
+def test_messages_of_an_ended_cell(ranks: Callable[..., list[Any]], kept: tuple[int, ...]) -> None:
+    """They are dropped up to a position of the ring, or stay, queued or not; what was sent since is there."""
 
-    def work(c: Communicator) -> list[list[str]]:
-        line, file = work.__code__.co_firstlineno, work.__code__.co_filename
-        if c.rank == 0:
-            for _ in range(2):
-                c.send(np.zeros(3), 1, tag=5)
-            c.send("text", 1)
-            c.send("taken later", 1, tag=7)
-        c.barrier()
-        told = []
-        for cell in range(2, 5):
+    def work(c: Communicator) -> Any:
+        def end_cell(number: int) -> Any:
             c.finish_cell()
             c.end_cell(None)
-            told.append(c.unreceived)
-            c.begin_cell(cell, (0, 1), file)
-            c.barrier()
-            if c.rank == 1 and cell == 2:
-                assert c.recv(src=0, tag=7) == "taken later"
-        if c.rank == 1:
-            assert (c.recv(src=0, tag=5) == 0).all()
-            assert c.recv(src=0) == "text"
-            assert told == [
-                [],
-                [
-                    f"2 messages from rank 0 (float64 (3,), tag 5), sent on line {line + 4} in an earlier "
-                    "cell, were not received: recv(src=0, tag=5) still takes them",
-                    f"a message from rank 0 (no array), sent on line {line + 5} in an earlier cell, was not "
-                    "received: recv(src=0) still takes it",
-                ],
-                [],
-            ]
-        return told if c.rank == 0 else []
+            report = c.messages
+            c.begin_cell(number, (0, 1), work.__code__.co_filename)
+            return report
 
-    assert ranks(2, work)[0] == [[], [], []]
+        line = work.__code__.co_firstlineno + 12
+        words, tail = context_of(c).words, context_of(c).view.layout.tail_word(0, 1)
+        if c.rank == 0:
+            for tag in (5, 5, 7):
+                c.send(np.zeros(3), 1, tag=tag)
+            c.send("taken", 1)
+        else:
+            assert c.recv(src=0) == "taken"
+        c.barrier()
+        report = end_cell(2)
+        alike = [SentMessage(0, 1, tag, line, False) for tag in (5, 7)]
+        queued = tuple(zip(alike, (2, 1), strict=True))
+        assert report == (MessageReport((), queued, ()) if c.rank else MessageReport((1,), (), ()))
+        if c.rank == 0:
+            c.recv(src=1)
+            c.send("sent in the next cell", 1, tag=7)
+        else:
+            end = words[tail]
+            c.send("go on", 0)
+            while words[tail] == end:  # in no operation, which would take in what has come
+                time.sleep(0.001)
+            ended = ((0, end),)
+            c.settle(MessageSettlement("In[1]", () if kept else ended, ended if kept else (), (), "; see"))
+            if kept:
+                assert c.recv(np.ones(3), src=0, tag=7) == 0
+                assert c.recv(src=0, tag=5).tolist() == [0, 0, 0]
+            assert c.recv(src=0, tag=7) == "sent in the next cell"
+        c.barrier()
+        report = end_cell(3)
+        if kept:
+            of_cell = [SentMessage(0, 1, tag, line, False, "In[1]") for tag in (5, 7)]
+            left, late = ((of_cell[0], 1),), ((of_cell[1], 1), (of_cell[0], 1))
+            assert report == (MessageReport((), left, late) if c.rank else MessageReport((1,), (), ()))
+        else:
+            assert report is None
+        return end_cell(4) is None
+
+    assert ranks(2, work) == [not kept] * 2
 
 
 @pytest.mark.fault("F64")

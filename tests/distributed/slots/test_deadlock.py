@@ -109,7 +109,7 @@ def test_it_is_told_after_two_looks_that_agree(monkeypatch: Any) -> None:
         return {0: (SimpleNamespace(version=version[0]), [1])} if stuck[0] else {}
 
     monkeypatch.setattr(deadlock, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    context: Any = SimpleNamespace(rank=0, mark_failed=lambda error: error)
+    context: Any = SimpleNamespace(rank=0, mark_failed=lambda error: error, deadlock=DeadlockError)
     detector = deadlock.DeadlockDetector(context)
     monkeypatch.setattr(detector, "stuck_ranks", stuck_ranks)
     monkeypatch.setattr(detector, "describe", lambda _: "deadlock")

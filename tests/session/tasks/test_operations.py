@@ -60,19 +60,6 @@ def test_work_that_nobody_waited_for() -> None:
             session.run("w.wait()", ranks=(0,))
 
 
-@pytest.mark.fault("F35")
-@pytest.mark.time_limit(60)
-def test_messages_that_nobody_receives() -> None:
-    """They are told once, under a later cell of the rank that they were sent to, and can be received."""
-    with Session(2) as session:
-        assert session.run("send(rank, 1 - rank, tag=3)\nbarrier()").ranks[0].stderr == ""
-        told = session.run("rank").ranks[0].stderr
-        assert "a message from rank 1 (no array, tag 3), sent on line 1 in an earlier cell, was not" in told
-        again = session.run("recv(src=1 - rank, tag=3)")
-        assert again.values == [1, 0]
-        assert again.ranks[0].stderr == ""
-
-
 SLOW = """
 import os, time
 import numpy as np
@@ -140,16 +127,6 @@ said
         assert said.endswith("rank 1 did not arrive")
         assert nothing is None
         assert session.run("all_reduce(1)").values == [2, 2]
-
-
-def test_variables_taken_between_cells_count_as_no_cell() -> None:
-    """A message is told of at the end of the second cell that could have received it, in that cell."""
-    with Session(3) as session:
-        session.run("group = dist.new_group([0, 1])\nif rank == 0: send('left', 1, group=group)\nbarrier()")
-        assert session.pull("rank") == [0, 1, 2]
-        told = session.run("pass").ranks[1].stderr
-        assert "recv(src=0, group=…) still takes it" in told
-        assert session.run("recv(src=0, group=group) if rank == 1 else None").values[1] == "left"
 
 
 @pytest.mark.parametrize("size", [12, 400_000])

@@ -1,0 +1,41 @@
+"""P2POp: one send or receive of `batch_isend_irecv`, as in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nbparallel.distributed.api._operation import GroupLike
+from nbparallel.distributed.arguments import MISSING
+
+
+class P2POp:
+    """One send or receive for `batch_isend_irecv`.
+
+    Parameters
+    ----------
+    op : function
+        `isend` or `irecv`.
+    tensor : array or value
+        Sent, or the array to fill.
+    peer : int or None
+        The other rank; or `group_peer`, its place in the group.  None: nothing is sent or received.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: Any,
+        peer: int | None = MISSING,
+        group: GroupLike = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if getattr(op, "__name__", "") not in ("isend", "irecv"):
+            raise ValueError(f"op must be isend or irecv, not {op!r}")
+        if peer is MISSING and group_peer is None:
+            raise ValueError("P2POp needs either peer or group_peer")
+        if isinstance(peer, int) and group_peer is not None:
+            raise ValueError("peer and group_peer both say which rank is meant: pass one of them")
+        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
+        self.group_peer = group_peer
