@@ -172,10 +172,13 @@ def test_nothing_is_sent_at_exit(panel: Panel, scene: Scene, outputs: Outputs) -
 
 
 def test_an_error_is_shown(panel: Panel, scene: Scene, outputs: Outputs) -> None:
-    """If looking fails, the panel says so where the figures were; nothing is swallowed."""
+    """If looking fails, the panel says so where the figures were; the next cell tries again."""
     scene.error = ValueError("no such thing")
     panel.begin(outputs)
-    wait_until(lambda: outputs.figures == "the panel has ended: ValueError: no such thing")
+    wait_until(lambda: outputs.figures == "the panel could not be renewed: ValueError: no such thing")
+    scene.error, scene.now = None, DONE
+    panel.begin(outputs)
+    wait_until(lambda: "finished after 2.0 s" in outputs.figures)
 
 
 def test_many_ranks_are_sent_less_often(panel: Panel, scene: Scene, outputs: Outputs) -> None:

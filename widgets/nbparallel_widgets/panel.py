@@ -93,7 +93,7 @@ class Panel:
     def begin(self, publisher: PanelPublisher) -> None:
         """Refresh periodically from now on: the notebook runs a cell, for which `publisher` sends."""
         self._publisher = publisher
-        self._busy = True
+        self._busy, self._failed = True, False
         self._wake.set()
 
     def end(self) -> None:
@@ -124,7 +124,7 @@ class Panel:
                 outputs = self._outputs(("figures",) if changing and not at_end else OUTPUTS)
             except Exception as error:  # noqa: BLE001  the user sees it where the figures were
                 self._failed = True
-                text = f"the panel has ended: {type(error).__name__}: {error}"
+                text = f"the panel could not be renewed: {type(error).__name__}: {error}"
                 changing, outputs = False, {"figures": PanelView(None, note=text).note_bundle()}
             for name, data in outputs.items():
                 if self._sent.get(name) not in (None, data):  # None: not shown yet
