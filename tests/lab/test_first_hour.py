@@ -56,11 +56,11 @@ def test_the_panel_lives_while_a_cell_runs(notebook: NotebookPage, pictures: Pat
     notebook.run("%%parallel -n 2\nx = rank")
     panel = notebook.run("%parallel_panel")
     running = notebook.begin(LATE_RANK)
-    panel.wait_for_text("waiting in all_reduce")
+    panel.wait_for_text("rank 0 waits for")
     _take_pictures(notebook, "running", pictures, 2)
     (notebook.server.notebooks / "go").touch()
     running.wait()
-    panel.wait_for_text("took")
+    panel.wait_for_text("finished after")
     (notebook.server.notebooks / "go").unlink()
     _take_pictures(notebook, "ended", pictures, 2)
 

@@ -141,6 +141,19 @@ def test_what_a_user_opens_is_not_replaced(panel: Panel, scene: Scene, outputs: 
     assert "folded" in outputs.sent
 
 
+def test_the_thread_does_not_wait_for_an_array(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """While an array moves into shared memory, a survey would wait for it: only figures are looked at."""
+    scene.now = DONE
+    panel.begin(outputs)
+    wait_until(lambda: "finished after 2.0 s" in outputs.figures)
+    before = scene.surveys
+    scene.now = replace(DONE, phase="moving", moving_name="data", moving_nbytes=1 << 30)
+    wait_until(lambda: "moving 1.0 GiB of `data`" in outputs.figures)
+    assert scene.surveys == before
+    panel.end()
+    assert scene.surveys > before
+
+
 def test_ranks_that_were_stopped(panel: Panel, scene: Scene, outputs: Outputs) -> None:
     """When the ranks are gone, it still shows what they did last, and says that they were stopped."""
     scene.now = DONE

@@ -27,7 +27,8 @@ from tests.widgets.activities import (
     ranks,
 )
 
-DEAD = replace(IDLE, state="dead", operation="was killed by SIGKILL: by hand, or by the system")
+DEAD = replace(IDLE, state="dead", operation="was killed by SIGKILL: by hand", private_nbytes=0)
+MOVING = replace(DONE, phase="moving", moving_name="data", moving_nbytes=1 << 30)
 RUNNING = replace(STRAGGLER, culprits=())
 SENTENCES = {
     "In[3]: ranks 0-1, 3 wait for **rank 2** (line 2, computing for 4.6 s)": STRAGGLER,
@@ -46,11 +47,9 @@ SENTENCES = {
     ),
     "In[3]: ranks 0-1 wait, for 4.6 s": replace(RUNNING, ranks=ranks(*[replace(WAITING, waits_for=())] * 2)),
     "ranks 0-3: no cell has run yet": NONE,
-    "In[3]: starting 4 ranks": replace(NONE, phase="starting", number=3, starting_ranks=4, ranks=()),
+    "starting 4 ranks": replace(NONE, phase="starting", number=3, starting_ranks=4, ranks=()),
     "starting 1 rank": replace(NONE, phase="starting", starting_ranks=1, ranks=()),
-    "In[3]: moving 1.0 GiB of `data` into shared memory": replace(
-        NONE, phase="moving", number=3, moving_name="data", moving_nbytes=1 << 30
-    ),
+    "moving 1.0 GiB of `data` into shared memory": MOVING,
     "In[3]: finished after 2.0 s; the longest wait: rank 0 for **rank 2**, 1.7 s": DONE,
     "In[3]: finished after 50 ms": replace(DONE, seconds=0.05, waited=()),
     "the last call finished after 2.0 s": replace(DONE, number=0, waited=()),
@@ -161,7 +160,7 @@ def test_memory() -> None:
 def test_which_waited_for_which() -> None:
     """A small table of waiting time, and one of bytes, ranks by ranks."""
     text = repr(PanelView(DONE, SEGMENTS))
-    assert "Waiting time: row waited for column" in text
+    assert "Waiting time in In[3]: row waited for column" in text
     assert re.search(r"^rank 0 +· +· +1\.70 s +·$", text, re.M)
     assert re.search(r"^rank 1 +· +· +3\.0 MiB +·$", text, re.M)
     quiet = replace(DONE, waited=((0.0, 0.0), (0.0, 0.0)), moved=((0, 0), (0, 0)))
@@ -223,6 +222,32 @@ def test_names_cannot_break_the_page() -> None:
     """What comes from the notebook is escaped."""
     segment = replace(SEGMENTS[0], names=("<b>",))
     assert "&lt;b&gt;" in PanelView(DONE, (segment,))._repr_html_()
+
+
+def test_rows_of_ranks_that_failed_died_or_start() -> None:
+    """A failed rank's line, how another died; a rank that is started has done nothing yet."""
+    failed = replace(ENDED, state="failed")
+    view = PanelView(replace(DONE, phase="failed", failed_rank=0, failed_line=4, ranks=ranks(failed, DEAD)))
+    assert re.search(r"^▶ 0 .* failed, line 4$", repr(view), re.M)
+    assert re.search(r"^  1 .* - .*killed by SIGKILL; the next cell starts it again$", repr(view), re.M)
+    assert "rank 1 " not in repr(view).partition("Memory of each rank")[2].partition("Waiting")[0]
+    starting = replace(IDLE, state="starting", private_nbytes=0)
+    text = repr(PanelView(replace(NONE, phase="starting", starting_ranks=1, ranks=ranks(starting))))
+    assert re.search(r"^  0 +\| +\| +- +- +- +- +starting$", text, re.M)
+
+
+def test_what_the_last_cell_did_is_not_what_happens_now() -> None:
+    """While ranks start, or an array moves, the bars and times of the cell before are not shown."""
+    text = repr(PanelView(MOVING))
+    assert re.search(r"^  0 +\| +\| +- +- +- +29.0 MiB +idle$", text, re.M)
+    assert "█" not in text.replace("█ computing", "")
+    assert (
+        COLOURS["computing"]
+        not in PanelView(MOVING)
+        .figures_bundle()["text/html"]
+        .partition("<tbody>")[2]
+        .partition("</tbody>")[0]
+    )
 
 
 def test_no_ranks() -> None:

@@ -59,7 +59,7 @@ class Panel:
     look : callable
         Returns what happens now, or None without a session; called in the panel's thread too.
     survey : callable
-        Returns the segments, or None without a session; called when a cell has ended, in its thread.
+        Returns the segments, or None without a session; called when a cell has ended.
     publisher : PanelPublisher
         Sends for the cell that runs.
 
@@ -138,9 +138,11 @@ class Panel:
         if activity is None:
             self._view = PanelView(old.activity, old.segments, ENDED if old.activity is not None else "")
             return False
-        segments = self._survey() if at_end or not activity.running else old.segments
+        changing = activity.phase in ("starting", "moving", "running")
+        # A survey waits for an array that is on its way into shared memory: never while the notebook is busy.
+        segments = self._survey() if at_end or not (changing or self._busy) else old.segments
         self._view = PanelView(activity, segments)
-        return activity.running
+        return changing
 
     def _outputs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         view = self._view

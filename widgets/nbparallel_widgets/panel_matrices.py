@@ -17,18 +17,19 @@ _LISTED = 20
 def matrix_grids(activity: SessionActivity) -> list[Grid]:
     """Return the two tables of the cell that ran last, as far as they are known."""
     most = max((seconds for row in activity.waited for seconds in row), default=0.0)
+    cell = f" in In[{activity.number}]" if activity.number else ""
     grids = []
     if activity.waited:
         grids.append(
             _grid(
-                ("Waiting time", "waited for", "no rank waited for another one"),
+                (f"Waiting time{cell}", "waited for", "no rank waited for another one"),
                 activity.waited,
                 lambda seconds: fixed_text(seconds, most),
             )
         )
     if activity.moved:
         grids.append(
-            _grid(("Bytes", "sent to", "no rank sent data to another one"), activity.moved, size_text)
+            _grid((f"Bytes{cell}", "sent to", "no rank sent data to another one"), activity.moved, size_text)
         )
     return grids
 

@@ -77,6 +77,7 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
                 "-" if rank.operations is None else f"{rank.operations:,}",
             )
             for rank in activity.ranks
+            if rank.state not in ("dead", "starting")
         ]
         head = ("rank", "own memory", "shared, touched", "shared, made", "operations")
         grids.append(Grid("Memory of each rank", head, rows, right=(1, 2, 3, 4)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
@@ -68,6 +69,7 @@ def shown_ranks(activity: SessionActivity) -> tuple[RankActivity, ...]:
 
 def ranks_html(activity: SessionActivity) -> str:
     """Return the sentence and the table."""
+    activity = _before_it_begins(activity)
     end, marked, shown = axis_end(activity), marked_ranks(activity), shown_ranks(activity)
     places, unit = ticks(end, 4)
     lines = "".join(_line(100 * place / end) for place, _ in places[1:] if end)
@@ -85,6 +87,7 @@ def ranks_html(activity: SessionActivity) -> str:
 
 def ranks_text(activity: SessionActivity) -> str:
     """Return the sentence and the table in letters."""
+    activity = _before_it_begins(activity)
     end, marked, shown = axis_end(activity), marked_ranks(activity), shown_ranks(activity)
     head = ("rank", f"{LETTERS_WIDE * ' '}", *(f"{LETTERS[kind]} {kind}" for kind in _KINDS), _OWN, "state")
     rows = [
@@ -105,6 +108,24 @@ def ranks_text(activity: SessionActivity) -> str:
     axis = f"the bars end at {fixed_text(end, end)}" if end else ""
     foot = "\n".join(line for line in (axis, *_rest(activity, shown)) if line)
     return Table(plain(sentence(activity)), aligned[0], aligned[1:], foot).text()
+
+
+def _before_it_begins(activity: SessionActivity) -> SessionActivity:
+    """Return an activity without what the last cell did, while the next one is being prepared."""
+    if activity.phase not in ("starting", "moving"):
+        return activity
+    ranks = [
+        replace(
+            rank,
+            state=rank.state if rank.state in ("starting", "dead") else "idle",
+            computing=0.0,
+            waiting=0.0,
+            moving=0.0,
+            finished=0.0,
+        )
+        for rank in activity.ranks
+    ]
+    return replace(activity, seconds=0.0, ranks=tuple(ranks))
 
 
 def _spent(rank: RankActivity) -> float:

@@ -37,10 +37,10 @@ def sentence(activity: SessionActivity) -> str:
             return f"{_ranks(activity.ranks)}: no cell has run yet"
         case "starting":
             count = activity.starting_ranks
-            return f"{cell}starting {count} rank{'s' * (count != 1)}"
+            return f"starting {count} rank{'s' * (count != 1)}"
         case "moving":
             size = size_text(activity.moving_nbytes)
-            return f"{cell}moving {size} of `{activity.moving_name}` into shared memory"
+            return f"moving {size} of `{activity.moving_name}` into shared memory"
         case "running":
             return (cell or "a call: ") + _running(activity)
         case "failed":
@@ -83,8 +83,9 @@ def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
         text += f" for {rank_list(rank.waits_for)}"
     if rank.operation and rank.state in ("waiting", "moving"):
         text += f" in {rank.operation}"
-    if rank.line and rank.state != "finished":
-        text += f", line {rank.line}"
+    line = activity.failed_line if rank.rank == activity.failed_rank else rank.line
+    if line and rank.state != "finished":
+        text += f", line {line}"
     if activity.phase == "running" and rank.rank in activity.culprits:
         text += "; others wait for it"
     return text
@@ -92,7 +93,9 @@ def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
 
 def took_part(rank: RankActivity) -> bool:
     """Return whether the cell that runs, or ran last, is or was on this rank."""
-    return rank.state != "idle" or bool(rank.computing or rank.waiting or rank.moving or rank.finished)
+    return rank.state not in ("idle", "starting") or bool(
+        rank.computing or rank.waiting or rank.moving or rank.finished
+    )
 
 
 def span_text(seconds: float) -> str:

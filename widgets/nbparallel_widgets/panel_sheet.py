@@ -19,7 +19,7 @@ FOLDS = {
 """What can be opened, with what it is called."""
 
 STYLE = """<style>
-.nbp{color:inherit;container-type:inline-size;font-size:13px;line-height:1.5;
+.nbp{padding-left:7px;color:inherit;container-type:inline-size;font-size:13px;line-height:1.5;
 font-variant-numeric:tabular-nums}
 .nbp.nbp table{display:block;color:inherit;width:100%;margin:0;border:0;table-layout:auto;font-size:inherit}
 .nbp.nbp caption{display:block;text-align:left;padding:2px 0 4px;font-size:14px;color:inherit;
@@ -29,9 +29,9 @@ white-space:normal}
 .nbp.nbp .nbp-grid caption{display:table-caption;white-space:nowrap;font-weight:bold}
 .nbp.nbp tr,.nbp.nbp thead tr{background:none;border:0}
 .nbp.nbp .nbp-ranks tbody tr{background:none}
-.nbp.nbp .nbp-ranks tr{display:grid;align-items:center;padding:1px 0 1px 7px;
+.nbp.nbp .nbp-ranks tr{display:grid;align-items:center;padding:1px 0;
 grid-template-columns:5.5em minmax(8em,1fr) repeat(3,6.6em) 7.4em 22em}
-.nbp.nbp .nbp-ranks .nbp-marked{border-left:3px solid #D55E00;padding-left:4px}
+.nbp.nbp .nbp-ranks .nbp-marked{margin-left:-7px;border-left:3px solid #D55E00;padding-left:4px}
 .nbp.nbp th,.nbp.nbp td{border:0;padding:1px 5px;text-align:left;vertical-align:middle;max-width:none;
 white-space:nowrap;line-height:1.5;min-width:0}
 .nbp.nbp thead th{font-weight:normal}
@@ -42,11 +42,12 @@ white-space:nowrap;line-height:1.5;min-width:0}
 .nbp.nbp p{margin:2px 0}
 .nbp-axis{position:relative;height:1.5em;font-weight:normal}
 .nbp-axis span{position:absolute;white-space:nowrap}
-.nbp-memory{display:flex;flex-wrap:wrap;align-items:center;gap:2px 12px;padding:6px 0 0 7px}
+.nbp-memory{display:flex;flex-wrap:wrap;align-items:center;gap:2px 12px;padding-top:6px}
 .nbp-memory>div{flex:1 1 8em;max-width:24em}
-.nbp-scroll{overflow-x:auto;margin:0 0 8px 7px}
-.nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px;padding-left:7px}
+.nbp-scroll{overflow-x:auto;margin-bottom:8px}
+.nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px}
 .nbp-folds summary{cursor:pointer}
+.nbp code{white-space:nowrap}
 .nbp-press{display:none}
 #main .nbp-word{display:none}
 #main .nbp-press{display:inline-block!important;font:inherit;color:inherit;background:none;border:1px solid;
@@ -57,9 +58,10 @@ border-radius:3px;padding:0 8px;cursor:pointer}
 .nbp.nbp .nbp-ranks .nbp-n,.nbp.nbp .nbp-ranks .nbp-state{font-size:12px}
 .nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
 @container (max-width:42em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:repeat(4,1fr)}
+.nbp.nbp .nbp-ranks tr{grid-template-columns:1.1fr 1fr 1fr 1.1fr}
 .nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0}
-.nbp.nbp .nbp-ranks .nbp-n{padding:1px 0;white-space:normal}}
+.nbp.nbp .nbp-ranks .nbp-n{padding:1px 0}
+.nbp.nbp .nbp-ranks th.nbp-n{font-size:11px}}
 @media (forced-colors:active){.nbp svg{forced-color-adjust:none}}
 </style>"""
 """Sent once with a panel, not with each of its figures."""
