@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
         error = getattr(importlib.import_module("nbparallel.errors"), name, None)
         if error is not None:
             return error
-    raise AttributeError(f"module 'nbparallel' has no attribute {name!r}")
+    raise importlib.import_module("nbparallel.errors").misspelt(name, "nbparallel", [*__all__, *_MODULES])
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from nbparallel.escaping import encodable
+
 
 def rank_list(ranks: Iterable[int]) -> str:
     """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``.
@@ -30,12 +32,35 @@ def rank_list(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(parts)}"
 
 
+def misspelt(name: str, module: str, known: Iterable[str]) -> AttributeError:
+    """Return the error about a name that a module has not, with those that it resembles.
+
+    >>> misspelt("sendd", "nbparallel.distributed", ["all_reduce", "send"])
+    AttributeError("module 'nbparallel.distributed' has no attribute 'sendd'; did you mean 'send'?")
+    """
+    return AttributeError(f"module {module!r} has no attribute {name!r}{resembling(name, known)}", name=name)
+
+
+def resembling(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'all_reduce'?``, or nothing if no known name is similar."""
+    if name.startswith("_"):
+        return ""  # Python itself asks for many of these
+    import difflib  # an import of the package must be cheap
+
+    near = difflib.get_close_matches(name, list(known), 2)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 NO_RANKS = "no ranks are running; the next %%parallel cell or Session.run starts them"
 """Message where running ranks are needed."""
 
 
 class NbParallelError(Exception):
     """Base of all errors of nbparallel."""
+
+    def __str__(self) -> str:
+        """Return the message, fit for every front end: a name of the user's may hold half a character."""
+        return encodable(super().__str__())
 
 
 class StartError(NbParallelError, RuntimeError):
@@ -174,6 +199,10 @@ class ObjectArrayError(NbParallelError, TypeError):
     """An array of Python objects has no memory that could be shared."""
 
 
+class NotAnArrayError(NbParallelError, TypeError):
+    """Only a numpy array can lie in shared memory, and this is something else."""
+
+
 class UnknownNameError(NbParallelError, NameError):
     """The notebook has no variable of that name."""
 
@@ -212,6 +241,10 @@ class RankExitError(NbParallelError, RuntimeError):
     def __init__(self, message: str, *, code: Any = None) -> None:
         super().__init__(message)
         self.code = code
+
+
+class DamagedRankError(NbParallelError, RuntimeError):
+    """Code of a cell changed what its rank itself needs: builtin functions, the recursion limit."""
 
 
 class RemoteError(NbParallelError, RuntimeError):
@@ -268,7 +301,7 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
 
     def __str__(self) -> str:
         """Return the message alone: "(3 sub-exceptions)" behind it adds nothing."""
-        return self.message
+        return encodable(self.message)
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows instead of a traceback through our own frames."""

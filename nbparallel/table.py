@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+
+from nbparallel.escaping import escape_html, visible
 
 _LEFT = ' style="text-align:left"'
 
@@ -37,19 +38,19 @@ class Table:
         body = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
         ]
-        return "\n".join(part.rstrip() for part in (self.title, *body, self.foot) if part)
+        return "\n".join(visible(part).rstrip() for part in (self.title, *body, self.foot) if part)
 
     def html(self) -> str:
         """Return a plain table: without colours, so that dark themes need nothing."""
-        caption = f"<caption{_LEFT}>{html.escape(self.title)}</caption>"
-        head = "".join(f'<th scope="col"{_LEFT}>{html.escape(name)}</th>' for name in self.head)
+        caption = f"<caption{_LEFT}>{escape_html(self.title)}</caption>"
+        head = "".join(f'<th scope="col"{_LEFT}>{escape_html(name)}</th>' for name in self.head)
         rows = "".join(
             f'<tr><th scope="row"{_LEFT}>{_cell(first)}</th>'
             + "".join(f"<td{_LEFT}>{_cell(cell)}</td>" for cell in rest)
             + "</tr>"
             for first, *rest in self.rows
         )
-        foot = "".join(f"<p>{html.escape(line)}</p>" for line in self.foot.splitlines())
+        foot = "".join(f"<p>{escape_html(line)}</p>" for line in self.foot.splitlines())
         body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>" if self.rows else ""
         return f"<table>{caption}{body}</table>{foot}"
 
@@ -72,8 +73,8 @@ class TableView:
 
 def _lines(row: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the lines of text of a row; cells may have several."""
-    yield from zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
+    yield from zip_longest(*(visible(cell).split("\n") for cell in row), fillvalue="")
 
 
 def _cell(text: str) -> str:
-    return html.escape(text).replace("\n", "<br>")
+    return escape_html(text).replace("\n", "<br>")

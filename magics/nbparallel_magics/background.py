@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbparallel.errors import rank_list
-from nbparallel_magics.error_display import brief_errors
+from nbparallel.errors import BusyError
+from nbparallel_magics.error_display import brief_errors, briefly
 from nbparallel_magics.output.cell_output import CellOutput
 
 if TYPE_CHECKING:
@@ -65,37 +65,40 @@ def note_failure(cell: BackgroundCell, sink: CellOutput | None) -> None:
     cell.pending.add_done_callback(ended)
 
 
-def show(
+def fetch(
     cell: BackgroundCell,
-    sink: CellOutput,
+    new_output: Callable[[], CellOutput],
     variables: MutableMapping[str, Any],
     remember: Callable[[BaseException], None],
-) -> None:
-    """Wait for a cell, show what it printed, assign its values, or raise what it raised.
+) -> CellResult:
+    """Wait for a cell, assign its values, return its result; or show what it printed, and raise its error.
 
     An interrupt during the wait interrupts the cell, as if it ran in the foreground.
 
     Parameters
     ----------
-    sink : CellOutput
-        Where the cell's output is shown.
+    new_output : callable
+        Returns where the cell's output is shown: by the result, when it is displayed.
     variables : mapping
         The notebook's, for the values.
     remember : callable
         Keeps the error for ``%parallel_tb``.
     """
+    from nbparallel_magics import fetched_result  # brings numpy, which loading must not
+
     _wait(cell.pending)
     error = cell.pending.exception()
-    result = cell.pending.result() if error is None else getattr(error, "result", None)
-    if result is not None:
-        ending = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
-        _show(sink, result, ending if error is None else "")
     if error is not None:
+        if (partial := getattr(error, "result", None)) is not None:
+            fetched_result.show(new_output(), partial)
         remember(error)
         with brief_errors():
             raise error
+    found = cell.pending.result()
     if cell.out is not None:
-        variables[cell.out] = cell.pending.result().values
+        variables[cell.out] = found.values
+    ending = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
+    return fetched_result.FetchedResult.of(found, new_output, ending)
 
 
 def _wait(pending: PendingCell) -> None:
@@ -106,20 +109,41 @@ def _wait(pending: PendingCell) -> None:
             pending.cancel()
 
 
-def _show(sink: CellOutput, result: CellResult, ending: str) -> None:
-    """Show what a cell printed and its values; if there is nothing, that it is done, and `ending`."""
-    for rank, part in result.ranks.items():
-        sink.stream(rank, "stdout", part.stdout)
-        sink.stream(rank, "stderr", part.stderr)
-        for data in part.displays[: len(part.displays) - bool(part.text)]:
-            sink.display(rank, dict(data), {}, {}, False)
-        if part.text and part.displays:
-            sink.result(rank, dict(part.displays[-1]), {})
-    printed = any(part.stdout or part.stderr or part.displays for part in result.ranks.values())
-    if not printed and ending:
-        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; {ending}")
-    sink.finish()
-
-
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+class PendingValues:
+    """What the name of ``-o`` is bound to until the values are there: every use raises, and says so."""
+
+    __slots__ = ("_cell",)
+
+    def __init__(self, cell: BackgroundCell) -> None:
+        self._cell = cell
+
+    def __repr__(self) -> str:
+        return f"<{_advice(self._cell)}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what front ends and copies look for
+            raise AttributeError(name)
+        return self._refuse()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise briefly(BusyError(_advice(self._cell)))
+
+
+def _advice(cell: BackgroundCell) -> str:
+    if cell.pending.done():
+        return f"In[{cell.number}] has ended on the ranks: %parallel_result puts its values into {cell.out}"
+    return (
+        f"{cell.out} has no values yet, because In[{cell.number}] still runs on the ranks: %parallel_result "
+        "waits for it"
+    )
+
+
+_USES = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul
+and or xor neg pos abs lt le gt ge eq ne getitem setitem iter len contains bool int float complex index
+call array str format reduce_ex copy deepcopy"""
+for _use in _USES.split():
+    setattr(PendingValues, f"__{_use}__", PendingValues._refuse)

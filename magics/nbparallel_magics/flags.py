@@ -73,7 +73,9 @@ CELL = _cell_flags(
         MagicParser(
             "%%parallel",
             "Run the cell on parallel ranks; the first such cell starts them.  Ranks keep their variables\n"
-            "from cell to cell, see the notebook's names, and share its numpy arrays without a copy.\n\n"
+            "from cell to cell, see the notebook's names, and share its numpy arrays without a copy.\n"
+            "Each rank has: rank, world_size, rng, send, recv, broadcast, all_reduce, gather, scatter and\n"
+            "so on, dist (every operation), nbp (the package); %parallel_stop ends all ranks.\n\n"
             "  %parallel x.mean()     one line on all ranks: the flags, then the code\n"
             "  %config NbParallel     what holds where a flag is not given (-n, --timeout, ...)",
             "%%parallel -n 4\ntotal = all_reduce(rank)\nprint(f'rank {rank} of {world_size}: {total}')",

@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from nbparallel.errors import NO_RANKS, rank_list
+from nbparallel.escaping import encodable
 from nbparallel_magics import background, flags
 from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
@@ -23,12 +24,18 @@ from nbparallel_magics.views.status import StatusView
 from nbparallel_magics.views.who import WhoView
 
 if TYPE_CHECKING:
-    from nbparallel.session import Session
+    from nbparallel.session import CellResult, Session
     from nbparallel_magics.background import BackgroundCell
 
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 _NO_FRAME = 1_000_000
 """Frames above ours whose variables IPython would use: none, only the notebook's count."""
+
+
+def stopped_note(world_size: int) -> str:
+    """Return the line about ranks that were ended."""
+    ranks = rank_list(range(world_size))
+    return f"{ranks} {'was' if world_size == 1 else 'were'} ended; the notebook's arrays stay as they are"
 
 
 def _comes_first(magic: str) -> NoReturn:
@@ -99,7 +106,7 @@ class ParallelMagics(Magics):
         with brief_errors():
             notes = sharing.share(self.state, names)
         for note in notes:
-            print(note)  # noqa: T201
+            print(encodable(note))  # noqa: T201
 
     @line_magic
     @documented_by(flags.STRATEGY)
@@ -109,8 +116,9 @@ class ParallelMagics(Magics):
             strategy_benchmark.bench(self.state, options.seconds or strategy_benchmark.DEFAULT_SECONDS)
             return
         if words:
-            sharing.switch(words)
-        display(sharing.StrategyView.now())
+            print(sharing.switch(words))  # noqa: T201
+        else:
+            display(sharing.StrategyView.now())
 
     @line_magic
     @documented_by(flags.STATUS)
@@ -180,16 +188,18 @@ class ParallelMagics(Magics):
     @documented_by(flags.STOP)
     def parallel_stop(self, line: str) -> None:
         flags.STOP.parse_line(line)
+        session = self.state.running_session()
         self.state.stop()
+        print(NO_RANKS if session is None else stopped_note(session.world_size))  # noqa: T201
 
     @line_magic
     @documented_by(flags.RESULT)
-    def parallel_result(self, line: str) -> None:
+    def parallel_result(self, line: str) -> CellResult:
         flags.RESULT.parse_line(line)
         state = self.state
         if state.background is None:
             flags.RESULT.error("no cell was run with --async yet")
-        background.show(state.background, state.new_output(), state.shell.user_ns, state.remember)
+        return background.fetch(state.background, state.new_output, state.shell.user_ns, state.remember)
 
     @line_magic
     @documented_by(flags.TRACEBACK)

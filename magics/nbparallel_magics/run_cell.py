@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 
 from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel_magics.arguments import RankSpec
-from nbparallel_magics.background import BackgroundCell, note_failure
+from nbparallel_magics.background import BackgroundCell, PendingValues, note_failure
 from nbparallel_magics.error_display import brief_errors, does_not_compile
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.state import ExtensionState
@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from nbparallel.session import Session
 
 
-_WELCOME = (
-    "each rank has: rank, world_size, rng, the operations send, recv, broadcast, all_reduce, gather, "
-    "scatter, barrier …, dist (all of them), nbp",
-    "ranks keep their variables and see the notebook's; %%parallel? shows more, %parallel_stop ends all",
-)
+_WELCOME = "ranks have rank, world_size, all_reduce …, dist; see %%parallel?"
+"""With the label before it no longer than 79 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +121,8 @@ def _run_on_ranks(
             pending = session.submit(request.source, **wanted)
         state.background = BackgroundCell(pending, wanted["execution_count"], options.out)
         note_failure(state.background, sink)
+        if options.out is not None:
+            shell.user_ns[options.out] = PendingValues(state.background)
         return state.background
     try:
         with brief_errors():
@@ -146,8 +145,7 @@ def _output(state: ExtensionState, options: argparse.Namespace) -> CellOutput | 
     sink = state.new_output(getattr(options, "output", None) or "")
     if state.configuration.welcome and not state.welcomed:
         state.welcomed = True
-        for line in _WELCOME:
-            sink.note(line)
+        sink.note(_WELCOME)
     for note in state.notes:
         sink.note(note)
     state.notes.clear()

@@ -55,7 +55,7 @@ class ExtensionState:
         self.panel: Panel | None = None
         """The live panel, if one is open."""
         self.welcomed = False
-        """Whether the lines about what ranks find predefined were shown."""
+        """Whether the line about what ranks find predefined was shown."""
         self.notes: list[str] = []
         """Lines for the next cell that shows output."""
         self.logs = LogFolder()

@@ -36,6 +36,7 @@ from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.operators import ReduceOp
 from nbparallel.distributed.work import Work
+from nbparallel.errors import misspelt
 
 if TYPE_CHECKING:
     from nbparallel.distributed.bootstrap.process_group import ProcessGroup
@@ -207,6 +208,10 @@ def _as(name: str) -> Callable[[_F], _F]:
         return function
 
     return describe
+
+
+def __getattr__(name: str) -> Any:
+    raise misspelt(name, "nbparallel.distributed", __all__)
 
 
 def __dir__() -> list[str]:

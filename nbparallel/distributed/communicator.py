@@ -136,6 +136,7 @@ class Communicator(
         """
         self.release()
         self.unreleased = []
+        self._group_table.begin_cell()
         self._context.begin_cell(cell, participants, filename, go_on=go_on)
         if self._tracer is not None:
             self._tracer.begin()
@@ -145,6 +146,10 @@ class Communicator(
         self._context.at_line(line)
         if self._tracer is not None:
             self._tracer.at_line(line)
+
+    def at_source(self, filename: str, label: str) -> None:
+        """Find the lines that call operations in this file; messages call it `label`."""
+        self._context.at_source(filename, label)
 
     def finish_cell(self) -> None:
         """Release locks, finish the collectives that the cell has begun, and take in what has arrived.

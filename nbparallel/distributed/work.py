@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed.arguments import deadline
+from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.errors import StaleWorkError
 
 
@@ -23,13 +24,13 @@ class Ticket:
         Whether the user has waited for it, or polled it when it was completed.
     """
 
-    __slots__ = ("call", "line", "waited")
+    __slots__ = ("call", "line", "site", "waited")
 
-    def __init__(self, call: str, line: int) -> None:
-        self.call, self.line, self.waited = call, line, False
+    def __init__(self, call: str, line: int, site: CallSite) -> None:
+        self.call, self.line, self.site, self.waited = call, line, site, False
 
     def __str__(self) -> str:
-        return f"{self.call} on line {self.line} was not waited for"
+        return f"{self.call}{self.site.place(self.line)} was not waited for"
 
 
 class Tickets:
@@ -61,9 +62,9 @@ class Work:
     end of the cell.
     """
 
-    def __init__(self, call: str, line: int) -> None:
+    def __init__(self, call: str, line: int, site: CallSite) -> None:
         self.call, self.line = call, line
-        self.ticket = Ticket(call, line)
+        self.ticket = Ticket(call, line, site)
         self.done = False
         self._value: Any = None
         self._source = -1
@@ -72,7 +73,7 @@ class Work:
 
     def __repr__(self) -> str:
         state = "failed" if self._error is not None else "completed" if self.done else "under way"
-        return f"<Work {self.call} of line {self.line}: {state}>"
+        return f"<Work {self.call}{self.ticket.site.place(self.line)}: {state}>"
 
     # -- what users call -------------------------------------------------------------------------------
 
@@ -136,7 +137,8 @@ class Work:
 
     def drop(self) -> None:
         """End it with its cell."""
-        self.fail(StaleWorkError(f"{self.call} of line {self.line} was begun in a cell that has ended since"))
+        place = self.ticket.site.place(self.line)
+        self.fail(StaleWorkError(f"{self.call}{place} was begun in a cell that has ended since"))
 
 
 def _nothing(deadline_ns: int | None, wait: bool) -> None:

@@ -76,6 +76,7 @@ class Engine:
             interrupts=interrupts,
             breakpoints=breakpoints,
             defaults=defaults,
+            interpreter=environment.InterpreterGuard(),
             names=RankNames(shell.user_ns, sharing.current_store(), defaults=defaults.values),
             context=configure.place,
             next_context=configure.place,
@@ -154,10 +155,14 @@ class Engine:
     def _run(self, task: Task) -> None:
         self.state.output.task = task.number
         modules = len(sys.modules)
-        outcome, self._keepalive = tasks.run_task(self.state, task)
-        if len(sys.modules) >= modules + MANY_MODULES and gc.isenabled():
-            gc.collect()  # now: in a later cell it would delay this rank, and the ranks that wait for it
-        self._report(outcome)
+        try:
+            outcome, self._keepalive = tasks.run_task(self.state, task)
+            if len(sys.modules) >= modules + MANY_MODULES and gc.isenabled():
+                gc.collect()  # now: in a later cell it would delay this rank, and the ranks that wait for it
+            self._report(outcome)
+        except Exception as error:  # noqa: BLE001  raised again, unless the cell has broken the interpreter
+            outcome = tasks.damaged_outcome(self.state, task, error)
+            self._report(outcome)
         if not outcome.ok:
             gc.collect()  # what formatted the traceback refers to itself, and to frames with their arrays
         self._release_unused()  # `release_idle_memory` follows every frame, and drains

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import random
 import sys
@@ -96,6 +97,60 @@ class Defaults:
             and value is not self._values.get(name, _MISSING)
             and value is not self._hidden.get(name, _MISSING)
         )
+
+
+class InterpreterGuard:
+    """What a rank needs of its interpreter and code of a cell can change: builtins, the recursion limit.
+
+    It calls no builtin function: any of them may be what was replaced.
+    """
+
+    LEAST_RECURSION = 300
+    """A limit that IPython and the rank can work with."""
+    OFTEN_REPLACED = frozenset(
+        {"_", "print", "input", "open", "help", "exit", "quit", "breakpoint", "display"}
+    )
+    """What programs replace on purpose, and a rank does not need."""
+
+    def __init__(self) -> None:
+        self._now = builtins.__dict__
+        self._former = {
+            name: value for name, value in builtins.__dict__.items() if name != "_" and _is_function(value)
+        }
+        self._limit = sys.getrecursionlimit()
+
+    def repair(self, *, replaced: bool) -> str:
+        """Put back what a rank cannot work without; return what was changed, or an empty string.
+
+        Parameters
+        ----------
+        replaced : bool
+            Whether functions that were replaced by others count too, not only those that are gone or are no
+            functions any more.
+        """
+        now, former, parts = self._now, self._former, []
+        changed = [
+            name
+            for name, value in former.items()
+            if now.get(name) is not value
+            and ((replaced and name not in self.OFTEN_REPLACED) or not _is_function(now.get(name)))
+        ]
+        if changed:
+            for name in changed:
+                now[name] = former[name]
+            parts.append(f"replaced {', '.join([f'builtins.{name}' for name in changed])}")
+        limit = sys.getrecursionlimit()
+        if limit < self.LEAST_RECURSION:
+            sys.setrecursionlimit(self._limit)
+            parts.append(f"set the recursion limit to {limit} (sys.setrecursionlimit)")
+        return " and ".join(parts)
+
+
+def _is_function(value: Any) -> bool:
+    found = False
+    for kind in value.__class__.__mro__:
+        found = found or "__call__" in kind.__dict__
+    return found
 
 
 def set_environment(configure: Configure) -> None:

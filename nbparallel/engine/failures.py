@@ -20,7 +20,14 @@ from nbparallel.engine import debugger
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
-from nbparallel.errors import PeerFailedError, RankExitError, ReadOnlyArrayError
+from nbparallel.errors import (
+    DamagedRankError,
+    PeerFailedError,
+    RankExitError,
+    ReadOnlyArrayError,
+    resembling,
+)
+from nbparallel.escaping import encodable
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
 _OURS = (
@@ -38,6 +45,17 @@ def improve(error: BaseException, state: RankState) -> BaseException:
         shown_code = "" if code is None else repr(code)
         exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank lives on", code=code)
         return exit_error.with_traceback(error.__traceback__)
+    likely = isinstance(error, _BY_DAMAGE)
+    damage = state.interpreter.repair(replaced=likely and not _has_user_frame(error.__traceback__))
+    if damage and likely:
+        return damaged(damage, error).with_traceback(error.__traceback__)
+    if damage:
+        error.add_note(f"code on this rank {damage}; it was put back")
+    if isinstance(error, KeyboardInterrupt) and not state.interrupts.raised:
+        error.args = (" ".join(filter(None, [_text(error), OWN_INTERRUPT])),)
+        error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
+    if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
+        error.args = (f"{error}{resembling(str(error.name), state.defaults.values)}",)
     if isinstance(error, ValueError):
         better = explain_read_only(error, state.names, error.__traceback__)
         if better is not None:
@@ -48,25 +66,43 @@ def improve(error: BaseException, state: RankState) -> BaseException:
     return error
 
 
+_BY_DAMAGE = (TypeError, NameError, AttributeError, RecursionError)
+"""What code raises that calls a broken builtin function, or goes too deep."""
+OWN_INTERRUPT = "(raised by this rank's own code: the rank was not interrupted)"
+
+
+def damaged(damage: str, error: BaseException) -> DamagedRankError:
+    """Return the error about code that has changed what a rank itself needs."""
+    text = _one_line(_text(error))
+    return DamagedRankError(
+        f"code on this rank {damage}, with which the rank itself cannot work ({type(error).__name__}: "
+        f"{text}); it was put back"
+    )
+
+
+def _one_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:200]
+
+
 def describe(error: BaseException, state: RankState) -> RankFailure:
     """Return a description of `error` that needs no object of this process."""
     when = time.monotonic_ns()
-    trace = _user_part(error.__traceback__)
-    error = error.with_traceback(trace)
+    _leave_out_ours(error)
+    trace = error.__traceback__
     return RankFailure(
         rank=state.rank,
         time_ns=getattr(error, "_nbparallel_ns", when),
-        ename=type(error).__name__,
-        evalue=_text(error),
+        ename=encodable(type(error).__name__),
+        evalue=encodable(_text(error)),
         exception=_pickled(error),
-        traceback=_formatted(error, trace, state.shell),
+        traceback=tuple(map(encodable, _formatted(error, trace, state.shell))),
         frames=_frames(trace, state.shell),
         cause=_cause(error),
     )
 
 
 def _cause(error: BaseException) -> Cause:
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_nbparallel_own"):
         return Cause.INTERRUPT
     if isinstance(error, PeerFailedError):
         return Cause.PEER
@@ -96,18 +132,37 @@ def _is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return the frames of the user's code: without the way to the cell and the inside of an operation."""
+def _has_user_frame(trace: TracebackType | None) -> bool:
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    last_user = step = trace
-    while step is not None:
-        if not _is_ours(step.tb_frame.f_code.co_filename):
-            last_user = step
-        step = step.tb_next
-    if last_user is not None:
-        last_user.tb_next = None
-    return trace
+    return trace is not None
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return the frames of the user's code and of other libraries: without ours, wherever they stand."""
+    kept = []
+    while trace is not None:
+        if not _is_ours(trace.tb_frame.f_code.co_filename):
+            kept.append(trace)
+        trace = trace.tb_next
+    for frame, following in zip(kept, [*kept[1:], None], strict=True) if kept else ():
+        frame.tb_next = following
+    return kept[0] if kept else None
+
+
+def _leave_out_ours(error: BaseException) -> None:
+    """Take our frames out of the tracebacks of an error, of what caused it, and of a group's parts."""
+    queue: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while queue:
+        each = queue.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _user_part(each.__traceback__)
+        queue += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            queue += each.exceptions
 
 
 def _frames(trace: TracebackType | None, shell: RankShell) -> tuple[FrameLine, ...]:
@@ -119,7 +174,9 @@ def _frames(trace: TracebackType | None, shell: RankShell) -> tuple[FrameLine, .
         shown = shell.compile.format_code_name(code.co_filename)
         filename = f"{shown[0]} {shown[1]}".replace("Cell ", "") if shown else code.co_filename
         source = linecache.getline(code.co_filename, trace.tb_lineno).strip()
-        frames.append(FrameLine(filename, trace.tb_lineno, code.co_name, source))
+        frames.append(
+            FrameLine(encodable(filename), trace.tb_lineno, encodable(code.co_name), encodable(source))
+        )
         trace = trace.tb_next
     return tuple(frames)
 

@@ -50,6 +50,11 @@ class Interrupts:
         self._task = task
         self._inspect()
 
+    @property
+    def raised(self) -> bool:
+        """Whether the kernel has interrupted the task that runs, or ran last."""
+        return self._used > 0
+
     def disarm(self) -> None:
         """No interrupt raises any more."""
         self._task = 0

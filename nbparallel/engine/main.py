@@ -24,7 +24,7 @@ from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import pack_pid, pack_versions
-from nbparallel.wire.messages import Configure
+from nbparallel.wire.messages import DESCRIPTORS_CLOSED, Configure
 from nbparallel.wire.system import ready
 
 _shell: shells.RankShell | None = None
@@ -69,6 +69,7 @@ def serve(channel: int, stdout: int, stderr: int, segments: int, *, client: int)
 
 def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
     code = 1
+    sockets = {fd: os.fstat(fd).st_ino for fd in (channel_fd, segments_fd)}
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the engine's own handler is there
         faulthandler.enable(file=2)
@@ -92,12 +93,25 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
     finally:
         # a rank leaves by _exit only: exit handlers belong to the template or to the user's libraries
         try:
-            if code:
+            if _closed(sockets):
+                code = DESCRIPTORS_CLOSED
+            elif code:
                 sys.excepthook(*sys.exc_info())
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
             os._exit(code)
+
+
+def _closed(sockets: dict[int, int]) -> bool:
+    """Whether user code has closed a socket of the rank; another file may have its number."""
+    for fd, inode in sockets.items():
+        try:
+            if os.fstat(fd).st_ino != inode:
+                return True
+        except OSError:
+            return True
+    return False
 
 
 def _announce(segments: Channel) -> None:

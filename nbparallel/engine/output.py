@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import errno
 import fcntl
 import io
 import os
@@ -159,7 +160,11 @@ class RankStream(io.TextIOBase):
         """Write all of `data`; waits while the pipe is full, which slows a tight print loop down."""
         view = memoryview(data)
         while view:
-            view = view[os.write(self._fd, view) :]
+            try:
+                view = view[os.write(self._fd, view) :]
+            except OSError as error:
+                if error.errno != errno.EBADF or not self._output.reopen(self._fd):
+                    raise
 
 
 class _Buffer(io.RawIOBase):
@@ -191,6 +196,8 @@ class RankOutput:
         self.stdout = RankStream(self, 1, "stdout")
         self.stderr = RankStream(self, 2, "stderr")
         self._last = self.stdout
+        self._spare = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (1, 2)}
+        self._reopened: set[str] = set()
         self.task = 0
         """Number of the task that runs, or ran last."""
 
@@ -212,10 +219,35 @@ class RankOutput:
         self.stdout.flush()
         self.stderr.flush()
 
+    def reopen(self, fd: int) -> bool:
+        """Open a stream's descriptor again, which user code has closed; returns whether that worked."""
+        try:
+            os.dup2(self._spare[fd], fd)
+        except OSError:  # it has closed every descriptor
+            return False
+        self._reopened.add("stdout" if fd == 1 else "stderr")
+        return True
+
+    def reopen_closed(self) -> list[str]:
+        """Return the streams that were closed since the last call, which are open again."""
+        self._unread(1)
+        self._unread(2)
+        reopened = sorted(self._reopened)
+        self._reopened.clear()
+        return reopened
+
+    def _unread(self, fd: int) -> int:
+        try:
+            return _unread(fd)
+        except OSError as error:
+            if error.errno != errno.EBADF or not self.reopen(fd):
+                raise
+            return 0
+
     def _wait_until_read(self) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
         pause = 0.0
-        while (_unread(1) or _unread(2)) and time.monotonic() < deadline:
+        while (self._unread(1) or self._unread(2)) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause + 2e-5, 1e-3)
 

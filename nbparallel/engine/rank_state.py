@@ -9,7 +9,7 @@ from typing import Any
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine.debugger import Breakpoints
-from nbparallel.engine.environment import Defaults
+from nbparallel.engine.environment import Defaults, InterpreterGuard
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput
@@ -35,6 +35,8 @@ class RankState:
     """``breakpoint()`` on this rank."""
     defaults: Defaults
     """Predefined names."""
+    interpreter: InterpreterGuard
+    """What user code can break for the rank."""
     names: RankNames
     """Which variables the notebook delivered."""
     context: WorkingContext

@@ -17,6 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Integer, Type
 
+from nbparallel.distributed.runtime.call_site import show_warnings_at_callers
 from nbparallel.engine import namespace
 from nbparallel.engine.output import RankOutput
 
@@ -195,6 +196,7 @@ class RankShell(InteractiveShell):
         self.output = output
         # IPython's advice for a terminal; a rank raises `RankExitError`
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+        show_warnings_at_callers()
         sys.stdout, sys.stderr = output.stdout, output.stderr
         try:
             self.colors = colors

@@ -84,7 +84,7 @@ class TaskReport:
             value_error=problem,
             text=text,
             failure=None if failure is None else failures.describe(failure, state),
-            interrupted=isinstance(failure, KeyboardInterrupt),
+            interrupted=isinstance(failure, KeyboardInterrupt) and not hasattr(failure, "_nbparallel_own"),
             wall_ns=time.monotonic_ns() - self._started,
             wait_ns=wait_ns,
             notes=self.notes,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Sequence
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.distributed.runtime.call_site import is_ours
 from nbparallel.engine import environment, failures
+from nbparallel.engine.namespace import label_of
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.task_report import TaskReport
 from nbparallel.errors import InternalError
@@ -76,6 +81,8 @@ def run_task(state: RankState, task: Task) -> tuple[Outcome, object]:
         os._exit(0 if report.ok else 1)
     if report.failure is not None:
         report.fail(failures.improve(report.failure, state))
+    for stream in state.output.reopen_closed():
+        sys.stderr.write(f"nbparallel: the cell closed the file descriptor of {stream}; it is open again\n")
     if communicator is not None:
         communicator.end_cell(report.failure, could_receive=runs_user_code(task))
         if report.ok:
@@ -84,6 +91,21 @@ def run_task(state: RankState, task: Task) -> tuple[Outcome, object]:
             for sentence in communicator.unreleased:
                 sys.stderr.write(f"nbparallel: {sentence}\n")
     return report.outcome()
+
+
+def damaged_outcome(state: RankState, task: Task, error: Exception) -> Outcome:
+    """Return the outcome of a task whose code has broken what the rank needs to report it.
+
+    That is put back first.  If it is nothing of the kind, `error` is raised: the rank is at fault.
+    """
+    damage = state.interpreter.repair(replaced=True)
+    if not damage:
+        raise error
+    report = TaskReport(state, task)
+    report.fail(failures.damaged(damage, error))
+    if state.communicator is not None:
+        state.communicator.end_cell(report.failure, could_receive=False)
+    return report.outcome()[0]
 
 
 def _follow_notebook(state: RankState, task: Task) -> tuple[str, ...]:
@@ -128,6 +150,10 @@ def _perform(state: RankState, task: Task, report: TaskReport) -> None:
         _run_cell(state, task, report)
     elif isinstance(task, CallTask):
         function, args = _load(state, task.call)
+        code = _code_of(function, args)
+        if code is not None and state.communicator is not None:
+            label = label_of(code.co_filename) or os.path.basename(code.co_filename)
+            state.communicator.at_source(code.co_filename, label)
         report.succeed(function(*args))
     elif isinstance(task, ScriptTask):
         run_script(task, variables)
@@ -142,6 +168,18 @@ def _perform(state: RankState, task: Task, report: TaskReport) -> None:
         report.succeed([name for name in state.defaults.user_names() if names.is_only_here(name)])
     else:
         raise InternalError(f"unknown task {type(task).__name__}")
+
+
+def _code_of(function: object, args: Sequence[object]) -> CodeType | None:
+    """Return the code of the user's function that a call runs; None if it is none of Python."""
+    for called in (function, *args[:1]):  # `spawn` passes its function to one of ours
+        inner = called.func if isinstance(called, functools.partial) else called
+        inner = getattr(inner, "__func__", inner) if isinstance(inner, MethodType) else inner
+        while isinstance(inner, FunctionType) and "__wrapped__" in inner.__dict__:
+            inner = inner.__dict__["__wrapped__"]
+        if isinstance(inner, FunctionType) and not is_ours(inner.__code__.co_filename):
+            return inner.__code__
+    return None
 
 
 def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:

@@ -1,7 +1,8 @@
 """Interrupts in the notebook's process: SIGINT is counted instead of raised while ranks run a task.
 
-An exception at an arbitrary place would leave something half done.  What an interrupt does to the ranks is
-decided by `tasks.escalation`.
+An exception at an arbitrary place would leave something half done.  So what the program's own signal handlers
+raise (an alarm's time-out, pytest-timeout) is kept, counts as an interrupt, and is raised when the ranks have
+stopped.  What an interrupt does to the ranks is decided by `tasks.escalation`.
 """
 
 from __future__ import annotations
@@ -9,21 +10,37 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+# `signal.getsignal` first looks whether it is a member of an enumeration, which takes 15 µs in every cell.
+_handler_of: Callable[[int], Any] = getattr(signal, "_signal", signal).getsignal
+_HANDLED = [
+    int(getattr(signal, f"SIG{name}"))
+    for name in ("ALRM", "VTALRM", "PROF", "USR1", "USR2", "TERM", "HUP", "QUIT", "XCPU", "CHLD")
+    if hasattr(signal, f"SIG{name}")
+]
+"""Signals for which programs have handlers that may raise."""
+PATIENCE_SECONDS = 15.0
+"""Ranks that do not stop are killed after a third of this (`escalation.KILL_SECONDS`)."""
 
 
 class InterruptCounter:
     """Counts SIGINT in the main thread inside of its ``with`` block; elsewhere it does nothing.
 
-    An interrupt that was counted and not answered raises `KeyboardInterrupt` at the exit: none is lost.
+    An interrupt that was counted and not answered raises `KeyboardInterrupt` at the exit: none is lost.  What
+    a handler of another signal raises is counted likewise, and raised instead.
     """
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None
         """Called in the signal handler, so that a waiting thread reads `count`."""
         self._previous: Any = None
+        self._deferred: dict[int, tuple[Any, Any]] = {}
+        self._raised: BaseException | None = None
+        self._kept = 0.0
         self._installed = False
         self.count = 0
         """How often SIGINT came."""
@@ -38,7 +55,45 @@ class InterruptCounter:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._on_signal)
             self._installed = True
+            for number in _HANDLED:
+                if callable(handler := _handler_of(number)):
+                    self._deferred[number] = handler, self._deferring(handler)
+                    signal.signal(number, self._deferred[number][1])
         return self
+
+    def _deferring(self, handler: Callable[[int, FrameType | None], Any]) -> Callable[..., None]:
+        """Return a handler that keeps what `handler` raises, as long as this block lasts."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            try:
+                handler(number, frame)
+            except BaseException as error:
+                if not self._installed or not self.keep(error):
+                    raise
+                if self._raises:
+                    self._raises = False
+                    raise KeyboardInterrupt from None
+
+        return handle
+
+    def keep(self, error: BaseException) -> bool:
+        """Keep `error`, of the program's own code, to be raised afterwards; the first counts as an interrupt.
+
+        Returns False if the first was kept so long ago that waiting for the ranks is not what takes the time:
+        then the caller raises.
+        """
+        now = time.monotonic()
+        if self._raised is None:  # a timer may fire again and again, and asks for no more than the first time
+            self._raised, self._kept = error, now
+            self.add()
+        return now - self._kept < PATIENCE_SECONDS
+
+    def take_raised(self) -> BaseException | None:
+        """Return what a signal handler has raised, once; the caller raises it."""
+        error, self._raised = self._raised, None
+        if error is not None:
+            self.answered = self.count
+        return error
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self._uncounted:
@@ -73,10 +128,10 @@ class InterruptCounter:
         self.wake()
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if an interrupt was not acted on."""
+        """Raise `KeyboardInterrupt`, or what a signal handler raised, if an interrupt was not acted on."""
         if self.count > self.answered:
             self.answered = self.count
-            raise KeyboardInterrupt
+            raise self.take_raised() or KeyboardInterrupt
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -84,5 +139,10 @@ class InterruptCounter:
         if self._installed:
             self._installed = False
             signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
+            for number, (former, ours) in self._deferred.items():
+                if _handler_of(number) is ours:  # else the program has installed another one since
+                    signal.signal(number, former)
+        if self._raised is not None:  # also when the ranks have failed in the meantime: it is never lost
+            raise self._raised
         if kind is None and not self.handed_over:
             self.check()

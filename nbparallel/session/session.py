@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import Completion
 
 START_METHODS = ("forkserver", "spawn")
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
 STOP_SECONDS = 1.0
 """How long `stop` waits for another thread that is running something."""
 
@@ -67,8 +68,7 @@ class Session:
     launch : SupervisorLaunch, optional
         A supervisor that was started early: the session owns it, and starts another if it is not current.
     keep_messages : bool
-        Whether messages that no rank received stay for later cells; else they are dropped at the end of
-        their cell, with a note.  Also an attribute, which may be changed.
+        Whether messages that no rank received stay for later cells, or are dropped with a note; an attribute.
 
     Raises
     ------
@@ -79,7 +79,8 @@ class Session:
     -----
     One thread at a time may run something, another one gets a `RuntimeError`; a forked child gets
     `ForkedRankError`.  The ranks start with the first use, or with ``with``; `stop` ends every process.  A
-    script needs no ``if __name__ == "__main__"``.
+    script needs no ``if __name__ == "__main__"``.  What a rank returns is unpickled here: code that runs on
+    a rank can do what code of this process can.
 
     Examples
     --------
@@ -247,8 +248,7 @@ class Session:
         """Run a cell's source on the ranks in the background.
 
         The notebook's names travel before this returns: later changes do not reach the cell, but for shared
-        arrays, which are the same memory.  Until the cell has ended, every other use of the ranks raises
-        `BusyError`.
+        arrays, which are the same memory.  Until it has ended, every other use raises `BusyError`.
 
         Parameters
         ----------

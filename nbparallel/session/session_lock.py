@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from nbparallel.errors import BusyError, ClosedError, ForkedRankError
 from nbparallel.session.interrupts import InterruptCounter
 
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
+
 
 class SessionLock:
     """A lock that never blocks, counts interrupts while it is held, and can be closed.
@@ -47,7 +49,9 @@ class SessionLock:
             raise ClosedError("this session was stopped; make a new one")
         if not self._lock.acquire(blocking=False):
             raise BusyError(
-                "the ranks are busy with another cell: wait for it (%parallel_result), or stop it"
+                "the ranks are running another cell: wait for it with %parallel_result; to stop it, "
+                "interrupt that wait, or call cancel() of what --async returned (in Python: "
+                "session.interrupt())"
             )
         interrupts = InterruptCounter()
         try:

@@ -8,6 +8,8 @@ from typing import Any
 from nbparallel.distributed import call_with_rank
 from nbparallel.session.session import Session
 
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
+
 
 def spawn(
     function: Callable[..., Any],

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import ReadOnlyArrayError
+from nbparallel.errors import NotAnArrayError, ReadOnlyArrayError
 from nbparallel.sharing.current import current_store
 from nbparallel.sharing.memory.array_layout import Shape
 from nbparallel.sharing.segment_list import SegmentList
@@ -40,8 +40,8 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
 
     Raises
     ------
-    ObjectArrayError
-        `x` holds Python objects.
+    NotAnArrayError, ObjectArrayError
+        `x` is an array of a subclass; it holds Python objects.
     ReadOnlyArrayError
         On a rank: `x` is the notebook's, which did not make it writable.
     SharedMemoryFullError, FileDescriptorLimitError
@@ -57,7 +57,7 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
     (True, True, False)
     """
     if type(x) not in (np.ndarray, np.memmap) and isinstance(x, np.ndarray):
-        raise TypeError(
+        raise NotAnArrayError(
             f"share takes plain numpy arrays, not {type(x).__name__}: share np.asarray(x), or its parts"
         )
     store = current_store()

@@ -203,6 +203,12 @@ def end_all(grace_seconds: float, limit_seconds: float = 10.0) -> None:
         time.sleep(0.002)  # a bounded poll: the loop ends by reaping or by its limit
 
 
+def is_exiting(pid: int) -> bool:
+    """Whether a process has begun to exit, or is gone, or nothing is known of it."""
+    state = process_state(pid)
+    return state is None or state.exiting
+
+
 @dataclass(slots=True)
 class RankProcess:
     """A rank's process, from SPAWN to its death."""
@@ -219,6 +225,8 @@ class RankProcess:
     """Of its end of the segment socket, which what it forks has open too."""
     protocol_error: str = ""
     """How it broke the protocol, for which it was killed."""
+    closed_socket: bool = False
+    """Whether it closed its socket and went on, for which it was killed."""
     pidfd: int = -1
     """Readable when it has ended, whether SIGCHLD came or not; -1: there is none yet, or no more."""
 
@@ -237,5 +245,6 @@ class RankProcess:
             "exit_code": child_exit.exit_code if child_exit else None,
             "signal": child_exit.signal_number if child_exit else None,
             "protocol_error": self.protocol_error,
+            "closed_socket": self.closed_socket,
         }
         return json.dumps(fields).encode()

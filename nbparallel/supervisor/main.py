@@ -268,6 +268,7 @@ class Supervisor:
         if self._template.is_lost(rank.template) and not rank.pid and not rank.dead:
             self._on_rank_exit(rank, None)
         elif rank.pid and not rank.dead:
+            rank.closed_socket = not (rank.protocol_error or children.is_exiting(rank.pid))
             os.kill(rank.pid, signal.SIGKILL)  # its exit status, if it has one already, stays what it is
 
     # deaths -----------------------------------------------------------------------------------------

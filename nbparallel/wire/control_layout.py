@@ -157,6 +157,7 @@ class Operation(enum.IntEnum):
     maxloc = 18
     minloc = 19
     lock = 20
+    monitored_barrier = 21
 
 
 class FailureKind(enum.IntEnum):

@@ -63,6 +63,12 @@ class ProcessState:
     """Pid of the leader of its session (setsid(2))."""
     started: int
     """As `Process.started`."""
+    exiting: bool
+    """Whether it has begun to exit: the system is closing what it had open."""
+
+
+_PF_EXITING = 0x4
+"""Of the flags in ``/proc/PID/stat`` (proc_pid_stat(5))."""
 
 
 def pack_pid(pid: int) -> bytes:
@@ -83,7 +89,8 @@ def process_state(pid: int | str) -> ProcessState | None:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
-        return ProcessState(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+        exiting = fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
+        return ProcessState(fields[0], int(fields[1]), int(fields[3]), int(fields[19]), exiting)
     except (OSError, IndexError, ValueError):
         return None
 

@@ -14,6 +14,9 @@ from typing import Any
 from nbparallel.wire.identity import Process
 from nbparallel.wire.timeline import RankTimeline
 
+DESCRIPTORS_CLOSED = 93
+"""Exit code of a rank whose sockets user code has closed: it cannot say so in any other way."""
+
 
 class Message:
     """Pickles as a call of its class: what a dataclass with slots does by itself takes five times as long.

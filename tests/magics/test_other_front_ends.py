@@ -88,6 +88,42 @@ def test_nbclient_names_the_root_cause() -> None:
     assert "run_cell_magic" not in shown
 
 
+PAPERMILL = """
+import sys, nbformat, nbclient
+
+class Client(nbclient.NotebookClient):  # logs what comes, as papermill's does with --log-output
+    def process_message(self, *args, **options):
+        output = super().process_message(*args, **options)
+        if output is not None and output.output_type == "stream":
+            sys.stdout.write(output.text)
+        return output
+
+cells = [nbformat.v4.new_code_cell(cell) for cell in sys.argv[1:]]
+Client(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3").execute()
+"""
+
+
+def test_papermills_log_holds_output_once(tmp_path: Path) -> None:
+    """Though it came in another order than that of the ranks: such a log keeps what is cleared elsewhere."""
+    program = tmp_path / "papermill"  # by this name the kernel knows it
+    program.write_text(PAPERMILL)
+    cells = (
+        "%load_ext nbparallel\n%config NbParallel.welcome = False",
+        "%%parallel -n 2\nimport time\ntime.sleep(0.3 * (1 - rank))\nprint('rank', rank, flush=True)\n"
+        "time.sleep(0.3)\nrank * 10",
+    )
+    done = subprocess.run(
+        [sys.executable, program, *cells],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ,
+        check=True,
+    )
+    for line in ("rank 0", "rank 1", "Out[rank 0]: 0", "Out[rank 1]: 10"):
+        assert done.stdout.count(line if line.startswith("Out") else f"] {line}") == 1, done.stdout
+
+
 def test_a_terminal_prints_the_same(tmp_path: Path) -> None:
     """Labelled, values too; an error is shown once, and IPython's end is the ranks'."""
     script = tmp_path / "session.ipy"

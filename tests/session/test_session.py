@@ -282,7 +282,7 @@ def test_growing_and_shrinking() -> None:
         session.resize(4)
         assert session.run("world_size").values == [4] * 4
         session.run("mine = rank")
-        with pytest.raises(ValueError, match=r"ranks 2-3 would have to go but hold variables .*mine"):
+        with pytest.raises(ValueError, match=r"ranks 2-3 would be ended and hold variables .*mine"):
             session.resize(2)
         session.run("del mine", ranks=[2, 3])
         session.resize(2)
@@ -301,7 +301,7 @@ def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
         session.resize(2)
         assert session.run("x[1] * scale", namespace=notebook).values == [3.0, 3.0]
         session.run("parts.append(rank)", namespace=notebook)
-        with pytest.raises(ValueError, match=r"rank 1 would have to go but holds variables \(.*: parts\)"):
+        with pytest.raises(ValueError, match=r"rank 1 would be ended and holds variables \(.*: parts\)"):
             session.resize(1)
         session.run("del parts; scale = 4", namespace=notebook)
         with pytest.raises(ValueError, match=r"\(rank 1: scale\)"):

@@ -7,10 +7,10 @@ differ in colour (Okabe and Ito's, which people with any kind of colour blindnes
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from nbparallel.escaping import escape_html
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
@@ -42,7 +42,7 @@ def svg(timeline: Timeline) -> str:
     rows = timeline.rows
     height = TOP + len(rows) * (ROW + GAP) + BOTTOM
     scale = (WIDTH - LEFT - RIGHT) / (timeline.seconds or 1.0)
-    about = html.escape(_about(timeline))
+    about = escape_html(_about(timeline))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{about}" '
         f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" style="max-width:100%;height:auto" '
@@ -71,7 +71,7 @@ def _about(timeline: Timeline) -> str:
 
 
 def _legend(timeline: Timeline) -> Iterator[str]:
-    yield f'<text x="0" y="14" font-weight="bold">{html.escape(timeline_text.title(timeline))}</text>'
+    yield f'<text x="0" y="14" font-weight="bold">{escape_html(timeline_text.title(timeline))}</text>'
     kinds = {span.kind for row in timeline.rows for span in row.spans} | {COMPUTING, WAITING, MOVING}
     x = WIDTH - RIGHT - 92 * len(kinds)
     for kind in (kind for kind in COLOURS if kind in kinds):
@@ -97,7 +97,7 @@ def _axis(seconds: float, scale: float, y: float) -> Iterator[str]:
 def _row(row: RankRow, timeline: Timeline, y: float, scale: float) -> Iterator[str]:
     yield f'<text x="{LEFT - 8}" y="{y + ROW - 5}" text-anchor="end">rank {row.rank}</text>'
     if row.died:
-        yield f'<text x="{LEFT + 4}" y="{y + ROW - 5}" font-style="italic">{html.escape(row.died)}</text>'
+        yield f'<text x="{LEFT + 4}" y="{y + ROW - 5}" font-style="italic">{escape_html(row.died)}</text>'
     narrow: list[Span] = []
     for span in row.spans:
         if span.seconds * scale < COLUMN:
@@ -111,7 +111,7 @@ def _row(row: RankRow, timeline: Timeline, y: float, scale: float) -> Iterator[s
 
 def _piece(span: Span, timeline: Timeline, y: float, scale: float) -> str:
     h, x, width = HEIGHTS[span.kind], LEFT + span.begin * scale, max(LEAST, span.seconds * scale)
-    about = html.escape(_about_span(span, timeline))
+    about = escape_html(_about_span(span, timeline))
     piece = (
         f'<rect x="{x:.2f}" y="{y + ROW - h:.1f}" width="{width:.2f}" height="{h:g}" '
         f'fill="{COLOURS[span.kind]}"><title>{about}</title></rect>'
@@ -203,5 +203,5 @@ class TimelineView:
     def _repr_html_(self) -> str:
         # The table repeats it where a page is cleaned of pictures (GitHub, an untrusted notebook).
         table = replace(timeline_text.table(self.timeline), foot="").html()
-        lines = "<br>".join(html.escape(line) for line in timeline_text.foot(self.timeline))
+        lines = "<br>".join(escape_html(line) for line in timeline_text.foot(self.timeline))
         return f"<div>{svg(self.timeline)}</div>{table}<div>{lines}</div>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nbparallel.escaping import visible
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
@@ -29,9 +30,8 @@ def text(timeline: Timeline) -> str:
     """Return the whole timeline as text."""
     label = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
     bars = [f"{f'rank {row.rank}':<{label}} |{bar(row, timeline.seconds)}|" for row in timeline.rows]
-    return "\n".join(
-        [title(timeline), legend(timeline), *bars, _axis(timeline.seconds, label + 2), table(timeline).text()]
-    )
+    parts = [title(timeline), legend(timeline), *bars, _axis(timeline.seconds, label + 2)]
+    return "\n".join([*map(visible, parts), table(timeline).text()])
 
 
 def title(timeline: Timeline) -> str:

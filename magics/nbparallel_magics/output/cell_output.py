@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from nbparallel.escaping import encodable
 from nbparallel_magics.output.block_writer import BlockWriter
 from nbparallel_magics.output.layout import (
     Arrival,
@@ -135,7 +136,7 @@ class CellOutput:
     def note(self, text: str) -> None:
         """Show a line of our own: above the output if it comes before it, else below."""
         with self._lock:
-            self._notes.append((text, bool(self._arrivals)))
+            self._notes.append((encodable(text), bool(self._arrivals)))
             self._wake()
 
     def finish(self) -> None:

@@ -12,6 +12,7 @@ Some facts about ipykernel, 6.31 to 7.4:
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 import os
@@ -64,6 +65,23 @@ class Publisher(Protocol):
         """Clear what this cell showed, keeping what the notebook itself showed in it."""
 
 
+@functools.cache
+def is_logged(parent: int | None = None) -> bool:
+    """Whether papermill started this kernel: its log keeps what is cleared, and would show all output twice.
+
+    Parameters
+    ----------
+    parent : int, optional
+        The process that started it, by default this one's parent.
+    """
+    try:
+        with open(f"/proc/{parent or os.getppid()}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:  # no /proc: then nothing is known
+        return False
+    return any(os.path.basename(word) == b"papermill" for word in words)
+
+
 class Pacer:
     """Keeps output below the rate at which the Jupyter server begins to drop it."""
 
@@ -107,7 +125,7 @@ class KernelPublisher:
 
     @property
     def can_clear(self) -> bool:
-        return self._notebook is not None and self._notebook.covers(self._parent)
+        return self._notebook is not None and self._notebook.covers(self._parent) and not is_logged()
 
     def stream(self, name: str, text: str) -> None:
         for start in range(0, len(text), _LARGEST_MESSAGE):

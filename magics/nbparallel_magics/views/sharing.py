@@ -71,7 +71,9 @@ class StrategyView(TableView):
     def table(self) -> Table:
         """Return the rows: the current one first."""
         names = [self.current, *(name for name in self.usable if name != self.current), *self.missing]
-        rows = [(name, self._state(name), *_COSTS.get(name, (self.own.get(name, ""), ""))) for name in names]
+        rows = [
+            (name, self.state_of(name), *_COSTS.get(name, (self.own.get(name, ""), ""))) for name in names
+        ]
         return Table(
             f"sharing strategy: {self.current}",
             ("name", "here", "a segment is", "it costs"),
@@ -79,7 +81,8 @@ class StrategyView(TableView):
             _limits(),
         )
 
-    def _state(self, name: str) -> str:
+    def state_of(self, name: str) -> str:
+        """Return whether a strategy is the current one, with its options, or can be used."""
         if name == self.current:
             return f"current {self.options.get(name, '')}".rstrip()
         return f"no: {self.missing[name]}" if name in self.missing else "yes"
@@ -96,8 +99,11 @@ def _limits() -> str:
     return f"{text}; /dev/shm: {size_text(free)} of {size_text(size)} free"
 
 
-def switch(line: str) -> None:
-    """Choose the strategy of new arrays: ``NAME [option=value …]``; UsageError if that does not work here."""
+def switch(line: str) -> str:
+    """Choose the strategy of new arrays, ``NAME [option=value …]``, and return a line that says so.
+
+    UsageError if that does not work here.
+    """
     try:
         name, *words = shlex.split(line)
     except ValueError as error:
@@ -115,6 +121,11 @@ def switch(line: str) -> None:
         set_sharing_strategy(name, **options | truths)
     except (TypeError, ValueError, StrategyUnavailableError) as error:
         raise UsageError(str(error)) from None
+    state = StrategyView.now().state_of(name).removeprefix("current").strip()
+    return (
+        f"sharing strategy: {name}{f' ({state})' if state else ''} for new arrays; those that are shared "
+        "already stay as they are"
+    )
 
 
 def share(state: ExtensionState, names: Sequence[str]) -> Sequence[str]:

@@ -145,7 +145,8 @@ class OperationBase:
         filled: Any = None,
     ) -> Work:
         """Start a nonblocking collective of a group; `filled`, if given, is its result."""
-        work = Work(f"{name}(async_op=True)", self._context.call_site.line())
+        site = self._context.call_site
+        work = Work(f"{name}(async_op=True)", site.line(), site)
 
         def start() -> None:
             collectives = state.collectives or self._group_table.open(state, None)

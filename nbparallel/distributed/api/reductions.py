@@ -109,7 +109,8 @@ class Reductions(OperationBase):
         CollectiveTimeoutError
             The time-out ran out; it names the missing ranks.
         """
-        self.barrier(group, timeout=timeout)
+        call = self._operation("monitored_barrier", group, timeout)
+        call.run(GroupCollectives.monitored_barrier, NonblockingCalls.barrier)
 
     @predefined
     def reduce(

@@ -19,13 +19,14 @@ from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.collectives.variants import MaxLoc, Scan
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
-from nbparallel.distributed.slots.fingerprint import fingerprint
+from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlots
 from nbparallel.distributed.slots.slot_area import SlotArea
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 
 _BARRIER = fingerprint("barrier")
+_MONITORED_BARRIER = fingerprint("monitored_barrier")
 
 
 class GroupCollectives:
@@ -59,15 +60,24 @@ class GroupCollectives:
         if self._area.is_world:
             self._context.plain = self._context.whole and not self.pending
 
-    def barrier(self, deadline_ns: int | None) -> None:
+    def barrier(
+        self,
+        deadline_ns: int | None,
+        operation: Operation = Operation.barrier,
+        label: Fingerprint = _BARRIER,
+    ) -> None:
         """Block until every member has called it."""
         protocol = self.protocol
         protocol.deadline_ns = deadline_ns
-        protocol.begin(Operation.barrier, _BARRIER, self._context.call_site.line())
+        protocol.begin(operation, label, self._context.call_site.line())
         if not protocol.arrive_and_wait():
             protocol.compare()
         protocol.release()
         self._context.operations += 1
+
+    def monitored_barrier(self, deadline_ns: int | None) -> None:
+        """Do the same, under the name that the user called."""
+        self.barrier(deadline_ns, Operation.monitored_barrier, _MONITORED_BARRIER)
 
     def broadcast(self, x: Any, root: int, deadline_ns: int | None) -> Any:
         """Return the value of `root`; an array that was passed is filled."""
@@ -124,6 +134,10 @@ class GroupCollectives:
     ) -> list[Any]:
         """Return the values of all members, as one step of an `operation` that was called with `shown`."""
         return self._exchange(self._movements.step(operation, shown, value), deadline_ns)
+
+    def begin_cell(self) -> None:
+        """Count calls anew, for messages."""
+        self.protocol.calls.begin_cell(self.protocol.number)
 
     def release(self) -> None:
         """Release copies that all members have read."""

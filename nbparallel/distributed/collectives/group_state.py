@@ -148,6 +148,12 @@ class GroupTable:
             if state.collectives is not None:
                 state.collectives.pending.drop()
 
+    def begin_cell(self) -> None:
+        """Count the calls of every group anew."""
+        for state in self._known.values():
+            if state.collectives is not None:
+                state.collectives.begin_cell()
+
     def release(self) -> None:
         """Release copies that all readers have read."""
         for state in self._known.values():

@@ -188,9 +188,10 @@ class MatchRequest:
         """Raise if this rank would wait for itself; with a time-out the wait ends, and is no deadlock."""
         rank = self._context.rank
         if self.peers == [rank] and self.deadline_ns is None:
+            place = self._context.call_site.place(self.line)
             raise self._context.mark_failed(
                 self._context.deadlock(
-                    f"rank {rank} waits in {self} on line {self.line} for itself and has sent itself nothing "
+                    f"rank {rank} waits in {self}{place} for itself and has sent itself nothing "
                     "that matches" + self._unexpected.tags_of([rank])
                 )
             )
@@ -207,14 +208,14 @@ class MatchRequest:
 
     def explain(self, finished: list[int]) -> NbParallelError:
         """Return the error about sources that left the cell without sending."""
-        participants = self._context.cell.ranks
+        participants, place = self._context.cell.ranks, self._context.call_site.place(self.line)
         absent = [r for r in finished if r not in participants]
         left = [r for r in finished if r in participants]
         parts = [f"{rank_list(left)} finished the cell without sending it"] if left else []
         if absent:
             parts.append(f"{rank_list(absent)} {'is' if len(absent) == 1 else 'are'} not in this cell")
         return self._context.deadlock(
-            f"rank {self._context.rank} waits in {self} on line {self.line}, and "
+            f"rank {self._context.rank} waits in {self}{place}, and "
             + " and ".join(parts)
             + self._unexpected.tags_of(self.peers)
         )

@@ -283,7 +283,7 @@ class Receiver:
         def explain(finished: list[int]) -> NbParallelError:
             return CollectiveMismatchError(
                 f"rank {src} finished the cell without an operation of the group in which "
-                f"rank {context.rank} waits for it on line {line}"
+                f"rank {context.rank} waits for it{context.call_site.place(line)}"
             )
 
         while True:

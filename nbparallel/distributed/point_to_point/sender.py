@@ -157,10 +157,11 @@ class Sender:
 
     def _wait_for_room(self, dst: int, nbytes: int, tag: int, line: int, deadline_ns: int | None) -> None:
         ring, context = self._rings[dst], self._context
+        place = context.call_site.place(line)
 
         def explain(finished: list[int]) -> NbParallelError:
             return context.deadlock(
-                f"rank {context.rank} waits in send(dst={dst}) on line {line} for room, and rank {dst} "
+                f"rank {context.rank} waits in send(dst={dst}){place} for room, and rank {dst} "
                 + context.cell.how_gone(dst, "what was sent before")
             )
 
@@ -179,16 +180,17 @@ class Sender:
     ) -> None:
         """Wait as a synchronous send does: what `strict_sync` is for."""
         ring, context = self._rings[dst], self._context
+        place = context.call_site.place(line)
 
         def explain(finished: list[int]) -> NbParallelError:
             return context.deadlock(
-                f"rank {context.rank} waits in send(dst={dst}) on line {line}, and rank {dst} "
+                f"rank {context.rank} waits in send(dst={dst}){place}, and rank {dst} "
                 + context.cell.how_gone(dst, "it")
             )
 
         if dst == context.rank:
             raise context.mark_failed(
-                context.deadlock(f"rank {dst} sends to itself on line {line} and waits for itself")
+                context.deadlock(f"rank {dst} sends to itself{place} and waits for itself")
             )
         wait = WaitRecord(
             Operation.send, lambda: [] if ring.newest_taken() >= number else [dst], explain, line,

@@ -170,10 +170,11 @@ class StreamOut:
 
     def _wait_for_room(self, call: Call) -> None:
         context, destination = self._context, self._destination
+        place = context.call_site.place(call.line)
 
         def explain(finished: list[int]) -> NbParallelError:
             return context.deadlock(
-                f"rank {context.rank} waits in send(dst={destination}) on line {call.line}: there is no "
+                f"rank {context.rank} waits in send(dst={destination}){place}: there is no "
                 f"memory for a copy of what it sends, and rank {destination} "
                 + context.cell.how_gone(destination, "it")
             )

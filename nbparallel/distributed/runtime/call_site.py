@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from types import CodeType, FrameType
+from typing import Any
+
+_OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
+"""The folder of the package."""
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file belongs to this package."""
+    return filename.startswith(_OURS)
 
 
 class CallSite:
@@ -11,12 +22,19 @@ class CallSite:
 
     A frame knows its line only by counting through a table, which is linear in the length of the cell; so
     the answer is cached for each instruction of the code.
+
+    Parameters
+    ----------
+    filename : str
+        ``co_filename`` of the code.
+    label : str
+        What messages call that file; empty for the cell that runs.
     """
 
-    __slots__ = ("_filename", "_latest", "_lines_of")
+    __slots__ = ("_filename", "_label", "_latest", "_lines_of")
 
-    def __init__(self, filename: str = "") -> None:
-        self._filename = filename
+    def __init__(self, filename: str = "", label: str = "") -> None:
+        self._filename, self._label = filename, label
         self._latest: tuple[CodeType | None, dict[int, int]] = (None, {})
         self._lines_of: dict[int, tuple[CodeType, dict[int, int]]] = {}
 
@@ -40,8 +58,48 @@ class CallSite:
             frame = frame.f_back
         return 0
 
+    def place(self, line: int) -> str:
+        """Return `` on line 3``, `` on line 3 of steps.py`` in another file than a cell; nothing for 0."""
+        if not line:
+            return ""
+        return f" on line {line} of {self._label}" if self._label else f" on line {line}"
+
 
 def receive_text(name: str, src: int | None, tag: int) -> str:
     """Return the call of a receive: ``recv(src=1, tag=3)``, or ``recv()`` from any source."""
     arguments = [*([] if src is None else [f"src={src}"]), *([f"tag={tag}"] if tag else [])]
     return f"{name}({', '.join(arguments)})"
+
+
+def show_warnings_at_callers() -> None:
+    """Have a warning about a line of this package show the line of the user's code that called it.
+
+    numpy warns about the line that computes, which is one of ours inside an operation.  To be called once in
+    a process.
+    """
+    module: Any = warnings
+    show = module._showwarnmsg  # what the interpreter calls for each warning that the filters let through
+
+    def show_at_caller(message: warnings.WarningMessage) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        if not is_ours(message.filename):
+            return show(message)  # type: ignore[no-any-return]  # None
+        while frame is not None and is_ours(frame.f_code.co_filename):
+            # "once for each line" counts lines of the user's
+            frame.f_globals.get("__warningregistry__", {}).clear()
+            frame = frame.f_back
+        if frame is None:
+            return show(message)  # type: ignore[no-any-return]
+        names = frame.f_globals
+        return warnings.warn_explicit(
+            message.message,
+            message.category,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            names.get("__name__", "<string>"),
+            names.setdefault("__warningregistry__", {}),
+            names,
+            message.source,
+        )
+
+    module._showwarnmsg = show_at_caller

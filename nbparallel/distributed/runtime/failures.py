@@ -35,7 +35,7 @@ def describe(
     error: BaseException, rank: int, filename: str, *, in_operation: bool
 ) -> tuple[FailureKind, int, str]:
     """Return (kind, origin, message) of the record that `rank` leaves for `error`."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_nbparallel_own"):
         return FailureKind.INTERRUPTED, rank, "interrupted"
     if isinstance(error, PeerFailedError):
         return FailureKind.PEER, error.rank, str(error)

@@ -126,6 +126,11 @@ class RankContext:
         self.open = 0
         self.ready = self.cause is None
 
+    def at_source(self, filename: str, label: str) -> None:
+        """Find lines in this file, which messages call `label`: no cell runs, but a function of it."""
+        self.cell.filename = filename
+        self.call_site = CallSite(filename, label)
+
     def at_line(self, line: int) -> None:
         """Publish which statement of the cell runs: the error about this process's death names it."""
         self.cell.statement = line
@@ -262,9 +267,9 @@ class RankContext:
             missing = wait.awaited()
             if missing:
                 seconds = (time.monotonic_ns() - wait.began_ns) / 1e9
+                call = f"{wait.operation.name}{self.call_site.place(wait.line)}"
                 raise CollectiveTimeoutError(
-                    f"{wait.operation.name} on line {wait.line}: time ran out after {seconds:.1f} s; "
-                    f"{rank_list(missing)} did not arrive"
+                    f"{call}: time ran out after {seconds:.1f} s; {rank_list(missing)} did not arrive"
                 )
         return True
 

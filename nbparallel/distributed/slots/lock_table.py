@@ -261,7 +261,7 @@ class LockTable:
             if holder is None:
                 raise
             raise CollectiveTimeoutError(
-                f"lock({text!r}) on line {line}: time ran out; rank {holder.rank} holds it"
+                f"lock({text!r}){self._context.call_site.place(line)}: time ran out; rank {holder.rank} holds it"
                 f"{_since(holder.line)}"
             ) from error
 

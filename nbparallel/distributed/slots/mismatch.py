@@ -8,12 +8,13 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.deadlock import wait_text
 from nbparallel.distributed.slots.fingerprint import BITS, COLUMNS
 from nbparallel.distributed.slots.slot_area import CALL, CONTENT, LINE, TEXT, TEXT_OFFSET, WORD, SlotArea
-from nbparallel.errors import CollectiveMismatchError
-from nbparallel.wire.control import SLOT_HEADER, Operation, State
+from nbparallel.errors import CollectiveMismatchError, rank_list
+from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
 
 DIFFERENT = "ranks called different operations, or the same with different arguments"
-Row = Sequence[str] | str
-"""What one rank calls: the columns and a line number, or a sentence."""
+Row = Sequence[str]
+"""What one rank calls: the columns, a line, and perhaps the number of its calls."""
+_HEAD = ("rank", *COLUMNS, "line", "calls")
 
 
 class CallTable:
@@ -27,19 +28,26 @@ class CallTable:
 
     def __init__(self, context: RankContext, area: SlotArea) -> None:
         self._context, self._area = context, area
+        self._former = 0
 
-    def compare(self, generation: int, root: int | None) -> None:
+    def begin_cell(self, number: int) -> None:
+        """Count calls from here: collective `number` was the last of the cells before."""
+        self._former = number
+
+    def compare(self, number: int, root: int | None) -> None:
         """Raise if the calls differ; with a `root`, other members may leave open what is moved."""
+        generation = number % GENERATIONS
         contents = self._of_all(CONTENT, generation)
         if root is not None:
             contents.discard(0)
         if len(self._of_all(CALL, generation)) > 1 or len(contents) > 1:
-            raise self.mismatch(DIFFERENT, generation, range(len(self._area.ranks)))
+            raise self.mismatch(DIFFERENT, number, range(len(self._area.ranks)))
 
-    def agree(self, generation: int) -> bool:
+    def agree(self, number: int) -> bool:
         """Whether all members pass the same dtype and shape; raises if they call different operations."""
+        generation = number % GENERATIONS
         if len(self._of_all(CALL, generation)) > 1:
-            raise self.mismatch(DIFFERENT, generation, range(len(self._area.ranks)))
+            raise self.mismatch(DIFFERENT, number, range(len(self._area.ranks)))
         return len(self._of_all(CONTENT, generation)) == 1
 
     def differs(self, generation: int, arrived: Iterable[int]) -> bool:
@@ -65,42 +73,50 @@ class CallTable:
         text = bytes(self._area.octets[start : start + length])
         return parse(text, self._word(LINE, index, generation))
 
-    def rows(self, generation: int, arrived: Iterable[int], finished: Container[int] = ()) -> dict[int, Row]:
+    def rows(self, number: int, arrived: Iterable[int], finished: Container[int] = ()) -> dict[int, Row]:
         """Return a row for every member.
 
         Parameters
         ----------
+        number : int
+            The collective's.
         arrived : iterable of int
-            Group ranks of the members whose slots hold this collective.
+            Group ranks of the members whose slots hold it.
         finished : container of int
             Ranks that are known to have finished the cell.
         """
-        context, ranks = self._context, self._area.ranks
-        rows: dict[int, Row] = {ranks[i]: self.row(i, generation) for i in arrived}
-        for rank in ranks:
-            if rank in rows:
-                continue
-            if rank in finished or context.gone(rank):
-                rows[rank] = f"rank {rank} finished the cell"
-                continue
-            record = context.view.read_slot(rank)
-            waiting = record.readable and record.state is State.WAITING
-            rows[rank] = "waits " + wait_text(record, []) if waiting else "has not called it yet"
+        area, here = self._area, set(arrived)
+        rows: dict[int, Row] = {}
+        for index, rank in enumerate(area.ranks):
+            if index in here:
+                rows[rank] = *self.row(index, number % GENERATIONS), str(number - self._former)
+            else:
+                what, line = self._doing(rank, finished)
+                calls = max(0, area.words[area.done[index]] - self._former)
+                rows[rank] = what, *("-" * (len(COLUMNS) - 1)), str(line or "-"), str(calls)
         return rows
 
+    def _doing(self, rank: int, finished: Container[int]) -> tuple[str, int]:
+        """Return what a member does instead, and on which line."""
+        if rank in finished or self._context.gone(rank):
+            return "finished the cell", 0
+        record = self._context.view.read_slot(rank)
+        if not record.readable or record.state is not State.WAITING:
+            return "has not called it yet", 0
+        return f"waits {wait_text(record, []).removesuffix(f' (line {record.line})')}", record.line
+
     def mismatch(
-        self, what: str, generation: int, arrived: Iterable[int], finished: Container[int] = ()
+        self, what: str, number: int, arrived: Iterable[int], finished: Container[int] = ()
     ) -> CollectiveMismatchError:
         """Return the error that says what is wrong and what every member calls."""
-        return CollectiveMismatchError(f"{what}:\n{table(self.rows(generation, arrived, finished))}")
+        return CollectiveMismatchError(f"{what}:\n{table(self.rows(number, arrived, finished))}")
 
     def not_called(
-        self, operation: Operation, finished: Sequence[int], generation: int, arrived: Iterable[int]
+        self, operation: Operation, finished: Sequence[int], number: int, arrived: Iterable[int]
     ) -> CollectiveMismatchError:
         """Return the error about ranks that finished the cell without a call that others wait for."""
-        names = ", ".join(f"rank {r} finished the cell" for r in finished)
-        what = f"{names} without calling {operation.name}, for which the others wait"
-        return self.mismatch(what, generation, arrived, finished)
+        names = f"{rank_list(finished)} finished the cell without calling {operation.name}"
+        return self.mismatch(f"{names}, for which the others wait", number, arrived, finished)
 
 
 def left_inside(operation: Operation, rank: int) -> CollectiveMismatchError:
@@ -119,13 +135,11 @@ def overlap(operation: Operation, one: int, other: int) -> ValueError:
 
 
 def table(rows: Mapping[int, Row]) -> str:
-    """Return a text table of what each rank calls."""
-    head = ("rank", *COLUMNS, "line")
-    cells = [(str(r), *row) for r, row in sorted(rows.items()) if not isinstance(row, str)]
-    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
-    lines = {int(line[0]): _justify(line, widths) for line in cells}
-    lines |= {r: f"{r!s:<{widths[0]}}  {row}" for r, row in rows.items() if isinstance(row, str)}
-    return "\n".join(["  " + _justify(head, widths), *("  " + lines[r] for r in sorted(lines))])
+    """Return a text table of what each rank calls; all rows have the same length."""
+    lines = [(str(rank), *row) for rank, row in sorted(rows.items())]
+    lines = [_HEAD[: len(lines[0])], *lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  " + _justify(line, widths) for line in lines)
 
 
 def _justify(values: Iterable[str], widths: Iterable[int]) -> str:

@@ -63,8 +63,8 @@ class SlotProtocol:
         How many synchronisations this rank has reached.
     operation, fingerprint, line, deadline_ns
         What it calls in that collective, where, and when its waits time out.
-    spans : SpanTable
-        Where the members' arrays lie.
+    calls, spans : CallTable, SpanTable
+        What the members call, and where their arrays lie.
     """
 
     def __init__(self, context: RankContext, area: SlotArea) -> None:
@@ -87,7 +87,7 @@ class SlotProtocol:
         self._all_done = 0
         self._written: list[Fingerprint] = [_NO_FINGERPRINT] * GENERATIONS
         self.operation, self.fingerprint, self.line = Operation.none, _NO_FINGERPRINT, 0
-        self._calls, self.spans = CallTable(context, area), SpanTable(area)
+        self.calls, self.spans = CallTable(context, area), SpanTable(area)
         self._wait_began_ns = 0
         self.deadline_ns: int | None = None
 
@@ -233,19 +233,19 @@ class SlotProtocol:
 
     def compare(self, *, root: int | None = None) -> None:
         """Raise on every rank if the calls differ, to be called when words do; see `CallTable.compare`."""
-        self._calls.compare(self.generation, root)
+        self.calls.compare(self.number, root)
 
     def agree(self) -> bool:
         """Whether all members pass the same dtype and shape; raises if they call different operations."""
-        return self._calls.agree(self.generation)
+        return self.calls.agree(self.number)
 
     def mismatch(self, what: str) -> CollectiveMismatchError:
         """Return the error that says what is wrong and what every member called."""
-        return self._calls.mismatch(what, self.generation, range(len(self.ranks)))
+        return self.calls.mismatch(what, self.number, range(len(self.ranks)))
 
     def bits(self) -> list[int]:
         """Return the low bits of every member's word."""
-        return self._calls.bits(self.generation)
+        return self.calls.bits(self.generation)
 
     def check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
         """Raise `ValueError` on every rank if two members would write the same shared memory.
@@ -367,7 +367,7 @@ class SlotProtocol:
             return words[arrive] >= arrivals
 
         def explain(finished: list[int]) -> NbParallelError:
-            return self._calls.not_called(self.operation, finished, self.generation, self._arrived())
+            return self.calls.not_called(self.operation, finished, self.number, self._arrived())
 
         wait = WaitRecord(
             self.operation,
@@ -392,8 +392,8 @@ class SlotProtocol:
         if time.monotonic_ns() - self._wait_began_ns < EARLY_NS:
             return
         arrived = self._arrived()
-        if self._calls.differs(self.generation, arrived):
-            raise self._context.mark_failed(self._calls.mismatch(DIFFERENT, self.generation, arrived))
+        if self.calls.differs(self.generation, arrived):
+            raise self._context.mark_failed(self.calls.mismatch(DIFFERENT, self.number, arrived))
 
     def close(self) -> None:
         """Release the memory views."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
+from nbparallel.escaping import escape_html
 from nbparallel.table import Table
 from nbparallel.wire.units import seconds_text, size_text
 
@@ -148,4 +148,4 @@ class StrategyFigures:
         return "\n\n".join([self.times_table().text(), self.costs_table().text(), self.advice()]).rstrip()
 
     def _repr_html_(self) -> str:
-        return f"{self.times_table().html()}{self.costs_table().html()}<p>{html.escape(self.advice())}</p>"
+        return f"{self.times_table().html()}{self.costs_table().html()}<p>{escape_html(self.advice())}</p>"

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbparallel.errors import UnpicklableError
 from nbparallel.session.names.encoding import SharedArrays, Value, encode, encode_class, nbytes_shared
-from nbparallel.session.names.free_names import FreeNames, is_ipythons
+from nbparallel.session.names.free_names import FreeNames, is_ipythons, is_ipythons_function
 from nbparallel.session.names.share_arrays import is_array
 from nbparallel.sharing import Store
 from nbparallel.sharing.strategies import registry
@@ -116,6 +116,8 @@ class CellInputs:
         for name in names:
             if name not in self._seen and not is_ipythons(name):
                 self._seen.add(name)
+                if is_ipythons_function(name, self._namespace.get(name)):
+                    continue
                 if name in self._namespace or (user is not None and name in self._main):
                     self._queue.append((name, user, doubtful))
 

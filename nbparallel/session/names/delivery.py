@@ -20,10 +20,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMappin
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
-from nbparallel.session.names.share_arrays import check_shareable, is_array, move_arrays
+from nbparallel.session.names.share_arrays import check_shareable, from_file_call, is_array, move_arrays
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
@@ -122,6 +124,7 @@ class NameDelivery:
             inputs.copy_arrays()
             updates = {rank: self._updates(rank, inputs, free, namespace) for rank in ranks}
             notes += self._costly_notes(inputs)
+            notes += _memmap_notes({value.name for value in inputs.sent}, namespace)
             self._namespace = namespace
             return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied))
 
@@ -148,8 +151,8 @@ class NameDelivery:
         ------
         UnknownNameError
             The notebook has no such name.
-        ObjectArrayError
-            It is no array, or one of Python objects.
+        NotAnArrayError, ObjectArrayError
+            It is no array; it is one of Python objects.
         ReadOnlyArrayError
             The notebook's own array is flagged read-only.
         """
@@ -285,3 +288,13 @@ class NameDelivery:
             return Baseline(ABSENT)
         key = inputs.key_of(name) if name in row.versions else None
         return Baseline(None if key is not None else namespace[name], key)
+
+
+def _memmap_notes(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+    """Return a line for each `numpy.memmap` that was copied: its file can be mapped by every rank instead."""
+    return [
+        f"{name} is a numpy.memmap and was copied for the ranks: `{name} = {from_file_call(value)}` lets "
+        "them use the file itself"
+        for name in sorted(names)
+        if isinstance(value := namespace.get(name), np.memmap)
+    ]

@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 
 from nbparallel.transfer.code_names import scan
 
@@ -46,6 +47,13 @@ class FreeNames:
 def is_ipythons(name: str) -> bool:
     """Whether a name is IPython's own (history, results, ``exit`` …) and never travels."""
     return name in _IPYTHON or _OWN.fullmatch(name) is not None
+
+
+def is_ipythons_function(name: str, value: object) -> bool:
+    """Whether a value is the function that IPython itself puts under a name: every rank has its own."""
+    if name != "open" or not isinstance(value, FunctionType):
+        return False
+    return value.__globals__.get("__name__") == "IPython.core.interactiveshell"  # it wraps Python's own
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,7 +9,6 @@ its dtype, shape, strides and its place relative to the others, whatever it is.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
@@ -19,7 +18,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import ObjectArrayError, ReadOnlyArrayError, UnknownNameError
+from nbparallel.errors import (
+    NotAnArrayError,
+    ObjectArrayError,
+    ReadOnlyArrayError,
+    UnknownNameError,
+    resembling,
+)
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.wire.units import size_text
 
@@ -246,20 +251,20 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
     ------
     UnknownNameError
         The notebook has no such name.
-    ObjectArrayError
-        It is no array, or one of Python objects.
+    NotAnArrayError, ObjectArrayError
+        It is no plain array; it is one of Python objects.
     ReadOnlyArrayError
         The notebook itself may not write it.
     """
     if name not in namespace or is_ipythons(name):
-        near = difflib.get_close_matches(name, [key for key in namespace if not is_ipythons(key)], 3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = resembling(name, (key for key in namespace if not is_ipythons(key)))
         raise UnknownNameError(f"the notebook has no variable {name!r}{hint}")
     value = namespace[name]
     if type(value) is not np.ndarray:
-        kind = type(value).__qualname__
-        raise ObjectArrayError(
-            f"{name!r} is of type {kind}; only numpy arrays lie in shared memory: `{name} = np.array({name})`"
+        way = from_file_call(value) if isinstance(value, np.memmap) else f"np.array({name})"
+        raise NotAnArrayError(
+            f"{name!r} is of type {type(value).__qualname__}, and only plain numpy arrays lie in shared "
+            f"memory: `{name} = {way}` makes one"
         )
     if not is_array(value):
         raise ObjectArrayError(
@@ -275,6 +280,15 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
             f"{name!r} {what} in the notebook, so ranks cannot be let write it: "
             f"{way}, or `{name} = {name}.copy()`, first"
         )
+
+
+def from_file_call(x: np.memmap[Any, Any]) -> str:
+    """Return what to type instead of making this `numpy.memmap`, so that ranks map the file as well."""
+    path, mode = str(x.filename), "r+" if x.mode in ("r+", "w+") else "r"
+    if x.filename is None or isinstance(x.base, np.ndarray) or (x.offset and not path.endswith(".npy")):
+        return "nbp.from_file(…)"  # a part of the file, which cannot be asked for
+    form = "" if path.endswith(".npy") else f"{str(x.dtype)!r}, {x.shape}, "
+    return f"nbp.from_file({path!r}, {form}mode={mode!r})"
 
 
 def _only_flagged(x: AnyArray) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
-from nbparallel.errors import NO_RANKS, StartError
+from nbparallel.errors import NO_RANKS, StartError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
@@ -115,7 +115,7 @@ class ElasticPool:
         self._names.all_ranks_lost()
 
     def _revive(self, pool: RankPool, interrupts: InterruptCounter) -> list[str]:
-        """Start a fresh process for every dead rank; return a note for each."""
+        """Start a fresh process for every dead rank; return a note for each way in which they ended."""
         ends = {handle.rank: handle.death for handle in pool.dead()}
         if not ends:
             return []
@@ -123,11 +123,11 @@ class ElasticPool:
             self._names.rank_lost(rank)
         with self._starting(ends) as ranks:
             pool.start(ranks, len(pool.handles), interrupts)
-        return [
-            f"rank {rank} {describe_exit(end)}; it is back with its number, its variables are gone"
-            for rank, end in ends.items()
-            if end is not None
-        ]
+        ways: dict[str, list[int]] = {}
+        for rank, end in ends.items():
+            if end is not None:
+                ways.setdefault(describe_exit(end), []).append(rank)
+        return [_back_note(ranks, how) for how, ranks in ways.items()]
 
     def _start(self, interrupts: InterruptCounter) -> RankPool:
         """Return a pool whose ranks are all ready; nothing is left running if that fails."""
@@ -150,3 +150,12 @@ class ElasticPool:
             pool.stop()
             raise
         return pool
+
+
+def _back_note(ranks: list[int], how: str) -> str:
+    """Return the line about ranks that ended in one way and run again."""
+    if len(ranks) == 1:
+        return f"{rank_list(ranks)} {how}; it is back with its number, its variables are gone"
+    if how.startswith("was "):
+        how = f"were {how.removeprefix('was ')}"
+    return f"{rank_list(ranks)} {how}; they are back with their numbers, their variables are gone"

@@ -18,6 +18,9 @@ from nbparallel.wire.system import ReadText, memory_cgroups, read_text
 POLL_SECONDS = 0.1
 """Shortest time between two reads before tasks: one takes a tenth of the time of a short task."""
 
+_MACHINE = "/proc/vmstat"
+"""The file with the machine's own count."""
+
 
 class OomKillCounter:
     """The count of out-of-memory kills where the ranks run.
@@ -52,9 +55,10 @@ class OomKillCounter:
         if count <= self._seen:
             return ""
         self._seen += 1
+        where = "this machine's" if self._file == _MACHINE else "this container's"
         return (
-            f"killed by the system because memory ran out (oom_kill went from {self._seen - 1} to {count} in "
-            f"{self._file}): take less at a time, share arrays instead of copying them, or use fewer ranks"
+            f"killed by the system because memory ran out ({where} count of such kills has risen): take less "
+            "at a time, share arrays instead of copying them, or use fewer ranks"
         )
 
     def _count(self, path: str) -> int | None:
@@ -71,4 +75,4 @@ def _files(read: ReadText) -> Iterator[str]:
     """Yield the files that can hold the count, the innermost cgroup first."""
     for directory, version in memory_cgroups(read):
         yield f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}"
-    yield "/proc/vmstat"
+    yield _MACHINE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from nbparallel.wire.messages import DESCRIPTORS_CLOSED
+
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
@@ -45,6 +47,12 @@ _LIKELY_CAUSE = {
 }
 
 
+CLOSED_SOCKETS = (
+    "ended, because code on it closed file descriptors that are not its own (os.close, os.closerange), over "
+    "which a rank and the notebook communicate"
+)
+
+
 def describe_exit(end: RankExit) -> str:
     """Return the end of a sentence: ``was killed by SIGKILL …``."""
     name = end.signal_name
@@ -56,6 +64,8 @@ def describe_exit(end: RankExit) -> str:
             if name == "SIGKILL"
             else _LIKELY_CAUSE.get(name, f"was ended by {name}")
         )
+    if end.exit_code == DESCRIPTORS_CLOSED:
+        return f"was {CLOSED_SOCKETS}"
     if end.exit_code is None:
         return "ended; its exit status is unknown"
     return f"ended itself with exit code {end.exit_code} (os._exit, or C code that calls exit)"

@@ -19,7 +19,7 @@ from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.oom_kills import OomKillCounter
 from nbparallel.session.processes.orphans import kill_by_session_mark
 from nbparallel.session.processes.queries import LedgerQuery
-from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_exit import CLOSED_SOCKETS, RankExit
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.system import ready
@@ -142,7 +142,7 @@ class SupervisorClient:
             if handle is not None:
                 pid, code, number = report["pid"], report["exit_code"], report["signal"]
                 handle.protocol_error = handle.protocol_error or report["protocol_error"]
-                reason = self._reason(handle, number)
+                reason = self._reason(handle, number) or CLOSED_SOCKETS * report["closed_socket"]
                 handle.died(RankExit(pid, code, number, report["announced"], time.monotonic(), reason))
         elif frame.kind is Kind.SWEPT:
             self.notes.extend(report["sentences"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from nbparallel import sharing
@@ -31,6 +31,8 @@ NOTED_NBYTES = 1 << 20
 """Copying more than this for a cell is noted below it."""
 DEATH_MILLISECONDS = 1000
 """A process that is killed closes its sockets a moment before its end can be seen."""
+
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
 
 
 class TaskDispatcher:
@@ -186,7 +188,7 @@ class TaskDispatcher:
         if failed:
             pool.invalidate_epoch()
         store.drain()
-        outcomes.raise_if_failed(run, result)
+        outcomes.raise_if_failed(run, result, interrupts.take_raised())
         return result
 
     def shrink(self, pool: RankPool, world_size: int, interrupts: InterruptCounter) -> None:
@@ -204,13 +206,7 @@ class TaskDispatcher:
         )
         holding = {rank: held for rank, held in result.values.items() if held}
         if holding:
-            rank, held = next(iter(holding.items()))
-            raise ValueError(
-                f"{rank_list(holding)} would have to go but "
-                f"{'holds' if len(holding) == 1 else 'hold'} variables (rank {rank}: "
-                f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}); use -r to run on fewer ranks, "
-                "or %parallel_stop first"
-            )
+            raise ValueError(_holding_text(holding))
         for rank in ranks:
             self._names.rank_lost(rank)
         pool.shrink(world_size)
@@ -270,3 +266,24 @@ def _sizes(nbytes: Mapping[str, int]) -> str:
     """Return the largest values by name with their sizes."""
     most = sorted((name for name in nbytes if nbytes[name]), key=lambda name: -nbytes[name])
     return ", ".join(f"{name} {size_text(nbytes[name])}" for name in most[:5]) + " …" * (len(most) > 5)
+
+
+SHOWN_NAMES = 8
+"""Variables that a line for deleting them lists; of more, ranks are restarted rather than that typed."""
+
+
+def _holding_text(holding: Mapping[int, Sequence[str]]) -> str:
+    """Return why ranks cannot be ended, and the lines that delete what they hold."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank, held in holding.items():
+        alike.setdefault(tuple(held), []).append(rank)
+    lines, parts = [], []
+    for held, ranks in alike.items():
+        many = len(held) > SHOWN_NAMES
+        parts.append(f"{rank_list(ranks)}: {', '.join(held[:SHOWN_NAMES])}{' …' if many else ''}")
+        spec = rank_list(ranks).partition(" ")[2].replace(" ", "")
+        lines.append(f"`%parallel_restart -r {spec}`" if many else f"`%rank {spec} del {', '.join(held)}`")
+    return (
+        f"{rank_list(holding)} would be ended and {'holds' if len(holding) == 1 else 'hold'} variables "
+        f"({'; '.join(parts)}): give them up with {' and '.join(lines)}, or use -r to run on fewer ranks"
+    )

@@ -153,9 +153,14 @@ class InterruptEscalation:
 
     def _kill_all(self, running: Sequence[RankHandle]) -> None:
         """Kill ranks that do not answer; their ends arrive as events."""
-        for handle in running:
-            if handle.rank not in self._killed:
-                self._killed.add(handle.rank)
-                handle.ended_because = "ended, because it did not answer the interrupt"
-                self._note(f"rank {handle.rank} did not answer the interrupt and was ended")
-                self._kill(handle)
+        killed = [handle for handle in running if handle.rank not in self._killed]
+        if not killed:
+            return
+        self._killed.update(handle.rank for handle in killed)
+        was = "was" if len(killed) == 1 else "were"
+        self._note(
+            f"{rank_list(handle.rank for handle in killed)} did not answer the interrupt and {was} ended"
+        )
+        for handle in killed:
+            handle.ended_because = "ended, because it did not answer the interrupt"
+            self._kill(handle)

@@ -18,6 +18,7 @@ from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure
 
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
 NOT_ASKED = "its value was not asked for"
 """Why a value stayed on its rank although it could have travelled."""
 
@@ -126,11 +127,18 @@ def ending_of(error: BaseException) -> Ending:
     return Ending("failed", rank, failure.line or 0)
 
 
-def raise_if_failed(run: TaskRun, result: CellResult) -> None:
+def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | None = None) -> None:
     """Raise the error of a task, with `result` attached; return if it succeeded.
+
+    Parameters
+    ----------
+    raised : BaseException, optional
+        What the program's own code raised while it waited for the ranks, which were interrupted therefore.
 
     Raises
     ------
+    BaseException
+        That, with a note on where each rank was.
     KeyboardInterrupt
         The user interrupted; it carries ``.result``, and ``.failures``: where each rank was.
     CellTimeoutError
@@ -154,6 +162,10 @@ def raise_if_failed(run: TaskRun, result: CellResult) -> None:
     for rank, end in run.deaths.items():
         failed[rank] = unfinished[rank] = death_failure(run.handles[rank], end, run.control)
     unfinished = dict(sorted(unfinished.items()))
+    if raised is not None:
+        if unfinished:
+            raised.add_note(f"the ranks were interrupted{parallel_error.whereabouts(unfinished)}")
+        raise raised
     if escalation.interrupted:
         interrupt = KeyboardInterrupt(f"the cell was interrupted{parallel_error.whereabouts(unfinished)}")
         interrupt.result = result  # type: ignore[attr-defined]

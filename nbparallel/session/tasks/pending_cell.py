@@ -9,6 +9,8 @@ from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.results import CellResult
 
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
+
 
 class PendingCell:
     """A cell that runs in the background, with the methods of `concurrent.futures.Future`.

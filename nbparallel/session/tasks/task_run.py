@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from nbparallel.errors import NbParallelError
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import Preparation
 from nbparallel.session.output import TaskOutput
@@ -93,17 +94,29 @@ class TaskRun:
             if handle.death is not None:  # it died before the task reached it
                 self._take(handle, handle.death)
         while self.running:
-            event = self.pool.next_event(self.escalation.poll_seconds)  # an interrupt ends this wait as well
-            if event is not None:
-                self._take(*event)
-            # After the last rank's answer there is no rank to interrupt: then the caller's exit raises.
-            if interrupts.count > interrupts.answered and self.running:
-                interrupts.answered = interrupts.count
-                self.escalation.interrupt(interrupts.count, self.running)
-            if self.escalation.poll_seconds is not None:
-                self.escalation.poll(self.running)
-            if self._questions:
-                self._ask(interrupts)
+            try:
+                self._step(interrupts)
+            except NbParallelError:
+                raise
+            except BaseException as error:
+                # Another thread raised it here (PyThreadState_SetAsyncExc, as some time-outs do): no rank may
+                # go on after this returns.
+                if not interrupts.keep(error):
+                    raise
+
+    def _step(self, interrupts: InterruptCounter) -> None:
+        """Wait for one event, and act on it and on interrupts."""
+        event = self.pool.next_event(self.escalation.poll_seconds)  # an interrupt ends this wait as well
+        if event is not None:
+            self._take(*event)
+        # After the last rank's answer there is no rank to interrupt: then the caller's exit raises.
+        if interrupts.count > interrupts.answered and self.running:
+            interrupts.answered = interrupts.count
+            self.escalation.interrupt(interrupts.count, self.running)
+        if self.escalation.poll_seconds is not None:
+            self.escalation.poll(self.running)
+        if self._questions:
+            self._ask(interrupts)
 
     def _take(self, handle: RankHandle, message: Any) -> None:
         if self.handles.get(handle.rank) is not handle:

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from nbparallel.errors import FileDescriptorLimitError
 from nbparallel.sharing.memory.memory_limits import full_error
-from nbparallel.wire.system import mapping_limit, process_limit
+from nbparallel.wire.system import mapping_limit, open_descriptors, process_limit
 
 LEAST_SPARE = 8
 """Left to others in any case: a rank that is started needs six for a moment."""
@@ -55,13 +55,25 @@ def descriptor_limit() -> int:
 
 def descriptor_error(error: OSError) -> FileDescriptorLimitError:
     """Return the error that names the limit of open files and what to do."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    whose = f"this process ({soft} of at most {hard})" if error.errno == errno.EMFILE else "this machine"
     return FileDescriptorLimitError(
         error.errno,
-        f"too many open files for {whose}: every shared array of 256 KiB or more needs a descriptor or two; "
-        "delete shared arrays, put several into one, use `%sharing_strategy file_region`, or raise the limit "
-        "(`ulimit -n`)",
+        f"too many open files: {_limit_that_bit(error)}. Every shared array of 256 KiB or more needs a "
+        "descriptor or two: delete shared arrays, put several into one, use `%sharing_strategy file_region`, "
+        "or raise that limit",
+    )
+
+
+def _limit_that_bit(error: OSError) -> str:
+    """Return which limit was reached, how much of it is in use, and how it is raised."""
+    if error.errno != errno.EMFILE:
+        return "the limit of this machine for all processes (fs.file-max) is reached"
+    soft, hard = process_limit(resource.RLIMIT_NOFILE)
+    used = open_descriptors()  # None also if there is not even one left to count them
+    have = "has used up" if used is None else f"has {used} open of"
+    room = "" if soft == hard else f", which its user may raise to {hard or 'any number'}"
+    return (
+        f"this process {have} its limit of {soft} (`ulimit -n`{room}), of which shared arrays leave "
+        f"{spare()} to other code"
     )
 
 

@@ -66,7 +66,7 @@ def test_every_pair_of_calls(outcomes: Any, size: int) -> None:
             rows = [line.split() for line in text.splitlines()[2:]]
             assert [row[0] for row in rows] == ["0", "1", "2"]
             # On a busy machine the third rank may still be on its way when the two others differ already.
-            assert all(row[1:] == ["has", "not", "called", "it", "yet"] or int(row[-1]) > 0 for row in rows)
+            assert all(row[1:6] == ["has", "not", "called", "it", "yet"] or int(row[-2]) > 0 for row in rows)
 
 
 def altered(c: Communicator, size: int, operation: str, change: str) -> tuple[Callable[[], Any], list[Any]]:
@@ -226,7 +226,32 @@ def test_those_who_are_here_are_told_soon(outcomes: Any) -> None:
     early, other, late = outcomes(3, work)
     for outcome in (early, other):
         assert outcome.error_ns < late.value
-        assert str(outcome.error).endswith("\n  2     has not called it yet")
+        *_, last = str(outcome.error).splitlines()
+        assert last.split() == ["2", "has", "not", "called", "it", "yet", *"-----", "0"]
+
+
+def test_the_table_counts_the_calls_of_this_cell(outcomes: Any) -> None:
+    """Every row has the same columns, and says how many calls of the group the rank has made in this cell."""
+
+    def work(c: Communicator) -> str:
+        for _ in range(5):
+            c.barrier()
+        c.finish_cell()
+        c.end_cell(None)
+        c.begin_cell(2, (0, 1, 2), __file__)
+        c.barrier()
+        if c.rank == 0:
+            return ""
+        c.all_reduce(1)
+        raise AssertionError("rank 0 calls no all_reduce")
+
+    found = outcomes(3, work)
+    table = next(str(outcome.error) for outcome in found if outcome.error is not None).splitlines()[1:]
+    assert table[0].split() == ["rank", "operation", "dtype", "shape", "root", "operator", "line", "calls"]
+    starts = [table[0].index(name) for name in table[0].split()]
+    for line in table[1:]:
+        assert all(line[start - 1] == " " and line[start] != " " for start in starts[1:]), table
+    assert [line.split()[-1] for line in table[1:]] == ["1", "2", "2"], table
 
 
 def test_broadcast_contents(outcomes: Any) -> None:

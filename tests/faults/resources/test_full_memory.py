@@ -304,7 +304,7 @@ def killed_or_refused(session, cell):
         assert kinds <= {RankDiedError, SharedMemoryFullError}, error
         for e in error.errors.values():
             if isinstance(e, RankDiedError):
-                assert "was killed by the system because memory ran out (oom_kill" in str(e), e
+                assert "was killed by the system because memory ran out (this" in str(e), e
         return kinds
     raise AssertionError("480 MiB and four processes fitted into 500")
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nbparallel
 from nbparallel.engine import failures
 from nbparallel.errors import (
+    NotAnArrayError,
     ObjectArrayError,
     ReadOnlyArrayError,
     UnknownNameError,
@@ -207,13 +209,38 @@ def test_rights_do_not_replace_what_the_rank_assigned(pair):
     assert pair.notes == ()
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".bin"])
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_memmap_points_to_from_file(pair, tmp_path, suffix, mode):
+    """Used in a cell, or named to be shared: the line has a call that maps the file itself, and works."""
+    path = str(tmp_path / f"data{suffix}")
+    if suffix == ".npy":
+        np.save(path, np.arange(6.0).reshape(2, 3))
+        pair.notebook["m"] = np.load(path, mmap_mode=mode)
+    else:
+        np.arange(6.0).tofile(path)
+        pair.notebook["m"] = np.memmap(path, "f8", mode, shape=(2, 3))
+    assert pair.run("m.sum()") == 15.0
+    (note,) = pair.notes
+    with pytest.raises(NotAnArrayError) as caught:
+        pair.names.share(["m"], pair.notebook)
+    call = str(caught.value).split("`m = ")[1].split("`")[0]
+    assert f"m is a numpy.memmap and was copied for the ranks: `m = {call}`" in note
+    mapped = eval(call, {"nbp": nbparallel})
+    assert mapped.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert mapped.flags.writeable == (mode == "r+")
+    pair.notebook["part"] = pair.notebook["m"][1:]
+    assert pair.run("part.sum()") == 12.0
+    assert "`part = nbp.from_file(…)`" in pair.notes[0]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
         ("x = 1", UnknownNameError, "no variable 'xx'; did you mean 'x'"),
-        ("xx = [1]", ObjectArrayError, r"'xx' is of type list; .*np.array\(xx\)"),
+        ("xx = [1]", NotAnArrayError, r"'xx' is of type list, .*`xx = np.array\(xx\)` makes one"),
         ("xx = np.array([None])", ObjectArrayError, r"Python objects.*astype"),
-        ("xx = np.ma.zeros(3)", ObjectArrayError, "MaskedArray"),
+        ("xx = np.ma.zeros(3)", NotAnArrayError, "MaskedArray"),
         ("xx = np.zeros(3); xx.flags.writeable = False", ReadOnlyArrayError, "xx.flags.writeable = True"),
         (
             "xx = np.frombuffer(b'12345678')",

@@ -44,7 +44,7 @@ class Counted:
 
 @pytest.mark.parametrize("where", PLACES)
 def test_f6_a_kill_that_the_system_counted_is_explained_once(where: str) -> None:
-    """A count that rose explains as many deaths as it rose by, and names the file that says so."""
+    """A count that rose explains as many deaths as it rose by, and says whose it is, without a path."""
     machine = Counted(*PLACES[where])
     kills = OomKillCounter(machine.read)
     assert kills.explain() == ""
@@ -52,7 +52,9 @@ def test_f6_a_kill_that_the_system_counted_is_explained_once(where: str) -> None
     for _ in range(2):
         text = kills.explain()
         assert "because memory ran out" in text
-        assert PLACES[where][1] in text
+        whose = "this machine's" if where == "the machine" else "this container's"
+        assert f"({whose} count of such kills has risen)" in text
+        assert "/" not in text
     assert kills.explain() == ""
     machine.kills = 6
     kills.read_count()  # somebody else's, before this cell

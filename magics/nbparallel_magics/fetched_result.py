@@ -1,0 +1,45 @@
+"""``%parallel_result``: the result of a cell that ran in the background, which shows what the cell showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Self
+
+from nbparallel.errors import rank_list
+from nbparallel.session import CellResult
+from nbparallel_magics.output.cell_output import CellOutput
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FetchedResult(CellResult):
+    """The result of an ``--async`` cell: displayed, it shows once what the cell printed, and its values."""
+
+    new_output: Callable[[], CellOutput]
+    """Returns where that is shown."""
+    ending: str
+    """What is said if nothing was printed."""
+
+    @classmethod
+    def of(cls, result: CellResult, new_output: Callable[[], CellOutput], ending: str) -> Self:
+        """Return a result that can be displayed."""
+        parts = {part.name: getattr(result, part.name) for part in fields(CellResult)}
+        return cls(**parts, new_output=new_output, ending=ending)
+
+    def _ipython_display_(self) -> None:
+        show(self.new_output(), self, self.ending)
+
+
+def show(sink: CellOutput, result: CellResult, ending: str = "") -> None:
+    """Show what a cell printed and its values; if there is nothing, that it is done, and `ending`."""
+    for rank, part in result.ranks.items():
+        sink.stream(rank, "stdout", part.stdout)
+        sink.stream(rank, "stderr", part.stderr)
+        for data in part.displays[: len(part.displays) - bool(part.text)]:
+            sink.display(rank, dict(data), {}, {}, False)
+        if part.text and part.displays:
+            sink.result(rank, dict(part.displays[-1]), {})
+    printed = any(part.stdout or part.stderr or part.displays for part in result.ranks.values())
+    if not printed and ending:
+        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; {ending}")
+    sink.finish()

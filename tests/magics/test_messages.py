@@ -1,0 +1,152 @@
+"""Single lines of the first hour, in a real kernel: each names what happened and what to type."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nbparallel.testing.kernel import CellOutcome, Kernel
+
+pytestmark = pytest.mark.time_limit(90)
+
+
+def text(outcome: CellOutcome) -> str:
+    """Return the text that is left on the page."""
+    shown = ""
+    for message in outcome.messages:
+        if message.kind == "clear_output":
+            shown = ""
+        elif message.kind == "stream":
+            shown += message.content["text"]
+    return shown
+
+
+def loaded(kernel: Kernel, ranks: int = 2) -> Kernel:
+    """Load without the welcome, and start ranks."""
+    outcome = kernel.run(
+        f"%load_ext nbparallel\n%config NbParallel.welcome = False\n%parallel -n {ranks} pass"
+    )
+    assert outcome.status == "ok", outcome.traceback
+    return kernel
+
+
+def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) -> None:
+    """An error's text, a value, a name, a display: each cell ends, and the next error is shown as ever."""
+    kernel = loaded(shared_kernel)
+    for cell in (
+        "raise ValueError('a\\ud800b')",
+        "raise type('E\\ud800', (ValueError,), {})('x')",
+        "raise ExceptionGroup('g\\ud800', [ValueError('\\udfff')])",
+        "def f():\n    raise KeyError('\\ud800')\nf()",
+    ):
+        failed = kernel.run(f"%%parallel\n{cell}")
+        assert (failed.status, failed.ename) == ("error", "ParallelError"), cell
+        assert "\\ud800" in failed.evalue, failed.evalue
+    assert "a\\ud800" in text(kernel.run("%parallel print('a\\ud800')"))
+    for cell in ("globals()['n\\ud800'] = 1\ndisplay({'text/plain': 'd\\ud800'}, raw=True)", "'v\\ud800'"):
+        assert kernel.run(f"%%parallel\n{cell}").status == "ok"
+    who = kernel.run("%parallel_who")
+    assert "n\\ud800" in who.displays[0]["text/plain"]
+    assert "n\\ud800" in who.displays[0]["text/html"]
+    zero = kernel.run("%%parallel\n1 / 0")
+    assert "ZeroDivisionError on ranks 0-1, line 2" in zero.evalue
+    assert "Traceback" not in zero.traceback.partition("[ranks 0-1]")[0]
+    assert kernel.run("%parallel_tb").status == "ok"
+
+
+def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
+    """No table, and no silence."""
+    kernel = loaded(shared_kernel)
+    switched = kernel.run("%sharing_strategy file_region")
+    assert text(switched).startswith("sharing strategy: file_region for new arrays;")
+    assert (text(switched).count("\n"), switched.displays) == (1, ())
+    kernel.run("%sharing_strategy file_descriptor")
+    assert (
+        text(kernel.run("%parallel_stop")) == "ranks 0-1 were ended; the notebook's arrays stay as they are\n"
+    )
+
+
+def test_ipythons_open_is_no_name_of_the_users(shared_kernel: Kernel) -> None:
+    """A cell that opens a file copies nothing; the user's own function of that name travels."""
+    kernel = loaded(shared_kernel)
+    used = kernel.run("%%parallel\nopen('/dev/null').close()\nopen.__module__")
+    assert "copied" not in text(used)
+    assert "open" not in kernel.run("%parallel_who").displays[0]["text/plain"]
+    kernel.run("def open(path): return 'mine'")
+    assert text(kernel.run("%parallel open('x')")) == "Out[ranks 0-1]: 'mine'\n"
+    assert "open" in kernel.run("%parallel_who").displays[0]["text/plain"]
+
+
+def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
+    """One line, whose class and advice fit."""
+    kernel = loaded(shared_kernel)
+    refused = kernel.run("y = [1, 2]\n%share y")
+    assert refused.ename == "NotAnArrayError"
+    assert "'y' is of type list" in refused.evalue
+    assert "`y = np.array(y)`" in refused.evalue
+    assert len("".join(refused.traceback).splitlines()) == 1
+
+
+def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
+    """The name of `-o` raises, however it is used, and says what to wait for; then it has the values."""
+    kernel = loaded(shared_kernel)
+    kernel.run("import nbparallel as nbp\nflag = nbp.zeros(1)\nlate = 'old'")
+    cell = "import time\nwhile not flag[0]: time.sleep(0.01)\nprint('printed')\nrank"
+    number = kernel.run(f"%%parallel --async -o late\n{cell}").execution_count
+    for use in (
+        "late[0]",
+        "sum(late)",
+        "late.gather()",
+        "late + 1",
+        "print(late)",
+        "f'{late}'",
+        "bool(late)",
+    ):
+        used = kernel.run(use)
+        assert used.ename == "BusyError", use
+        assert f"late has no values yet, because In[{number}] still runs" in used.evalue
+        assert "%parallel_result waits for it" in used.evalue
+        assert len("".join(used.traceback).splitlines()) == 1, used.traceback
+    assert "has no values yet" in kernel.run("late").result
+    busy = kernel.run("%%parallel\nlate")
+    assert "to stop it, interrupt that wait, or call cancel()" in busy.evalue
+    kernel.run("flag[0] = 1")
+    fetched = kernel.run("kept = %parallel_result")
+    assert (text(fetched), fetched.result) == ("", "")
+    assert kernel.run("list(late), kept.values == late").result == "([0, 1], True)"
+    shown = kernel.run("kept")
+    assert (text(shown), shown.result) == ("[ranks 0-1] printed\n", "")
+    assert kernel.run("kept.seconds > 0, kept[1].stdout").result == "(True, 'printed\\n')"
+    again = kernel.run("%parallel_result")
+    assert (text(again).count("printed"), again.result) == (1, "")
+
+
+def test_a_monitored_barrier_calls_itself_so(shared_kernel: Kernel) -> None:
+    """In its time-out, and when another rank calls something else."""
+    kernel = loaded(shared_kernel)
+    late = kernel.run(
+        "%%parallel\nimport time\nif rank: dist.monitored_barrier(timeout=0.2)\ntime.sleep(0.5)"
+    )
+    assert "monitored_barrier on line 3: time ran out" in late.evalue
+    other = kernel.run("%%parallel\nbarrier() if rank else dist.monitored_barrier()")
+    assert re.search(r"0 +monitored_barrier ", other.traceback), other.traceback
+
+
+def test_deaths_of_many_ranks_are_one_line(shared_kernel: Kernel) -> None:
+    """Those that ended alike share a note, and so do those that did not answer an interrupt."""
+    kernel = loaded(shared_kernel, 4)
+    kernel.run("%%parallel\nimport os\nos.kill(os.getpid(), 9 if rank < 3 else 15)")
+    again = text(kernel.run("%%parallel\npass"))
+    assert re.search(r"ranks 0-2 were killed by SIGKILL.*; they are back with their numbers", again), again
+    assert "rank 3 was ended by SIGTERM; it is back with its number, its variables are gone" in again
+    cell = kernel.begin("%%parallel\nprint('begun', flush=True)\nsum(range(10**13)) if rank < 3 else None")
+    cell.wait_for("begun")
+    for word in ("ranks 0-2 not stopped yet", "ranks 0-2 did not answer the interrupt and were ended"):
+        kernel.interrupt()
+        kernel.wait_until(
+            lambda: any(m.kind == "stream" for m in cell.messages), 5, "the note of the first interrupt"
+        )
+        del word
+    assert cell.wait(30).ename == "KeyboardInterrupt"
+    assert text(kernel.run("%%parallel\npass")).count("\n") == 1

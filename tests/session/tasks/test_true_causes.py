@@ -1,0 +1,236 @@
+"""What code on a rank breaks for the rank itself: the error names that, and the rank goes on where it can."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbparallel
+from nbparallel.errors import (
+    CollectiveTimeoutError,
+    DamagedRankError,
+    ParallelError,
+    PeerFailedError,
+    RankDiedError,
+    RemoteError,
+)
+from nbparallel.session import Session
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Session]:
+    """Two ranks for all tests."""
+    with Session(2) as session:
+        session.run("1")  # the first one maps the control segment
+        yield session
+
+
+@pytest.fixture
+def session(ranks: Session) -> Iterator[Session]:
+    """Give the same ranks, which still have their variables and their processes after the test."""
+    ranks.run("kept = rank + 5")
+    before = [rank.pid for rank in ranks.statistics().ranks]
+    yield ranks
+    assert list(ranks.run("all_reduce(kept)").values) == [11, 11]
+    assert [rank.pid for rank in ranks.statistics().ranks] == before
+
+
+def error_of(session: Session, cell: str, rank: int = 1) -> Exception:
+    """Return the error of one rank in a cell that fails."""
+    with pytest.raises(ParallelError) as caught:
+        session.run(cell)
+    return caught.value.errors[rank]
+
+
+BROKEN = {
+    "gone": "import builtins\nif rank: del builtins.len",
+    "no function": "import builtins\nif rank: builtins.isinstance = None",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_broken_builtins_are_named_and_put_back(session: Session, how: str) -> None:
+    """Whether it shows in this cell or the next one; the other rank is released, and both go on."""
+    with pytest.raises(ParallelError) as caught:
+        session.run(f"{BROKEN[how]}\n[len([]), isinstance(1, int)]\nbarrier()")
+    found = caught.value.errors[1]
+    assert isinstance(found, DamagedRankError), found
+    assert re.search(r"code on this rank replaced builtins\.\w+.*; it was put back", str(found))
+    assert set(map(type, caught.value.errors.values())) <= {DamagedRankError, PeerFailedError}
+    assert list(session.run("len([1]) + isinstance(1, int)").values) == [2, 2]
+
+
+def test_a_rank_without_most_builtins_lives() -> None:
+    """Every second name of the module is gone: the rank reports it, and runs the next cell."""
+    cell = "import builtins\nif rank:\n    for name in sorted(vars(builtins))[::2]:\n"
+    cell += "        if name.islower(): setattr(builtins, name, None)\n"
+    with Session(2) as session:
+        before = [rank.pid for rank in session.statistics().ranks]
+        assert isinstance(error_of(session, f"{cell}barrier()"), DamagedRankError)
+        assert list(session.run("sum(range(3)) + all_reduce(1)").values) == [5, 5]
+        assert [rank.pid for rank in session.statistics().ranks] == before
+
+
+def test_a_function_that_was_replaced_on_purpose_stays() -> None:
+    """`print` of another library, or a counting `len`, is no damage, whatever else fails."""
+    with Session(1) as session:
+        session.run(
+            "import builtins\nown = builtins.len\nbuiltins.len = lambda x: own(x)\nbuiltins.print = str"
+        )
+        assert isinstance(error_of(session, "1 / 0", 0), ZeroDivisionError)
+        assert list(session.run("builtins.len is not own, builtins.print is str").values) == [(True, True)]
+
+
+@pytest.mark.parametrize("limit", [40, 60, 120])
+def test_a_low_recursion_limit_is_named(session: Session, limit: int) -> None:
+    """A cell that sets it fails, if it does, with the limit in the message; the next cell works."""
+    cell = f"import sys\nif rank: sys.setrecursionlimit({limit})\n"
+    text = str(
+        error_of(session, cell + "def deep(n): return n and deep(n - 1)\ndeep(200) if rank else 0\nbarrier()")
+    )
+    assert f"set the recursion limit to {limit} (sys.setrecursionlimit)" in text
+    assert list(session.run("import sys; sys.getrecursionlimit() >= 1000").values) == [True, True]
+
+
+def test_a_recursion_without_end_stays_what_it_is(session: Session) -> None:
+    """With a limit that is high enough."""
+    assert isinstance(error_of(session, "def f(): return f()\nf()"), RecursionError)
+
+
+def test_a_keyboard_interrupt_of_its_own(session: Session) -> None:
+    """It is an error of that rank, with the reason that no interrupt came; others are released by it."""
+    with pytest.raises(ParallelError) as caught:
+        session.run("if rank:\n    raise KeyboardInterrupt\nbarrier()")
+    error = caught.value
+    assert str(error).startswith("KeyboardInterrupt on rank 1, line 2: (raised by this rank's own code")
+    assert isinstance(error.errors[1], RemoteError)
+    assert error.errors[1].ename == "KeyboardInterrupt"
+    assert "KeyboardInterrupt" in str(error.errors[0])
+    assert "interrupted, since" not in "".join(error.rendering)
+
+
+@pytest.mark.parametrize("fd", [1, 2])
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_stream_that_was_closed_is_open_again(session: Session, fd: int, printed: bool) -> None:
+    """Nothing that is printed afterwards is lost, and a line names the descriptor."""
+    name = {1: "stdout", 2: "stderr"}[fd]
+    cell = f"import os, sys\nos.close({fd})\n" + f"print('after', file=sys.{name})\n" * printed
+    found = session.run(cell)[1]
+    assert getattr(found, name).startswith("after\n" if printed else "")
+    assert f"nbparallel: the cell closed the file descriptor of {name}; it is open again" in found.stderr
+    assert getattr(session.run(f"print('next', file=sys.{name})")[0], name) == "next\n"
+
+
+@pytest.mark.parametrize("cell", ["os.closerange(3, 200)", "os.closerange(0, 200)"])
+def test_closed_sockets_are_named(cell: str) -> None:
+    """The rank ends, and the error says why; it comes back with the next cell."""
+    with Session(2) as session:
+        found = error_of(session, f"import os\nif rank: {cell}\nbarrier()")
+        assert isinstance(found, RankDiedError)
+        assert "ended, because code on it closed file descriptors that are not its own" in str(found)
+        assert list(session.run("all_reduce(1)").values) == [2, 2]
+
+
+def test_a_misspelt_operation_is_suggested(session: Session) -> None:
+    """As an attribute of `dist` and `nbp`, and as a name of the rank."""
+    for call in ("dist.all_reduse(1)", "all_reduse(1)"):
+        assert "did you mean 'all_reduce'" in str(error_of(session, call))
+    assert "did you mean 'share'" in str(error_of(session, "nbp.shara"))
+    assert str(error_of(session, "own_name")) == "name 'own_name' is not defined"
+    with pytest.raises(AttributeError, match="did you mean 'Session'"):
+        _ = nbparallel.Sesion
+
+
+def test_lone_surrogates_reach_the_notebook_escaped(session: Session) -> None:
+    """In the text and class of an error, and in what is printed."""
+    error = error_of(session, "raise type('E\\ud801', (ValueError,), {})('a\\ud800b')")
+    assert isinstance(error, Exception)
+    with pytest.raises(ParallelError) as caught:
+        session.run("raise ValueError('a\\ud800b')")
+    text = "".join([str(caught.value), *caught.value.rendering])
+    assert "a\\ud800b" in text
+    text.encode()
+
+
+def test_tracebacks_hold_no_frame_of_ours(session: Session) -> None:
+    """Neither at the end nor in the middle, nor in what caused the error or is a part of its group."""
+    cell = """class Odd:
+    def __reduce__(self): raise ZeroDivisionError
+try:
+    all_reduce(object())
+except TypeError as cause:
+    try:
+        raise RuntimeError from cause
+    except RuntimeError as again:
+        raise ExceptionGroup("both", [again])
+"""
+    with pytest.raises(ParallelError) as caught:
+        session.run(cell)
+    shown = "".join(caught.value.rendering)
+    assert "line 4" in shown
+    assert str(Path(nbparallel.__file__).parent) not in shown
+    for line in traceback.format_exception(caught.value.errors[0]):
+        assert "/nbparallel/" not in line.partition("RankTraceback")[0] or "tests" in line
+
+
+def test_numpys_warnings_name_the_line_that_calls(session: Session) -> None:
+    """In a cell, once for each of its lines; in a function of a module, the module's line."""
+    cell = (
+        "import numpy as np\nfor _ in range(3):\n    x = np.full(3, 1e308)\n    all_reduce(x)\nall_reduce(x)"
+    )
+    for _ in range(2):
+        said = session.run(cell)[0].stderr
+        assert [line.partition(" #")[0] for line in said.splitlines() if "Warning" in line] == [
+            line.partition(" #")[0] for line in said.splitlines() if "overflow encountered in add" in line
+        ]
+        assert re.findall(r">:(\d+): RuntimeWarning", said) == ["4"], said
+    assert "numpy.float64" not in session.run("all_reduce(np.float64(1e308))")[0].stderr
+    assert ":1: RuntimeWarning: overflow" in session.run("all_reduce(np.float64(1e308))")[0].stderr
+    ignored = "import warnings\nwith warnings.catch_warnings(record=True) as seen:\n"
+    ignored += (
+        "    warnings.simplefilter('always')\n    all_reduce(np.full(3, 1e308))\n[w.lineno for w in seen]"
+    )
+    assert list(session.run(ignored).values) == [[4], [4]]
+
+
+def test_functions_of_modules_have_their_file_and_line(tmp_path: Path, session: Session) -> None:
+    """Where no cell runs: in time-outs, deadlocks, works that were not waited for, and warnings."""
+    (tmp_path / "nbp_steps.py").write_text(
+        "import numpy as np\nimport nbparallel.distributed as dist\n\ndef late():\n"
+        "    if dist.get_rank():\n        dist.barrier(timeout=0.2)\n\ndef alone():\n"
+        "    if dist.get_rank():\n        dist.recv(src=0)\n\ndef forgotten():\n"
+        "    dist.send(1, dst=dist.get_rank())\n    dist.irecv(src=dist.get_rank())\n"
+        "    dist.all_reduce(np.full(2, 1e308))\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        steps: Any = __import__("nbp_steps")
+        session.run("1")
+        for function, line in ((steps.late, 6), (steps.alone, 10)):
+            with pytest.raises(ParallelError) as caught:
+                session.call(function)
+            error = caught.value.errors[1]
+            if isinstance(error, CollectiveTimeoutError) or "deadlock" in str(error):
+                assert f"on line {line} of nbp_steps.py" in str(error), error
+        said = capture(session, steps.forgotten)
+        assert "irecv(src=0) on line 14 of nbp_steps.py was not waited for" in said
+        assert f"{tmp_path}/nbp_steps.py:15: RuntimeWarning: overflow" in said
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("nbp_steps", None)
+
+
+def capture(session: Session, function: Any) -> str:
+    """Return what a call wrote to stderr on rank 0."""
+    import contextlib
+    import io
+
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        session.call(function)
+    return said.getvalue()
