@@ -49,7 +49,7 @@ class SessionLock:
             raise ClosedError("this session was stopped; make a new one")
         if not self._lock.acquire(blocking=False):
             raise BusyError(
-                "the ranks are running another cell: wait for it with %parallel_result; to stop it, "
+                "the ranks are busy with another cell: wait for it with %parallel_result; to stop it, "
                 "interrupt that wait, or call cancel() of what --async returned (in Python: "
                 "session.interrupt())"
             )

@@ -185,7 +185,7 @@ def test_one_operation_for_another(outcomes: Any) -> None:
 
 
 def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table has a line for every rank: operation, dtype, shape, root, operator, line of the cell."""
+    """The table has a line for every rank: operation, dtype, shape, root, operator, cell's line, calls."""
     # Otherwise those who have come are told after a tenth of a second, in which a busy machine may let the
     # third one wait: `test_those_who_are_here_are_told_soon` is about that.
     monkeypatch.setattr(slot_protocol, "EARLY_NS", 10_000_000_000)
@@ -201,10 +201,10 @@ def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for outcome in outcomes(3, work):
         assert str(outcome.error) == (
             "ranks called different operations, or the same with different arguments:\n"
-            "  rank  operation   dtype    shape   root  operator  line\n"
-            f"  0     all_reduce  float32  (3, 4)  -     sum       {first + 5}\n"
-            f"  1     broadcast   float32  (3, 4)  1     -         {first + 3}\n"
-            f"  2     all_reduce  float32  (3, 4)  -     sum       {first + 5}"
+            "  rank  operation   dtype    shape   root  operator  line  calls\n"
+            f"  0     all_reduce  float32  (3, 4)  -     sum       {first + 5:<4}  1\n"
+            f"  1     broadcast   float32  (3, 4)  1     -         {first + 3:<4}  1\n"
+            f"  2     all_reduce  float32  (3, 4)  -     sum       {first + 5:<4}  1"
         )
 
 
