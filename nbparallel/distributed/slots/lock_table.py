@@ -260,9 +260,9 @@ class LockTable:
             holder = holder_of(self._view, name)
             if holder is None:
                 raise
+            call = f"lock({text!r}){self._context.call_site.place(line)}"
             raise CollectiveTimeoutError(
-                f"lock({text!r}){self._context.call_site.place(line)}: time ran out; rank {holder.rank} holds it"
-                f"{_since(holder.line)}"
+                f"{call}: time ran out; rank {holder.rank} holds it{_since(holder.line)}"
             ) from error
 
     def _learn(self, name: int) -> list[AbandonedLock]:
