@@ -21,6 +21,7 @@ from nbparallel.distributed.collectives.group_state import GroupTable
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.ring import RingPairs
 from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
@@ -148,8 +149,9 @@ class Communicator(
             self._tracer.at_line(line)
 
     def at_source(self, filename: str, label: str) -> None:
-        """Find the lines that call operations in this file; messages call it `label`."""
-        self._context.at_source(filename, label)
+        """Find the lines that call operations in this file, which messages call `label`."""
+        self._context.cell.filename = filename
+        self._context.call_site = CallSite(filename, label)
 
     def finish_cell(self) -> None:
         """Release locks, finish the collectives that the cell has begun, and take in what has arrived.

@@ -62,9 +62,9 @@ class Work:
     end of the cell.
     """
 
-    def __init__(self, call: str, line: int, site: CallSite) -> None:
-        self.call, self.line = call, line
-        self.ticket = Ticket(call, line, site)
+    def __init__(self, call: str, site: CallSite) -> None:
+        self.call, self.line = call, site.line()
+        self.ticket = Ticket(call, self.line, site)
         self.done = False
         self._value: Any = None
         self._source = -1

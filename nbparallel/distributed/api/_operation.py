@@ -145,8 +145,7 @@ class OperationBase:
         filled: Any = None,
     ) -> Work:
         """Start a nonblocking collective of a group; `filled`, if given, is its result."""
-        site = self._context.call_site
-        work = Work(f"{name}(async_op=True)", site.line(), site)
+        work = Work(f"{name}(async_op=True)", self._context.call_site)
 
         def start() -> None:
             collectives = state.collectives or self._group_table.open(state, None)

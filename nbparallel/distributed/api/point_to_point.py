@@ -292,8 +292,7 @@ class PointToPoint(OperationBase):
             self.send(tensor, dst, group, tag, group_dst=group_dst, view=view)
         finally:
             self._sender.strict = strict
-        site = self._context.call_site
-        work = Work("isend", site.line(), site)
+        work = Work("isend", self._context.call_site)
         if not strict or (dst is None and group_dst is None):
             work.ticket.waited = True  # it is completed: nothing is lost if `wait` is never called
             work.finish()
@@ -324,8 +323,7 @@ class PointToPoint(OperationBase):
         anywhere = src is ANY_SOURCE and group_src is None
         src = None if anywhere else self._peer(state, src, group_src, "src")
         tag = check_tag(tag)
-        site = self._context.call_site
-        work = Work(receive_text("irecv", src, tag), site.line(), site)
+        work = Work(receive_text("irecv", src, tag), self._context.call_site)
         if src is None and not anywhere:
             work.ticket.waited = True
             work.finish(tensor)

@@ -126,11 +126,6 @@ class RankContext:
         self.open = 0
         self.ready = self.cause is None
 
-    def at_source(self, filename: str, label: str) -> None:
-        """Find lines in this file, which messages call `label`: no cell runs, but a function of it."""
-        self.cell.filename = filename
-        self.call_site = CallSite(filename, label)
-
     def at_line(self, line: int) -> None:
         """Publish which statement of the cell runs: the error about this process's death names it."""
         self.cell.statement = line
