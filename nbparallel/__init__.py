@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nbparallel.session import CellResult as CellResult
     from nbparallel.session import RankValues as RankValues
     from nbparallel.session import Session as Session
+    from nbparallel.session import map as map
     from nbparallel.session import spawn as spawn
     from nbparallel.sharing import empty as empty
     from nbparallel.sharing import from_file as from_file
@@ -39,6 +40,7 @@ _HOMES = {
     "get_all_sharing_strategies": "nbparallel.sharing",
     "get_sharing_strategy": "nbparallel.sharing",
     "is_shared": "nbparallel.sharing",
+    "map": "nbparallel.session",
     "ones": "nbparallel.sharing",
     "register_sharing_strategy": "nbparallel.sharing",
     "segments": "nbparallel.sharing",
@@ -50,7 +52,7 @@ _HOMES = {
 _MODULES = ("distributed", "errors", "session", "sharing", "testing")
 
 __version__ = "0.1.0.dev0"
-__all__ = [
+__all__ = [  # not `map`: after ``from nbparallel import *`` Python's own would be hidden
     "CellResult",
     "RankValues",
     "Session",
@@ -86,7 +88,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     dunders = (name for name in globals() if name.startswith("__"))
-    return sorted({*dunders, *__all__, *_MODULES})
+    return sorted({*dunders, *_HOMES, *_MODULES})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from nbparallel.session import running_sessions
 from nbparallel_magics.configuration import configured
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.notebook_messages import NotebookOutput
@@ -111,6 +112,10 @@ class ExtensionState:
             if note not in self.notes:  # a cell that did not start them has left it there
                 self.notes.append(note)
 
+    def _notebook_session(self) -> tuple[Session, CellOutput]:
+        # a reprint in rank order would take a progress bar away
+        return self.session_for(None), self.new_output("stream")
+
     def remember(self, error: BaseException) -> None:
         """Keep for ``%parallel_tb`` an error's failures of ranks: why they failed, or where they were."""
         failures: Mapping[int, RankFailure] = getattr(error, "failures", {})
@@ -185,10 +190,12 @@ class ExtensionState:
         self.shell.events.register("post_run_cell", self.end_cell)
         if self.notebook is not None:
             self.notebook.install()
+        running_sessions.use_notebook(self._notebook_session)
         atexit.register(self._at_exit)
 
     def remove(self) -> None:
         """Undo `install` and end the ranks."""
+        running_sessions.use_notebook(None)
         atexit.unregister(self._at_exit)
         if self.notebook is not None:
             self.notebook.remove()

@@ -82,7 +82,6 @@ class Engine:
             next_context=configure.place,
         )
         definitions.set_main_globals(shell.user_ns, shell.user_ns_hidden)
-        self._view: ControlView | None = None
         self._keepalive: object = None
 
     def handle(self, frame: Frame) -> None:
@@ -112,7 +111,7 @@ class Engine:
         elif frame.kind is Kind.TASK:
             task = pickle.loads(frame.payload)
             assert isinstance(task, Task)
-            self._run(task)
+            self._run(task, frame.fds)
         else:
             raise ProtocolError(f"a rank cannot handle {frame.kind!r}")
 
@@ -135,9 +134,9 @@ class Engine:
         state = self.state
         if state.communicator is not None:
             state.communicator.close()
-        if self._view is not None:
-            self._view.close()
-        view = self._view = ControlView(frame.fds[0])
+        if state.control is not None:
+            state.control.close()
+        view = state.control = ControlView(frame.fds[0])
         state.interrupts.use(view)
         state.communicator = Communicator(
             view,
@@ -152,11 +151,11 @@ class Engine:
         environment.resize_environment(join.world_size)
         state.defaults.set(world_size=join.world_size)
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: Task, fds: list[int]) -> None:
         self.state.output.task = task.number
         modules = len(sys.modules)
         try:
-            outcome, self._keepalive = tasks.run_task(self.state, task)
+            outcome, self._keepalive = tasks.run_task(self.state, task, fds)
             if len(sys.modules) >= modules + MANY_MODULES and gc.isenabled():
                 gc.collect()  # now: in a later cell it would delay this rank, and the ranks that wait for it
             self._report(outcome)

@@ -14,6 +14,7 @@ from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput
 from nbparallel.engine.shell import RankShell
+from nbparallel.wire.control import ControlView
 from nbparallel.wire.messages import Configure, WorkingContext
 
 
@@ -45,6 +46,8 @@ class RankState:
     """Those of the next task."""
     communicator: Communicator | None = None
     """That of the current epoch."""
+    control: ControlView | None = None
+    """The control segment of the current epoch."""
     strategy_choice: bytes = b""
     """The notebook's choice of sharing strategies, pickled, until the next task follows it."""
     applied: int = -1

@@ -14,7 +14,6 @@ from nbparallel.engine import failures
 from nbparallel.engine.rank_state import RankState
 from nbparallel.errors import UnpicklableError
 from nbparallel.transfer import pickling
-from nbparallel.transfer.pickle_format import Pickled
 from nbparallel.wire.messages import Outcome, RankMemory, RankSegment, Task, runs_user_code
 from nbparallel.wire.timeline import RankTimeline
 
@@ -32,6 +31,8 @@ class TaskReport:
         What ended the task.
     notes : tuple of str
         Lines for the user.
+    keepalive : object
+        Owns memory that the value refers to by handles inside of bytes.
     """
 
     def __init__(self, state: RankState, task: Task) -> None:
@@ -41,6 +42,7 @@ class TaskReport:
         self._value: Any = _NOTHING
         self.failure: BaseException | None = None
         self.notes: tuple[str, ...] = ()
+        self.keepalive: object = None
 
     def succeed(self, value: Any) -> None:
         """Record the task's value."""
@@ -59,7 +61,7 @@ class TaskReport:
         communicator = self._state.communicator
         return 0 if communicator is None else communicator.wait_ns
 
-    def outcome(self) -> tuple[Outcome, Pickled | None]:
+    def outcome(self) -> tuple[Outcome, object]:
         """Return the message for the kernel, and what must stay alive until the kernel has loaded it."""
         state, task, failure = self._state, self._task, self.failure
         wait_ns = self._wait_ns() - self._waited
@@ -68,7 +70,7 @@ class TaskReport:
         if has_value and task.want_values:
             try:
                 pickled = pickling.dumps(
-                    _snapshot(self._value),
+                    snapshot(self._value),
                     sharing.current_store(),
                     broker=state.broker,
                     main_globals=state.variables,
@@ -93,7 +95,7 @@ class TaskReport:
             invalidates_epoch=state.communicator is not None and state.communicator.failed,
             timeline=self._timeline(),
             messages=None if state.communicator is None else state.communicator.messages,
-        ), pickled
+        ), (pickled, self.keepalive)
 
     def _timeline(self) -> RankTimeline | None:
         """Return when statements and operations of the user's code began and ended."""
@@ -102,7 +104,7 @@ class TaskReport:
         return self._state.communicator.timeline()
 
 
-def _snapshot(value: Any) -> Any:
+def snapshot(value: Any) -> Any:
     """Copy a shared array: the value is that of the cell's end, not a view of it."""
     if isinstance(value, np.ndarray) and sharing.is_shared(value):
         return value.copy()

@@ -14,10 +14,12 @@ from nbparallel.distributed.runtime.call_site import is_ours
 from nbparallel.engine import environment, failures
 from nbparallel.engine.namespace import label_of
 from nbparallel.engine.rank_state import RankState
-from nbparallel.engine.task_report import TaskReport
+from nbparallel.engine.task_report import TaskReport, snapshot
 from nbparallel.errors import InternalError
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
+from nbparallel.transfer.pieces import Pieces, PieceWriter
+from nbparallel.wire.control_layout import ITEMS, TICKET
 from nbparallel.wire.messages import (
     CallTask,
     CellTask,
@@ -47,8 +49,10 @@ def run_script(task: ScriptTask, variables: dict[str, Any]) -> None:
             raise
 
 
-def run_task(state: RankState, task: Task) -> tuple[Outcome, object]:
+def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Outcome, object]:
     """Run a task to its end, whatever happens; return its outcome and what must stay alive with it.
+
+    `fds` came with it and stay the caller's.
 
     1. The communicator opens the cell, and interrupts are armed.
     2. The rank follows the notebook: sharing strategy, directory, names, seed.
@@ -68,7 +72,7 @@ def run_task(state: RankState, task: Task) -> tuple[Outcome, object]:
                 communicator.begin_cell(task.number, task.ranks, _filename(state, task), go_on=go_on)
             state.interrupts.arm(task.number)
             report.notes = _follow_notebook(state, task)
-            _perform(state, task, report)
+            _perform(state, task, fds, report)
             if report.ok and communicator is not None and not state.is_forked_child():
                 communicator.finish_cell()
         finally:
@@ -144,16 +148,15 @@ def cell_text(task: CellTask) -> str:
     return "# %%parallel\n" * task.line_offset + task.source
 
 
-def _perform(state: RankState, task: Task, report: TaskReport) -> None:
+def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskReport) -> None:
     variables = state.variables
     if isinstance(task, CellTask):
         _run_cell(state, task, report)
+    elif isinstance(task, CallTask) and task.by_item:
+        _map_items(state, task, fds[0], report)
     elif isinstance(task, CallTask):
         function, args = _load(state, task.call)
-        code = _code_of(function, args)
-        if code is not None and state.communicator is not None:
-            label = label_of(code.co_filename) or os.path.basename(code.co_filename)
-            state.communicator.at_source(code.co_filename, label)
+        _name_source(state, function, args)
         report.succeed(function(*args))
     elif isinstance(task, ScriptTask):
         run_script(task, variables)
@@ -170,6 +173,14 @@ def _perform(state: RankState, task: Task, report: TaskReport) -> None:
         raise InternalError(f"unknown task {type(task).__name__}")
 
 
+def _name_source(state: RankState, function: object, args: Sequence[object] = ()) -> None:
+    """Have lines of operations be those of the function that is called."""
+    code = _code_of(function, args)
+    if code is not None and state.communicator is not None:
+        label = label_of(code.co_filename) or os.path.basename(code.co_filename)
+        state.communicator.at_source(code.co_filename, label)
+
+
 def _code_of(function: object, args: Sequence[object]) -> CodeType | None:
     """Return the code of the user's function that a call runs; None if it is none of Python."""
     for called in (function, *args[:1]):  # `spawn` passes its function to one of ours
@@ -180,6 +191,51 @@ def _code_of(function: object, args: Sequence[object]) -> CodeType | None:
         if isinstance(inner, FunctionType) and not is_ours(inner.__code__.co_filename):
             return inner.__code__
     return None
+
+
+MOST_TICKETS = 1 << 16
+"""Bytes that a rank which fails takes out of the pipe at a time, so that no other begins another item."""
+
+
+def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskReport) -> None:
+    """Call the function for the items of one ticket after the other; succeed with tickets and results.
+
+    A result is pickled when it is there: the function may return the same array each time, and one that
+    cannot travel is an error of its item, not of the end.
+    """
+    assert state.control is not None, "a rank joins an epoch before its first task"
+    store, words = sharing.current_store(), state.control.words
+    word = state.control.layout.rank_word(state.rank, ITEMS)
+    words[word], words[word + 1], words[word + 2] = 0, 0, 0
+    words[word] = task.number  # last: what the kernel reads with it is this task's
+    function, items, count, chunk = _load(state, task.call)
+    _name_source(state, function)
+    results = PieceWriter(store, state.broker, main_globals=state.variables, copy=True)
+    taken: list[int] = []
+    try:
+        while ticket := os.read(tickets, TICKET.size):
+            (number,) = TICKET.unpack(ticket)
+            first = number * chunk
+            indices = range(first, min(first + chunk, count))
+            words[word + 1] = first + 1
+            if isinstance(items, Pieces):
+                loaded = items.load(number, store, broker=state.broker, name=f"item {first}")
+                values = [loaded] if chunk == 1 else loaded
+            else:
+                values = [items[index] for index in indices]
+            done = []
+            for index, value in zip(indices, values, strict=True):
+                words[word + 1] = index + 1
+                done.append(snapshot(function(value)))
+                words[word + 2] += 1
+            results.add(done[0] if chunk == 1 else done, f"the result of item {first}")
+            taken.append(number)
+    except BaseException:
+        while os.read(tickets, MOST_TICKETS):
+            pass
+        raise
+    report.keepalive = results.arrays
+    report.succeed((taken, results.pieces()))
 
 
 def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:

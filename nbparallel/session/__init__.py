@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.statistics import RankStatistics as RankStatistics
     from nbparallel.session.monitoring.statistics import SessionStatistics as SessionStatistics
     from nbparallel.session.monitoring.who import SessionNames as SessionNames
+    from nbparallel.session.ordered_map import map as map
     from nbparallel.session.output import OutputSink as OutputSink
     from nbparallel.session.results import CellResult as CellResult
     from nbparallel.session.results import RankResult as RankResult
@@ -43,6 +44,7 @@ _HOMES = {
     "SessionStatistics": "monitoring.statistics",
     "SharedSegment": "monitoring.segments",
     "examine": "diagnostics.doctor",
+    "map": "ordered_map",
     "spawn": "start_processes",
     "strategy_bench": "diagnostics.strategy_benchmark",
 }
@@ -63,6 +65,7 @@ __all__ = [
     "SessionStatistics",
     "SharedSegment",
     "examine",
+    "map",
     "spawn",
     "strategy_bench",
 ]

@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nbparallel import sharing
 from nbparallel.errors import rank_list
+from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.session.names.delivery import NameDelivery
-from nbparallel.session.names.encoding import dump
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
@@ -29,9 +27,10 @@ from nbparallel.session.results import CellResult, RankValues
 from nbparallel.session.session_lock import SessionLock
 from nbparallel.session.tasks.cell import CellOptions, check_cell, select_ranks
 from nbparallel.session.tasks.dispatch import TaskDispatcher
+from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.pending_cell import PendingCell
-from nbparallel.session.tasks.task_run import TaskFactory, TaskRun
-from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
+from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
+from nbparallel.session.tasks.value_tasks import call_task, pull_task, push_task
 
 if TYPE_CHECKING:
     from nbparallel.channel.segment_client import SegmentClient
@@ -46,14 +45,8 @@ __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not th
 STOP_SECONDS = 1.0
 """How long `stop` waits for another thread that is running something."""
 
-_running: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Stop sessions that the program left running; in a forked child `stop` does nothing."""
-    for session in list(_running):
-        session.stop()
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class Session:
@@ -150,7 +143,7 @@ class Session:
 
     def _stop(self) -> None:
         self._session_lock.closed = True
-        _running.discard(self)
+        running_sessions.discard(self)
         pool = self._ranks.detach()
         if pool is None:
             return
@@ -175,7 +168,7 @@ class Session:
 
     def _ensure(self, interrupts: InterruptCounter) -> tuple[RankPool, list[str]]:
         pool, notes = self._ranks.ensure(interrupts)
-        _running.add(self)
+        running_sessions.add(self)
         return pool, notes
 
     def run(
@@ -290,36 +283,31 @@ class Session:
         """
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
-
-        def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
-            parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
-            pickled = dump((function, args), parts, pool.supervisor.broker)
-            return CallTask(number, ranks, (), True, None, pickled.data), pickled
-
-        return [rank.value for rank in self.perform(make, LineSink()).ranks.values()]
+        result = self.perform(call_task(function, args), LineSink())
+        return [rank.value for rank in result.ranks.values()]
 
     def pull(self, name: str) -> RankValues:
         """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
-        return self.perform(
-            lambda _, number, ranks: (PullTask(number, ranks, (), True, None, name), None)
-        ).values
+        return self.perform(pull_task(name)).values
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
+        self.perform(push_task(values))
 
-        def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
-            pickled = dump(values, values, pool.supervisor.broker)
-            return PushTask(number, ranks, (), False, None, pickled.data), pickled
+    def map(self, function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = True) -> list[_R]:
+        """Return ``[function(item) for item in items]``, done by the ranks; as `nbparallel.map`."""
+        with ItemMap(function, items, progress=progress) as chosen:
+            return chosen.results(self.perform(chosen.make, LineSink(), chosen).values)
 
-        self.perform(make)
-
-    def perform(self, make: TaskFactory, sink: OutputSink | None = None) -> CellResult:
-        """Perform a task on all ranks."""
+    def perform(
+        self, make: TaskFactory, sink: OutputSink | None = None, watch: TaskWatch | None = None
+    ) -> CellResult:
+        """Perform a task on all ranks; `watch` follows it."""
         with self._session_lock.hold() as interrupts:
             pool, notes = self._ensure(interrupts)
-            request = self._tasks.prepare(pool, make, CellOptions(sink=sink), notes)
+            request = self._tasks.prepare(pool, make, CellOptions(sink=sink), notes, watch)
             return self._finish(self._tasks.launch(pool, request, interrupts), interrupts)
 
     # ranks --------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from nbparallel.transfer.pickle_format import (
 )
 from nbparallel.transfer.plain import is_plain
 from nbparallel.transfer.unpicklable import explain
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.transfer.unpickling import own_globals, unpickle
 
 
 class Serialised:
@@ -161,48 +161,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if self.apart:
             return definitions.class_reference, (identifier, cls.__name__)
         return definitions.reduce_class(cls, redefine=cls is self.target)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Resolves our placeholders; `resolved` must not refer to it, see `_take_buffer`."""
-
-    def __init__(
-        self,
-        file: io.BytesIO,
-        buffers: list[memoryview],
-        resolved: dict[str, Any],
-        main_globals: dict[str, Any],
-    ) -> None:
-        super().__init__(file, buffers=buffers)
-        self.resolved, self.main_globals = resolved, main_globals
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == definitions.__name__ and name in self.resolved:
-            return self.resolved[name]
-        if module == "__main__" and name.partition(".")[0] in self.main_globals:
-            found = self.main_globals[name.partition(".")[0]]
-            for attribute in name.split(".")[1:]:
-                found = getattr(found, attribute)
-            return found
-        return super().find_class(module, name)
-
-
-def _resolved(
-    store: ArrayStore, broker: Any, main_globals: dict[str, Any], *, match_classes: bool
-) -> dict[str, Any]:
-    """Return what stands behind the placeholders of `definitions` in this process."""
-
-    def attach(fields: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-        handle = ArrayHandle(*fields)
-        return store.attach(handle, writable=handle.writable, broker=broker)
-
-    return {
-        "attach": attach,
-        "rebuild_function": partial(definitions.make_function, main_globals),
-        "rebuild_class": partial(definitions.make_class, main_globals if match_classes else {}),
-        "set_class_state": definitions.complete_class,
-        "class_reference": definitions.find_class,
-    }
 
 
 def serialise(
@@ -379,10 +337,7 @@ def loads(
         The bytes are no message.
     """
     message = memoryview(data)
-    if main_globals is None:
-        main_globals = definitions.current_main_globals()
-    if main_globals is None:
-        main_globals = __import__("__main__").__dict__
+    main_globals = own_globals() if main_globals is None else main_globals
     try:
         if message[: len(PLAIN)] == PLAIN:
             return pickle.loads(message[len(PLAIN) :])
@@ -390,8 +345,7 @@ def loads(
         if parts:
             _bind_globals(parts, store, broker, main_globals, match_classes=match_classes)
         stream, buffers = parse_message(message, store, broker)
-        resolved = _resolved(store, broker, main_globals, match_classes=match_classes)
-        return _Unpickler(io.BytesIO(stream), buffers, resolved, main_globals).load()
+        return unpickle(stream, buffers, store, broker, main_globals, match_classes=match_classes)
     except (NbParallelError, MemoryError):
         raise
     except (Exception, SystemExit) as error:

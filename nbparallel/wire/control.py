@@ -15,7 +15,8 @@ Some facts that the layout relies on:
 One line is `LINE` words.  The segment::
 
     header, abandoned locks(2)
-           | per rank: interrupt death left slot(2) writing bell parked timing arrive done failed(16) locks(2)
+           | per rank: interrupt death left slot(2) writing bell parked timing arrive done items failed(16)
+           |           locks(2)
            | per ordered pair (source, destination): tail (source), head and acknowledged (destination)
            | per rank and generation: a collective slot (header, description, payload)
            | per ordered pair: the bytes of a ring

@@ -30,8 +30,8 @@ RECORD_ALIGN = 8
 """Records begin at multiples of this."""
 
 # Lines of one rank, in order.
-INTERRUPT, DEATH, LEFT, SLOT, WRITING, BELL, PARKED, TIMING, ARRIVE, DONE, FAILED = (
-    0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11,
+INTERRUPT, DEATH, LEFT, SLOT, WRITING, BELL, PARKED, TIMING, ARRIVE, DONE, ITEMS, FAILED = (
+    0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12,
 )  # fmt: skip
 LOCKS = FAILED + FAILED_LINES
 LOCK_LINES = 2
@@ -232,6 +232,31 @@ class TimingRecord:
     """The part of `wait_ns` in it, if `as_of_ns` lies in it."""
     awaited: tuple[int, ...]
     """Ranks that it waited for in a collective of a group, when it last looked; of the first 64."""
+
+
+TICKET = struct.Struct("<I")
+"""A record of the pipe of a map: the number of a chunk of items that no rank has taken.
+
+Several ranks read the pipe, each record reaches one of them (pipe(7)); its end means that none is left.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRecord:
+    """How far one rank is in a task that maps a function over items."""
+
+    task: int
+    """Number of that task; 0: there was none in this epoch."""
+    current: int
+    """Index of the item that it took last; -1: it has taken none."""
+    done: int
+    """How many it has done."""
+
+    @classmethod
+    def read(cls, words: memoryview, layout: Layout, rank: int) -> ItemRecord:
+        """Return how far `rank` is; it writes the task after it has cleared the other words."""
+        task, current, done = words[(w := layout.rank_word(rank, ITEMS)) : w + 3].tolist()
+        return cls(task, current - 1, done)
 
 
 @dataclass(frozen=True, slots=True)

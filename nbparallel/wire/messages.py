@@ -123,6 +123,8 @@ class CallTask(Task):
 
     call: bytes
     """`transfer.pickling` bytes of ``(function, args)``."""
+    by_item: bool = False
+    """Whether they are of ``(function, items, count, chunk)``; a pipe of `TICKET` comes with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +386,8 @@ class RankFailure:
     """Frames of user code only, outermost first."""
     cause: Cause = Cause.ERROR
     """Why."""
+    item: str = field(default="", compare=False)
+    """The item that a function was mapped over when it failed, in words: ``item 7 ('abc')``."""
 
     @property
     def line(self) -> int | None:

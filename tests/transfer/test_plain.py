@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nbparallel.errors import UnpicklableError
-from nbparallel.transfer import pickling
+from nbparallel.transfer import pickling, unpickling
 from nbparallel.transfer.pickling import dumps, loads
 from tests.transfer.standin import StandinStore
 
@@ -19,7 +19,7 @@ def test_plain_values_arrive_without_our_pickler(value, monkeypatch):
     """Neither side makes a pickler of ours; type and bits are the same."""
     store = StandinStore()
     monkeypatch.setattr(pickling, "_Pickler", None)
-    monkeypatch.setattr(pickling, "_Unpickler", None)
+    monkeypatch.setattr(unpickling, "_Unpickler", None)
     pickled = dumps(value, store, broker=None)
     assert (pickled.segments, pickled.keep, pickled.copied_nbytes) == ((), (), len(pickled.data))
     for data in (pickled.data, memoryview(pickled.data)):

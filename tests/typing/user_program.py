@@ -29,6 +29,8 @@ def cells() -> None:
         pending = session.submit("rank", namespace={"x": 1})
         assert_type(pending, PendingCell)
         assert_type(session.call(max, 1, 2), list[Any])
+        assert_type(session.map(len, ["a", "bb"], progress=False), list[int])
+        assert_type(nbp.map(str, (x for x in range(3))), list[str])
         assert_type(session.who(), SessionNames)
     assert_type(examine(), Examination)
 

@@ -18,7 +18,7 @@ from nbparallel.session.results import CellClock, CellRecord, CellResult
 from nbparallel.session.tasks import outcomes
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.cell_messages import CellMessages
-from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun
+from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.frames import Kind
@@ -59,12 +59,17 @@ class TaskDispatcher:
         return self._outputs.get(number)
 
     def prepare(
-        self, pool: RankPool, make: TaskFactory, options: CellOptions, notes: list[str]
+        self,
+        pool: RankPool,
+        make: TaskFactory,
+        options: CellOptions,
+        notes: list[str],
+        watch: TaskWatch | None = None,
     ) -> TaskRequest:
         """Return a request for a task that is the same for all ranks, and runs on all."""
         number, ranks = self.next_number(), tuple(range(len(pool.handles)))
         task, keepalive = make(pool, number, ranks)
-        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes)
+        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes, watch)
 
     def prepare_cell(
         self,
@@ -106,7 +111,7 @@ class TaskDispatcher:
                 go_on=options.go_on,
             )
 
-        return TaskRequest(number, ranks, make, options, preparation, None, notes, started)
+        return TaskRequest(number, ranks, make, options, preparation, None, notes, None, started)
 
     def launch(self, pool: RankPool, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
         """Send a task to its ranks.
@@ -132,6 +137,7 @@ class TaskDispatcher:
         interrupts.wake = pool.wake
         interrupts.check()
         began, pickled = time.monotonic_ns(), b""
+        fds = () if request.watch is None else request.watch.fds
         for rank, handle in handles.items():
             handle.task, handle.busy, handle.stderr_tail = request.number, True, ""
             if (task := request.make(rank)) != run.task:
@@ -139,7 +145,7 @@ class TaskDispatcher:
                     number = getattr(task, "execution_count", 0)
                     self.clock = CellClock(number, request.number, request.ranks, began, phase="running")
                 run.task, pickled = task, pickle.dumps(task, 5)
-            handle.send_pickled(Kind.TASK, pickled, epoch=pool.epoch)
+            handle.send_pickled(Kind.TASK, pickled, fds, epoch=pool.epoch)
         return run
 
     def finish(

@@ -6,6 +6,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError, rank_list
@@ -158,9 +159,10 @@ def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | No
         if outcome.interrupted and stopped:
             freed[rank] = parallel_error.lines_of([outcome.failure])
         elif isinstance(outcome.failure, RankFailure):
-            failed[rank] = outcome.failure
+            failed[rank] = replace(outcome.failure, item=_item(run, rank))
     for rank, end in run.deaths.items():
-        failed[rank] = unfinished[rank] = death_failure(run.handles[rank], end, run.control)
+        failure = death_failure(run.handles[rank], end, run.control, _item(run, rank))
+        failed[rank] = unfinished[rank] = failure
     unfinished = dict(sorted(unfinished.items()))
     if raised is not None:
         if unfinished:
@@ -184,8 +186,13 @@ def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | No
         raise parallel_error.build_parallel_error(failed, freed, result)
 
 
-def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> RankFailure:
-    """Return the failure of a rank whose process ended."""
+def _item(run: TaskRun, rank: int) -> str:
+    watch = run.request.watch
+    return "" if watch is None else watch.place(run.control, rank)
+
+
+def death_failure(handle: RankHandle, end: RankExit, control: ControlView, item: str = "") -> RankFailure:
+    """Return the failure of a rank whose process ended, while it was at `item`."""
     line = None
     phase = ""
     if handle.rank < control.world_size:
@@ -199,6 +206,8 @@ def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> Ra
     tail, crash_line = stderr_excerpt(handle.stderr_tail)
     if crash_line is not None:
         line, phase = crash_line, f" in user code on line {crash_line}"
+    if item:
+        phase = f" at {item}{phase}"
     place = f",{phase}," if phase else ""
     message = f"rank {handle.rank} (process {end.pid}){place} {describe_exit(end)}"
     if tail:
@@ -223,6 +232,7 @@ def death_failure(handle: RankHandle, end: RankExit, control: ControlView) -> Ra
         traceback=(),
         frames=(),
         cause=Cause.DIED,
+        item=item,
     )
 
 

@@ -103,7 +103,7 @@ def summary(order: Sequence[RankFailure], freed: Mapping[int, str], *, with_text
     if root.cause is Cause.DIED and len(same) == 1 and text:
         head = f"{root.ename}: {text}"  # the text names rank and line itself
     else:
-        head = f"{root.ename} on {rank_list(f.rank for f in same)}{lines_of(same)}"
+        head = f"{root.ename} on {rank_list(f.rank for f in same)}{_items_of(same)}{lines_of(same)}"
         head += f": {text}" if text else ""
     return head + (f" ({'; '.join(remarks)})" if remarks else "")
 
@@ -121,6 +121,11 @@ def lines_of(failures: Iterable[RankFailure]) -> str:
     if not lines:
         return ""
     return f", line {lines[0]}" if len(lines) == 1 else f", lines {', '.join(map(str, lines))}"
+
+
+def _items_of(failures: Iterable[RankFailure]) -> str:
+    """Return ``", item 7 ('abc')"``, of several failures all; nothing if no function was mapped."""
+    return "".join(f", {failure.item}" for failure in failures if failure.item)
 
 
 def whereabouts(unfinished: Mapping[int, RankFailure]) -> str:
@@ -146,7 +151,7 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     """Return the parts of a traceback for a person: equal ones once, consequences in a line."""
     parts: list[str] = []
     for group in _alike([f for f in order if f.cause not in _CONSEQUENCES]):
-        parts.append(f"[{rank_list(f.rank for f in group)}]")
+        parts.append(f"[{rank_list(f.rank for f in group)}{_items_of(group)}]")
         parts.extend(full_text(group[0])[:-1])
         parts.extend(_message_lines(group))
     consequences = [f for f in order if f.cause in _CONSEQUENCES]

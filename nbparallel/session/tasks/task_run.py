@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from nbparallel.errors import NbParallelError
 from nbparallel.session.interrupts import InterruptCounter
@@ -23,6 +23,21 @@ from nbparallel.wire.messages import InputRequest, Outcome, Task
 
 TaskFactory: TypeAlias = Callable[[RankPool, int, tuple[int, ...]], tuple[Task, object]]
 """``make(pool, number, ranks)`` returns a task for all ranks, and what owns memory that it refers to."""
+
+
+class TaskWatch(Protocol):
+    """Follows a task while it runs."""
+
+    look_seconds: float
+    """How often it looks."""
+    fds: tuple[int, ...]
+    """Descriptors that travel with the task."""
+
+    def look(self, control: ControlView) -> None:
+        """Look what the ranks say of themselves; called by the thread that waits for them."""
+
+    def place(self, control: ControlView, rank: int) -> str:
+        """Return what a rank that failed was at, in words; nothing if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class TaskRequest:
     """Owns memory that the task refers to; released when every rank has ended it."""
     notes: list[str] = field(default_factory=list)
     """Lines for the user; grows until the task has ended."""
+    watch: TaskWatch | None = None
+    """Follows it."""
     started: float = field(default_factory=time.monotonic)
     """When its preparation began (`time.monotonic`)."""
 
@@ -106,7 +123,11 @@ class TaskRun:
 
     def _step(self, interrupts: InterruptCounter) -> None:
         """Wait for one event, and act on it and on interrupts."""
-        event = self.pool.next_event(self.escalation.poll_seconds)  # an interrupt ends this wait as well
+        watch, seconds = self.request.watch, self.escalation.poll_seconds
+        if watch is not None:
+            watch.look(self.control)
+            seconds = watch.look_seconds if seconds is None else min(seconds, watch.look_seconds)
+        event = self.pool.next_event(seconds)  # an interrupt ends this wait as well
         if event is not None:
             self._take(*event)
         # After the last rank's answer there is no rank to interrupt: then the caller's exit raises.

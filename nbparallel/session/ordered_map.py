@@ -1,0 +1,82 @@
+"""map: a function over items, with the notebook's ranks or with ranks for this call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from nbparallel import sharing
+from nbparallel.session import running_sessions
+from nbparallel.session.session import Session
+from nbparallel.session.tasks.item_map import ItemMap
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = True) -> list[_R]:
+    """Return ``[function(item) for item in items]``, done by the ranks.
+
+    A rank that is free takes the next item, so that items may take unequally long.  In a notebook the ranks
+    are those of ``%%parallel``, which are started if none run; in a script those of the session that runs, or
+    one for each CPU for this call alone.
+
+    Parameters
+    ----------
+    function : callable
+        Called with one item, on any rank.  One of the notebook travels by value, with the globals that it
+        reads; what it prints is shown behind its rank.
+    items : iterable
+        A generator is made a list first; of an array each item is a row (``array[i]``).  Shared arrays arrive
+        as the same memory, with their rights; everything else is copied.
+    progress : bool
+        Show how many items are done: tqdm's bar, or a line where tqdm is not installed.
+
+    Returns
+    -------
+    list
+        In the order of the items.  Each result is a copy of what the function returned when it returned.
+
+    Raises
+    ------
+    TypeError
+        `function` cannot be called, or `items` has no items.
+    UnpicklableError
+        An item cannot travel; it is named, and none is begun.
+    ParallelError
+        The function raised, a result cannot travel, or a rank died: rank and item of the first failure are in
+        the message.  No other item is begun.
+    KeyboardInterrupt
+        It was interrupted.
+    BusyError
+        The ranks run something else.
+    RuntimeError
+        This is a rank, or several sessions run.
+
+    Notes
+    -----
+    ``multiprocessing.Pool.map`` with results as they are returned by ``imap(chunksize=1)``: dynamic for up to
+    16,384 items; of more, as many as are needed to stay below that are taken together.  The function may not
+    use operations between ranks: the others are at items of their own.
+
+    Examples
+    --------
+    >>> nbparallel.map(len, ["a", "bb"])  # doctest: +SKIP
+    [1, 2]
+    """
+    if sharing.current_store().client != 0:
+        raise RuntimeError(
+            "map is for the notebook; on a rank take a part of the items, as in dist.shard(items)"
+        )
+    session: Session | None
+    session, sink = running_sessions.current()
+    if session is None:
+        with Session() as fresh:
+            return fresh.map(function, items, progress=progress)
+    if sink is None:
+        return session.map(function, items, progress=progress)
+    try:
+        with ItemMap(function, items, progress=progress) as chosen:
+            return chosen.results(session.perform(chosen.make, sink, chosen).values)
+    finally:
+        sink.finish()  # before an error is shown; the session has done so unless it could not start

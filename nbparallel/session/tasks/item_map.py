@@ -1,0 +1,173 @@
+"""ItemMap: a function mapped over items by all ranks, each of which takes the next item when it is free.
+
+::
+
+    kernel                                                       every rank (`engine.tasks`)
+    ItemMap.make     function and items, pickled
+                     tickets: numbers of chunks, in a pipe  ──►  takes one, calls the function for its items,
+    ItemMap.look     draws the bar, from the control segment ◄──  counts them and pickles the results
+    ItemMap.results  puts them in order                      ◄──  the pipe is empty: tickets and results
+
+No rank waits for another one or for the kernel: the pipe was filled and closed before the first rank reads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import reprlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+
+from nbparallel import sharing
+from nbparallel.session.names.encoding import dump
+from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.tasks.progress import ProgressBar
+from nbparallel.transfer.pieces import Pieces, PieceWriter
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.control_layout import TICKET, ItemRecord
+from nbparallel.wire.messages import CallTask, Task
+
+LOOK_SECONDS = 0.1
+"""Between two looks at how far the ranks are."""
+SMALLEST_PIPE = 4096
+"""Bytes that a pipe holds at least (pipe(7)), where the system does not say."""
+
+
+class ItemMap:
+    """One mapping of a function over items; a context manager, which closes the tickets and the bar.
+
+    Parameters
+    ----------
+    function : callable
+    items : iterable
+        An array's items are its rows.
+    progress : bool
+        Whether to show how many items are done.
+
+    Attributes
+    ----------
+    fds : tuple of int
+        They travel with the task.
+    """
+
+    look_seconds = LOOK_SECONDS
+
+    def __init__(self, function: Callable[[Any], Any], items: Any, *, progress: bool) -> None:
+        if not callable(function):
+            raise TypeError(f"map needs a function to call, not {type(function).__name__}")
+        if not isinstance(items, Iterable) or (isinstance(items, np.ndarray) and items.ndim == 0):
+            what = "an array without axes" if isinstance(items, np.ndarray) else type(items).__name__
+            raise TypeError(f"map needs items to call the function with, as a list has them, not {what}")
+        by_index = type(items) is range or (type(items) is np.ndarray and not items.dtype.hasobject)
+        self._items = cast(Sequence[Any], items if by_index else list(items))
+        self._function, self._by_index, self.count = function, by_index, len(self._items)
+        self._progress, self._number, self._looked = progress, 0, 0.0
+        self._bar: ProgressBar | None = None
+        self._chunk = 1
+        self._broker: Any = None
+        self.fds: tuple[int, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self.fds:
+            os.close(self.fds[0])
+            self.fds = self.fds[1:]
+        if self._bar is not None:
+            self._bar.close()
+
+    def make(self, pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
+        """Return the task, and what owns memory that it refers to (`TaskFactory`)."""
+        chunk = self._chunk = self._fill_pipe()
+        broker = self._broker = pool.supervisor.broker
+        writer = PieceWriter(sharing.current_store(), broker)
+        sent: Any = self._items
+        if not self._by_index:
+            for first in range(0, self.count, chunk):
+                some = self._items[first : first + chunk]
+                writer.add(some[0] if chunk == 1 else some, _name(first, len(some)))
+            sent = writer.pieces()
+        pickled = dump((self._function, sent, self.count, chunk), {"the function": self._function}, broker)
+        if self._progress:
+            self._bar = ProgressBar(self.count)
+        self._number = number
+        task = CallTask(number, ranks, (), True, None, pickled.data, by_item=True)
+        return task, (pickled, writer.arrays)
+
+    def _fill_pipe(self) -> int:
+        """Put a ticket for every chunk into a new pipe; return how many items a chunk has."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        self.fds = (reading,)
+        try:
+            get_size = getattr(fcntl, "F_GETPIPE_SZ", None)
+            room = SMALLEST_PIPE if get_size is None else fcntl.fcntl(writing, get_size)
+            chunk = max(1, -(-self.count // (room // TICKET.size)))
+            tickets = b"".join(TICKET.pack(number) for number in range(-(-self.count // chunk)))
+            os.set_blocking(writing, False)
+            while tickets:
+                tickets = tickets[os.write(writing, tickets) :]
+        finally:
+            os.close(writing)
+        return chunk
+
+    def look(self, control: ControlView) -> None:
+        """Show how many items are done."""
+        now = time.monotonic()
+        if self._bar is None or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        records = [_record(control, rank) for rank in range(control.world_size)]
+        self._bar.show(sum(record.done for record in records if record.task == self._number))
+
+    def place(self, control: ControlView, rank: int) -> str:
+        """Return the item that a rank took last, in words: ``item 7 ('abc')``."""
+        if rank >= control.world_size:
+            return ""
+        record = _record(control, rank)
+        if record.task != self._number or not 0 <= record.current < self.count:
+            return ""
+        return f"item {record.current} ({_short(self._items[record.current])})"
+
+    def results(self, values: Iterable[Any]) -> list[Any]:
+        """Return the results in the order of the items, from what the ranks have sent."""
+        store = sharing.current_store()
+        chunks: dict[int, tuple[Pieces, int]] = {}
+        for tickets, pieces in values:
+            chunks |= {ticket: (pieces, number) for number, ticket in enumerate(tickets)}
+        found: list[Any] = []
+        for ticket in range(len(chunks)):
+            pieces, number = chunks[ticket]
+            name = f"the result of {_name(len(found), self._chunk)}"
+            loaded = pieces.load(number, store, broker=self._broker, name=name)
+            if self._chunk == 1:
+                found.append(loaded)
+            else:
+                found += loaded
+        if self._bar is not None:
+            self._bar.show(self.count)
+        return found
+
+
+def _record(control: ControlView, rank: int) -> ItemRecord:
+    return ItemRecord.read(control.words, control.layout, rank)
+
+
+def _name(first: int, count: int) -> str:
+    return f"item {first}" if count == 1 else f"one of items {first}-{first + count - 1}"
+
+
+def _short(item: Any) -> str:
+    if isinstance(item, np.ndarray) and item.size > 4:
+        return f"array of {' × '.join(map(str, item.shape))} {item.dtype}"
+    try:
+        return reprlib.repr(item)
+    except Exception:  # noqa: BLE001  a user's __repr__ may do anything
+        return f"of type {type(item).__name__}"

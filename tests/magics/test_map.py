@@ -1,0 +1,63 @@
+"""``nbp.map`` in a notebook: on its ranks, with its bar, interrupted by its button."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbparallel.testing.kernel import Kernel
+
+pytestmark = pytest.mark.time_limit(60)
+
+
+def test_the_notebook_s_ranks_do_it(shared_kernel: Kernel) -> None:
+    """The ranks of the last cell do it; a function reads the notebook's globals; the results are in order."""
+    kernel = shared_kernel
+    kernel.run("%load_ext nbparallel\nimport os, nbparallel as nbp\n%config NbParallel.welcome = False")
+    kernel.run("%%parallel -n 2 -o pids\nimport os\nos.getpid()")
+    kernel.run("factor = 3\ndef work(x):\n    return factor * x, os.getpid()")
+    outcome = kernel.run(
+        "found = nbp.map(work, range(20))\n"
+        "assert [x for x, _ in found] == [3 * x for x in range(20)]\n"
+        "assert {pid for _, pid in found} <= set(pids)\n"
+        "nbp.map(work, [], progress=False)"
+    )
+    assert outcome.status == "ok", outcome.traceback
+
+
+def test_it_starts_the_ranks(shared_kernel: Kernel) -> None:
+    """Without a cell before it, it starts the notebook's ranks, which the next cell uses."""
+    kernel = shared_kernel
+    kernel.run("%load_ext nbparallel\n%config NbParallel.n = 3\nimport nbparallel as nbp")
+    assert kernel.run("assert nbp.map(abs, [-1, -2]) == [1, 2]").status == "ok"
+    assert kernel.run("%parallel -o sizes world_size\nassert sizes == [3, 3, 3]").status == "ok"
+
+
+def test_the_bar_is_tqdm_s_own(shared_kernel: Kernel) -> None:
+    """In a notebook it is tqdm's widget, which ends at all items."""
+    kernel = shared_kernel
+    if kernel.run("import tqdm, ipywidgets").status != "ok":
+        pytest.skip("tqdm is not installed in the kernel")
+    kernel.run("%load_ext nbparallel\n%parallel -n 2 1;\nimport nbparallel as nbp")
+    outcome = kernel.run("nbp.map(abs, range(6));")
+    assert outcome.status == "ok", outcome.traceback
+    assert any("application/vnd.jupyter.widget-view+json" in data for data in outcome.displays)
+    assert outcome.stderr == ""
+
+
+@pytest.mark.every_kernel
+def test_an_interrupt_and_an_error_leave_the_ranks_usable(shared_kernel: Kernel) -> None:
+    """The button raises KeyboardInterrupt, an error names rank and item; then the ranks go on."""
+    kernel = shared_kernel
+    kernel.run("%load_ext nbparallel\nimport time, nbparallel as nbp\n%parallel -n 2 kept = rank")
+    begun = kernel.begin(
+        "def work(x):\n    print('begun', flush=True)\n    time.sleep(30)\n"
+        "nbp.map(work, range(4), progress=False)"
+    )
+    begun.wait_for("begun")  # in this cell, under the name of its rank
+    begun.wait_for("[rank")
+    kernel.interrupt()
+    assert begun.wait().ename == "KeyboardInterrupt"
+    failed = kernel.run("nbp.map(lambda x: 1 / x, [2, 0], progress=False)")
+    assert failed.ename == "ParallelError"
+    assert "item 1 (0)" in failed.evalue
+    assert kernel.run("%parallel -o kept_there kept\nassert kept_there == [0, 1]").status == "ok"

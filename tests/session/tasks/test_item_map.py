@@ -1,0 +1,317 @@
+"""A function mapped over items: order, who takes which, what travels, what goes wrong, what is shown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.errors import BusyError, ParallelError, UnpicklableError
+from nbparallel.session import Session, running_sessions
+from nbparallel.session.tasks.progress import ProgressBar
+from nbparallel.testing.waiting import wait_until
+
+LARGE = 100_000
+"""Numbers in an array that is not pickled with what it lies in."""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Session]:
+    """Give two ranks to all tests of this module, and a first use of what stays."""
+    with Session(2) as session:
+        session.map(abs, [0])
+        yield session
+
+
+def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) -> None:
+    """While one rank is at the first item the other one does all the rest; the results are in order."""
+    done = nbp.zeros(10)
+
+    def work(item: int) -> tuple[int, int]:
+        deadline = time.monotonic() + 10
+        while item == 0 and done.sum() < 9 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        done[item] = 1
+        return item, os.getpid()
+
+    found = two.map(work, range(10))
+    assert [item for item, _ in found] == list(range(10))
+    assert sorted(Counter(process for _, process in found).values()) == [1, 9]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [3, 1, 2],
+        ("a", "bb"),
+        {"k": 1, "l": 2},
+        "text",
+        [OrderedDict(a=1), [1, [2]], None, 1.5, b"x" * 5000],
+        range(0, 50, 7),
+        [],
+        range(0),
+    ],
+    ids=repr,
+)
+def test_any_iterable_has_items(two: Session, items: Any) -> None:
+    """Lists, tuples, keys, characters, objects, ranges, nothing at all."""
+    assert two.map(lambda item: item, items) == list(items)
+    assert two.map(lambda item: item, (item for item in items)) == list(items)
+
+
+def test_rows_of_an_array_are_its_items(two: Session) -> None:
+    """A private array's rows are copied, a shared one's are the same memory, with its rights."""
+    private = np.arange(12.0).reshape(4, 3)
+    assert two.map(lambda row: row.sum(), private) == [3.0, 12.0, 21.0, 30.0]
+    shared = nbp.share(private)
+
+    def double(row: np.ndarray[Any, Any]) -> bool:
+        row *= 2
+        return nbp.is_shared(row)
+
+    assert two.map(double, shared) == [True] * 4
+    assert np.array_equal(shared, 2 * private)
+    assert two.map(nbp.is_shared, [shared, private]) == [True, False]
+
+
+def test_a_result_is_what_was_returned_then(two: Session) -> None:
+    """A function that fills and returns one array again and again gives as many different results."""
+    for size in (3, LARGE):
+        buffer = np.empty(size)
+
+        def fill(item: int, buffer: np.ndarray[Any, Any] = buffer) -> np.ndarray[Any, Any]:
+            buffer[:] = item
+            return buffer
+
+        found = two.map(fill, range(6))
+        assert [set(result) for result in found] == [{float(item)} for item in range(6)]
+        assert all(result.flags.writeable for result in found)
+
+
+def test_large_arrays_travel_in_lists(two: Session) -> None:
+    """Items and results with large arrays inside arrive whole, each its own."""
+    items = [{"n": n, "x": np.full(LARGE, n)} for n in range(5)]
+    found = two.map(lambda item: (item["n"], item["x"] + 1), items)
+    assert [n for n, _ in found] == list(range(5))
+    assert all(np.array_equal(x, items[n]["x"] + 1) for n, x in found)
+
+
+def test_many_items_are_taken_some_at_a_time(two: Session) -> None:
+    """More items than a pipe has room for: every one once, in order; from a list as from a range."""
+    count = 40_000
+    for items in (range(count), list(range(count))):
+        assert two.map(lambda item: item + 1, items, progress=False) == list(range(1, count + 1))
+
+
+def test_the_first_failure_names_its_item(two: Session) -> None:
+    """Rank, number and text of the item are in the message, and no rank begins another item."""
+    begun = nbp.zeros(100)
+
+    def work(item: int) -> float:
+        begun[item] = 1
+        deadline = time.monotonic() + 10
+        while item and begun[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        return 1 / item
+
+    with pytest.raises(ParallelError, match=r"ZeroDivisionError on rank [01], item 0 \(0\)"):
+        two.map(work, range(100))
+    assert begun.sum() < 50
+    assert two.map(abs, [-1]) == [1]
+
+
+def test_a_long_item_is_named_in_short(two: Session) -> None:
+    """The text of an item is cut, an array's is its shape; if it raises, the class is named."""
+
+    class Silent(list[int]):
+        def __len__(self) -> int:
+            raise ValueError("no")
+
+    Silent.__name__ = "list"  # as `reprlib` finds out how to write it
+
+    def fail(item: object) -> None:
+        raise LookupError("here")
+
+    for item, words in (
+        ("x" * 5000, r"\('xxx\S*\.\.\.x+'\)"),
+        (np.zeros((3, 100)), r"\(array of 3 × 100 float64\)"),
+        (Silent(), r"\(of type list\)"),
+    ):
+        with pytest.raises(ParallelError, match=f"item 0 {words}"):
+            two.map(fail, [item])
+
+
+def test_a_death_names_the_item(two: Session) -> None:
+    """A rank that is killed: the error names the item that it was at; the next map has all ranks."""
+
+    def work(item: str) -> None:
+        if item == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(ParallelError, match=r"rank [01] .*at item 2 \('deadly'\).*SIGKILL"):
+        two.map(work, ["a", "b", "deadly", "c"])
+    assert two.map(abs, range(-3, 0)) == [3, 2, 1]
+
+
+def test_what_cannot_travel_is_named(two: Session) -> None:
+    """An item: before anything starts.  A result: when it is returned, not after the last item."""
+    ran = nbp.zeros(50)
+
+    def count(item: Any) -> Any:
+        ran[item] = 1
+        time.sleep(0.01)
+        return (n for n in range(3)) if item == 1 else item
+
+    with pytest.raises(UnpicklableError, match=r"item 1: .*generator"):
+        two.map(count, [0, (n for n in "ab"), 2])
+    assert ran.sum() == 0
+    with pytest.raises(ParallelError, match=r"item 1 \(1\).*the result of item 1: .*generator"):
+        two.map(count, range(50))
+    assert ran.sum() < 25
+
+
+def test_wrong_arguments_say_what_to_pass(two: Session) -> None:
+    """No function, nothing to iterate over."""
+    for function, items, words in (
+        ([1, 2], abs, "map needs a function to call, not list"),
+        (abs, 3, "map needs items .* not int"),
+        (abs, np.array(1.0), "an array without axes"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            two.map(function, items)  # type: ignore[arg-type, type-var]
+
+
+def test_busy_ranks_refuse(two: Session) -> None:
+    """While a cell runs in the background no map begins, and the cell is not disturbed."""
+    pending = two.submit("import time\ntime.sleep(0.5)\nrank")
+    with pytest.raises(BusyError):
+        two.map(abs, [1])
+    assert pending.result().values == [0, 1]
+
+
+def test_an_interrupt_ends_it(two: Session) -> None:
+    """Interrupted in the middle it raises KeyboardInterrupt, and the ranks are there for the next one."""
+    begun = nbp.zeros(2)
+
+    def press() -> None:
+        wait_until(lambda: begun.sum() == 2)
+        two.interrupt()
+
+    def work(item: int) -> None:
+        begun[item] = 1
+        time.sleep(30)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        two.map(work, range(2))
+    presser.join()
+    assert two.map(abs, [-1]) == [1]
+
+
+def test_tqdm_s_bar_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where tqdm is installed its bar ends at all items; with progress=False nothing is shown."""
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    two.map(abs, range(7))
+    assert "100%|" in (shown := capfd.readouterr().err)
+    assert "7/7" in shown
+    two.map(abs, range(7), progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make tqdm as if it were not installed."""
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+
+
+@pytest.mark.usefixtures("without_tqdm")
+def test_a_line_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without tqdm one line counts the items, also those of a map that fails."""
+    two.map(abs, range(7))
+    assert capfd.readouterr().err.endswith("\r7 of 7 items\n")
+    go_on = nbp.zeros(1)
+
+    def work(item: int) -> float:
+        while item == 0 and not go_on[0]:
+            time.sleep(0.001)
+        return 1 / item
+
+    release = threading.Timer(0.5, lambda: go_on.__setitem__(0, 1))
+    release.start()
+    with pytest.raises(ParallelError):
+        two.map(work, range(3))
+    release.join()
+    assert capfd.readouterr().err == "\r2 of 3 items\n"
+
+
+def test_a_broken_bar_is_no_failure(two: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the front end raises is a warning; the results are complete."""
+
+    class Broken:
+        def update(self, more: int) -> None:
+            raise BrokenPipeError("nobody listens")
+
+    monkeypatch.setattr("nbparallel.session.tasks.progress._tqdm", lambda total: Broken())
+    with pytest.warns(RuntimeWarning, match="no longer shown .*BrokenPipeError"):
+        assert two.map(abs, range(-3, 0)) == [3, 2, 1]
+
+
+def test_the_bar_moves_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time goes on while nothing is done; equal numbers are not drawn again."""
+    calls: list[str] = []
+
+    class Bar:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args: calls.append(name)
+
+    monkeypatch.setattr("nbparallel.session.tasks.progress._tqdm", lambda total: Bar())
+    monkeypatch.setattr("nbparallel.session.tasks.progress.REFRESH_SECONDS", 0.02)
+    bar = ProgressBar(5)
+    bar.show(0)
+    bar.show(2)
+    bar.show(2)
+    assert calls == ["update"]
+    time.sleep(0.03)
+    bar.show(2)
+    bar.close()
+    bar.close()
+    assert calls == ["update", "refresh", "close"]
+
+
+def test_nbp_map_takes_the_session_that_runs(two: Session) -> None:
+    """In a script `nbp.map` uses the one session there is; of several none is chosen."""
+    pids = two.call(os.getpid)
+    assert set(nbp.map(lambda item: os.getpid(), range(8))) <= set(pids)
+    with Session(1), pytest.raises(RuntimeError, match="2 sessions are running here"):
+        nbp.map(abs, [1])
+    nbp.map(abs, [1])
+
+
+def test_nbp_map_starts_ranks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a session it starts ranks, and none of them is left (the leak check looks)."""
+    monkeypatch.setattr(running_sessions, "_running", type(running_sessions._running)())
+    assert nbp.map(abs, [-1, 2]) == [1, 2]
+    assert running_sessions.current() == (None, None)
+
+
+def test_a_rank_is_told_what_to_use(two: Session) -> None:
+    """On a rank `nbp.map` is refused with what does it there."""
+    with pytest.raises(ParallelError, match=r"on a rank take a part of the items.*dist\.shard\(items\)"):
+        two.run("nbp.map(abs, [1])")
+
+
+def test_what_a_function_prints_is_shown(two: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stands behind the rank that printed it."""
+    two.map(lambda item: print("I have", item), [7], progress=False)
+    assert capsys.readouterr().out in ("[rank 0] I have 7\n", "[rank 1] I have 7\n")
