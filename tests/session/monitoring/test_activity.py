@@ -72,6 +72,12 @@ def test_a_cell_from_its_begin_to_its_end(tmp_path: object) -> None:
         assert "SIGKILL" in dead.ranks[1].operation
         assert (dead.phase, dead.failed_rank) == ("failed", 1)
         assert 0 < dead.ranks[1].finished <= dead.seconds
+        with pytest.raises(ParallelError):
+            session.run("import os\nos.kill(os.getpid(), 9)", execution_count=9)
+        timeline, dead = session.timeline(), session.activity()
+        assert timeline is not None
+        assert (timeline.number, dead.number) == (9, 9), "what is shown is this cell, though no rank is left"
+        assert timeline.seconds == dead.seconds == max(rank.finished for rank in dead.ranks) > 0
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from nbparallel.session.monitoring.chrome_trace import trace
-from nbparallel.session.monitoring.timeline import Timeline, build_timeline
+from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING, Timeline, build_timeline
 from nbparallel.session.results import CellRecord
 from nbparallel.wire.timeline import Noted, RankTimeline, pack
 
@@ -78,6 +78,17 @@ def test_there_are_no_gaps() -> None:
         edges = [0.0, *(span.end for span in row.spans)]
         assert [span.begin for span in row.spans] == edges[:-1]
         assert edges[-1] == row.ended == found.seconds
+
+
+def test_sums_are_those_of_the_counters() -> None:
+    """What was not noted one by one is in the sums: the rank's whole time, in three parts."""
+    counted = pack(
+        0, 4000, START + 2 * MS, START + 100 * MS, noted_from_ns=START + 2 * MS, operations=801, omitted=800,
+        wait_ns=50 * MS, moving_ns=7 * MS, noted=[operation("barrier", 10, 20, wait=3)], statements=(),
+    )  # fmt: skip
+    (row,) = timeline(counted).rows
+    assert [round(row.total(kind) * 1000) for kind in (COMPUTING, WAITING, MOVING)] == [43, 50, 7]
+    assert row.operations == 801
 
 
 def test_a_dead_rank_has_a_row() -> None:
