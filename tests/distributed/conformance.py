@@ -263,6 +263,13 @@ MOVES: dict[str, Callable[[Setting], Case]] = {
     )
 }  # fmt: skip
 ALL = {**REDUCTIONS, **LOCATING, **MOVES, "ring": ring}
+
+
+def dtypes_of(name: str) -> tuple[str, ...]:
+    """Return the dtypes that a collective takes."""
+    return NUMERIC if name in REDUCTIONS else ORDERED if name in LOCATING else NUMERIC + OTHERS
+
+
 ROOTED = {"reduce", "broadcast", "gather", "scatter"}
 
 

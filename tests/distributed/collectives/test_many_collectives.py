@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from tests.distributed.conformance import ALL, NUMERIC, OTHERS, REDUCTIONS, Case, Setting, complete, groups
+from tests.distributed.conformance import ALL, REDUCTIONS, Case, Setting, complete, dtypes_of, groups
 from tests.distributed.guarded import LAYOUTS
 from tests.distributed.oracle import OPERATORS, allowed
 
@@ -42,7 +42,7 @@ def mixed(c: Communicator, count: int, seed: int) -> int:
     for step in range(count):
         group, members = teams[0] if rng.random() < 0.5 else teams[int(rng.integers(len(teams)))]
         name = str(rng.choice([*ALL, *OBJECTS]))
-        dtype = str(rng.choice(NUMERIC if name in REDUCTIONS else NUMERIC + OTHERS))
+        dtype = str(rng.choice(dtypes_of(name)))
         op = str(rng.choice([o for o in OPERATORS if name not in REDUCTIONS or allowed(o, dtype)]))
         size, root = int(rng.choice(SIZES, p=CHANCES)), int(rng.integers(len(members)))
         later = bool(rng.random() < 0.2)
