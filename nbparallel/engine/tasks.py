@@ -208,19 +208,18 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     word = state.control.layout.rank_word(state.rank, ITEMS)
     words[word], words[word + 1], words[word + 2] = 0, 0, 0
     words[word] = task.number  # last: what the kernel reads with it is this task's
-    function, items, count, chunk = _load(state, task.call)
+    function, items = _load(state, task.call)
     _name_source(state, function)
     results = PieceWriter(store, state.broker, main_globals=state.variables, copy=True)
     taken: list[int] = []
     try:
         while ticket := os.read(tickets, TICKET.size):
-            (number,) = TICKET.unpack(ticket)
-            first = number * chunk
-            indices = range(first, min(first + chunk, count))
+            number, length, first = TICKET.unpack(ticket)
+            indices = range(first, first + length)
             words[word + 1] = first + 1
             if isinstance(items, Pieces):
                 loaded = items.load(number, store, broker=state.broker, name=f"item {first}")
-                values = [loaded] if chunk == 1 else loaded
+                values = [loaded] if length == 1 else loaded
             else:
                 values = [items[index] for index in indices]
             done = []
@@ -228,7 +227,7 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
                 words[word + 1] = index + 1
                 done.append(snapshot(function(value)))
                 words[word + 2] += 1
-            results.add(done[0] if chunk == 1 else done, f"the result of item {first}")
+            results.add(done[0] if length == 1 else done, f"the result of item {first}")
             taken.append(number)
     except BaseException:
         while os.read(tickets, MOST_TICKETS):

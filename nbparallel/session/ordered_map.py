@@ -55,9 +55,9 @@ def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = T
 
     Notes
     -----
-    ``multiprocessing.Pool.map`` with results as they are returned by ``imap(chunksize=1)``: dynamic for up to
-    16,384 items; of more, as many as are needed to stay below that are taken together.  The function may not
-    use operations between ranks: the others are at items of their own.
+    As ``multiprocessing.Pool.map``, but that up to 511 items are taken one by one; of more, the first ones
+    are taken several at a time, and the last ones alone.  The function may not use operations between ranks:
+    the others are at items of their own.
 
     Examples
     --------

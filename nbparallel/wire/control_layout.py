@@ -234,8 +234,8 @@ class TimingRecord:
     """Ranks that it waited for in a collective of a group, when it last looked; of the first 64."""
 
 
-TICKET = struct.Struct("<I")
-"""A record of the pipe of a map: the number of a chunk of items that no rank has taken.
+TICKET = struct.Struct("<IIQ")
+"""A record of the pipe of a map: number and length of a chunk that no rank has taken, and its first item.
 
 Several ranks read the pipe, each record reaches one of them (pipe(7)); its end means that none is left.
 """

@@ -124,7 +124,7 @@ class CallTask(Task):
     call: bytes
     """`transfer.pickling` bytes of ``(function, args)``."""
     by_item: bool = False
-    """Whether they are of ``(function, items, count, chunk)``; a pipe of `TICKET` comes with it."""
+    """Whether they are of ``(function, items)``; a pipe of `TICKET` records comes with the task."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,29 @@ from nbparallel.wire.messages import CallTask, Task
 
 LOOK_SECONDS = 0.1
 """Between two looks at how far the ranks are."""
+PARTS = 256
+"""A chunk has one in so many of the items that are left: arbitrary, as long as it is many times the ranks."""
 SMALLEST_PIPE = 4096
 """Bytes that a pipe holds at least (pipe(7)), where the system does not say."""
+
+
+def chunks_of(count: int, most: int) -> list[tuple[int, int]]:
+    """Divide items into at most `most` chunks, large ones first; return where each begins and how long it is.
+
+    Up to 511 items are alone; of more, a chunk has a part of those that are left (guided self-scheduling).
+    So many small items do not cost much, and the last ones are alone: no rank is late by more than one.
+    """
+    parts = PARTS
+    while True:
+        chunks: list[tuple[int, int]] = []
+        first = 0
+        while first < count and len(chunks) <= most:
+            length = max(1, (count - first) // parts)
+            chunks.append((first, length))
+            first += length
+        if len(chunks) <= most:
+            return chunks
+        parts //= 2
 
 
 class ItemMap:
@@ -68,7 +89,7 @@ class ItemMap:
         self._function, self._by_index, self.count = function, by_index, len(self._items)
         self._progress, self._number, self._looked = progress, 0, 0.0
         self._bar: ProgressBar | None = None
-        self._chunk = 1
+        self._chunks: list[tuple[int, int]] = []
         self._broker: Any = None
         self.fds: tuple[int, ...] = ()
 
@@ -86,37 +107,38 @@ class ItemMap:
 
     def make(self, pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
         """Return the task, and what owns memory that it refers to (`TaskFactory`)."""
-        chunk = self._chunk = self._fill_pipe()
+        self._fill_pipe()
         broker = self._broker = pool.supervisor.broker
         writer = PieceWriter(sharing.current_store(), broker)
         sent: Any = self._items
         if not self._by_index:
-            for first in range(0, self.count, chunk):
-                some = self._items[first : first + chunk]
-                writer.add(some[0] if chunk == 1 else some, _name(first, len(some)))
+            for first, length in self._chunks:
+                some = self._items[first] if length == 1 else self._items[first : first + length]
+                writer.add(some, _name(first, length))
             sent = writer.pieces()
-        pickled = dump((self._function, sent, self.count, chunk), {"the function": self._function}, broker)
+        pickled = dump((self._function, sent), {"the function": self._function}, broker)
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
         task = CallTask(number, ranks, (), True, None, pickled.data, by_item=True)
         return task, (pickled, writer.arrays)
 
-    def _fill_pipe(self) -> int:
-        """Put a ticket for every chunk into a new pipe; return how many items a chunk has."""
+    def _fill_pipe(self) -> None:
+        """Put a ticket for every chunk into a new pipe."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self.fds = (reading,)
         try:
             get_size = getattr(fcntl, "F_GETPIPE_SZ", None)
             room = SMALLEST_PIPE if get_size is None else fcntl.fcntl(writing, get_size)
-            chunk = max(1, -(-self.count // (room // TICKET.size)))
-            tickets = b"".join(TICKET.pack(number) for number in range(-(-self.count // chunk)))
+            self._chunks = chunks_of(self.count, room // TICKET.size)
+            tickets = b"".join(
+                TICKET.pack(number, length, first) for number, (first, length) in enumerate(self._chunks)
+            )
             os.set_blocking(writing, False)
             while tickets:
                 tickets = tickets[os.write(writing, tickets) :]
         finally:
             os.close(writing)
-        return chunk
 
     def look(self, control: ControlView) -> None:
         """Show how many items are done."""
@@ -145,12 +167,10 @@ class ItemMap:
         found: list[Any] = []
         for ticket in range(len(chunks)):
             pieces, number = chunks[ticket]
-            name = f"the result of {_name(len(found), self._chunk)}"
+            first, length = self._chunks[ticket]
+            name = f"the result of {_name(first, length)}"
             loaded = pieces.load(number, store, broker=self._broker, name=name)
-            if self._chunk == 1:
-                found.append(loaded)
-            else:
-                found += loaded
+            found += [loaded] if length == 1 else loaded
         if self._bar is not None:
             self._bar.show(self.count)
         return found

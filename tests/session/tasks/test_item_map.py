@@ -17,6 +17,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import BusyError, ParallelError, UnpicklableError
 from nbparallel.session import Session, running_sessions
+from nbparallel.session.tasks.item_map import chunks_of
 from nbparallel.session.tasks.progress import ProgressBar
 from nbparallel.testing.waiting import wait_until
 
@@ -106,10 +107,27 @@ def test_large_arrays_travel_in_lists(two: Session) -> None:
 
 
 def test_many_items_are_taken_some_at_a_time(two: Session) -> None:
-    """More items than a pipe has room for: every one once, in order; from a list as from a range."""
-    count = 40_000
+    """Some thousand small items: every one once, in order; from a list as from a range."""
+    count = 10_000
     for items in (range(count), list(range(count))):
         assert two.map(lambda item: item + 1, items, progress=False) == list(range(1, count + 1))
+
+
+@pytest.mark.parametrize("most", [256, 4096])
+def test_chunks_become_smaller(most: int) -> None:
+    """Every item is in one chunk, in order; few are alone, of many the last; any pipe has room for all."""
+    for count in (0, 1, 2, 16, 200, 511, 5000, 100_000, 3_000_000):
+        chunks = chunks_of(count, most)
+        assert len(chunks) <= most
+        assert sum(length for _, length in chunks) == count
+        assert [first for first, _ in chunks] == [
+            sum(length for _, length in chunks[:n]) for n in range(len(chunks))
+        ]
+        lengths = [length for _, length in chunks]
+        assert lengths == sorted(lengths, reverse=True)
+        assert lengths[-1:] in ([], [1])
+        if count <= min(511, most):
+            assert set(lengths) <= {1}
 
 
 def test_the_first_failure_names_its_item(two: Session) -> None:
