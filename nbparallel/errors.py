@@ -53,6 +53,8 @@ def resembling(name: str, known: Iterable[str]) -> str:
 
 NO_RANKS = "no ranks are running; the next %%parallel cell or Session.run starts them"
 """Message where running ranks are needed."""
+STOPPED = "this session was stopped; make a new one"
+"""Message of a session that cannot be used any more."""
 
 
 class NbParallelError(Exception):

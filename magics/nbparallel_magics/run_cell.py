@@ -117,13 +117,7 @@ def _run_on_ranks(
         "on_error": getattr(options, "on_error", "stop"),
     }
     if getattr(options, "background", False):
-        with brief_errors():
-            pending = session.submit(request.source, **wanted)
-        state.background = BackgroundCell(pending, wanted["execution_count"], options.out)
-        note_failure(state.background, sink)
-        if options.out is not None:
-            shell.user_ns[options.out] = PendingValues(state.background)
-        return state.background
+        return _submit(state, session, request, wanted)
     try:
         with brief_errors():
             result = session.run(request.source, **wanted)
@@ -136,6 +130,26 @@ def _run_on_ranks(
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
+
+
+def _submit(
+    state: ExtensionState, session: Session, request: CellRequest, wanted: dict[str, Any]
+) -> BackgroundCell:
+    """Run a cell in the background; an interrupt that comes now ends it, since `%parallel_result` cannot."""
+    pending = None
+    try:
+        with brief_errors():
+            pending = session.submit(request.source, **wanted)
+        cell = BackgroundCell(pending, wanted["execution_count"], request.options.out)
+        note_failure(cell, wanted["sink"])
+        if request.options.out is not None:
+            state.shell.user_ns[request.options.out] = PendingValues(cell)
+        state.background = cell
+    except BaseException:
+        if pending is not None:
+            pending.cancel()
+        raise
+    return cell
 
 
 def _output(state: ExtensionState, options: argparse.Namespace) -> CellOutput | None:

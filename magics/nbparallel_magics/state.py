@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbparallel.session import running_sessions
+from nbparallel.wire.system import do_all
 from nbparallel_magics.configuration import configured
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.notebook_messages import NotebookOutput
@@ -142,17 +143,12 @@ class ExtensionState:
 
     def stop(self) -> None:
         """End the ranks, what waits for them, and the panel; an interrupt raises when none is left."""
-        try:
-            self.close_panel()
-        finally:
-            try:
-                self.prestarted.terminate()
-            finally:
-                if self.session is not None:
-                    try:
-                        self.session.stop()
-                    finally:
-                        self.session = None
+        from nbparallel.session.interrupts import InterruptCounter
+
+        with InterruptCounter():
+            session, self.session = self.session, None
+            steps = [] if session is None else [session.stop]
+            do_all(self.close_panel, self.prestarted.terminate, *steps)
 
     def _at_exit(self) -> None:
         """End the ranks; nothing is sent to the notebook any more, least of all by a forked child."""

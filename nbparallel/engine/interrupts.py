@@ -5,14 +5,24 @@ only if the word names the task that runs here and this sequence was not used ye
 hits the next cell, never an idle rank, and is never lost: after setting its current task the rank reads
 the word itself.  Code behind the user's may swallow the exception (IPython's own included): the kernel sends
 again, with a new sequence, as long as the task runs.
+
+For the same reason an import is not interrupted: a module that was half imported may be broken for good
+(`asyncio`, numpy), and many a module is imported by code that no user sees, such as the first ``await`` of a
+rank.  The kernel's next signal comes soon.  An import that takes long is interrupted all the same.
 """
 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
+
+IMPORT_SECONDS = 3.0
+"""How long interrupts wait for the end of an import; the kernel kills a rank that does not stop in 5 s."""
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap"
+"""How the file names of its frames begin."""
 
 # `signal.getsignal` first looks whether it is a member of an enumeration, which takes 15 µs in every cell.
 _handler_of: Callable[[int], Any] = getattr(signal, "_signal", signal).getsignal
@@ -33,6 +43,8 @@ class Interrupts:
         self._words: InterruptWords | None = None
         self._task = 0
         self._used = 0
+        self._due = 0.0
+        """Until when an import may go on that an interrupt has met; 0.0: none has."""
 
     def install(self) -> None:
         """Take over SIGINT; a cell may replace the handler for itself, the next one has ours again."""
@@ -44,7 +56,7 @@ class Interrupts:
 
     def arm(self, task: int) -> None:
         """From now on interrupts of `task` raise KeyboardInterrupt; one that came early does so here."""
-        self._used = 0
+        self._used, self._due = 0, 0.0
         if _handler_of(signal.SIGINT) != self._on_signal:
             self.install()  # an earlier cell has put its own there
         self._task = task
@@ -59,14 +71,24 @@ class Interrupts:
         """No interrupt raises any more."""
         self._task = 0
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._inspect()
+    def _on_signal(self, _number: int, frame: FrameType | None) -> None:
+        self._inspect(frame)
 
-    def _inspect(self) -> None:
+    def _inspect(self, frame: FrameType | None = None) -> None:
         words, task = self._words, self._task
         if words is None or not task:
             return
         named, sequence = words.read_interrupt(self._rank)
-        if named == task and sequence > self._used:
+        if named == task and sequence > self._used and not self._waits_for_import(frame):
             self._used = sequence
             raise KeyboardInterrupt
+
+    def _waits_for_import(self, frame: FrameType | None) -> bool:
+        """Return whether `frame` is part of an import that may go on."""
+        while frame is not None and not frame.f_code.co_filename.startswith(_IMPORT_SYSTEM):
+            frame = frame.f_back
+        if frame is None:
+            return False
+        now = time.monotonic()
+        self._due = self._due or now + IMPORT_SECONDS
+        return now < self._due

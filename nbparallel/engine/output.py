@@ -16,6 +16,7 @@ import fcntl
 import io
 import os
 import pickle
+import sys
 import termios
 import threading
 import time
@@ -200,6 +201,10 @@ class RankOutput:
         self._reopened: set[str] = set()
         self.task = 0
         """Number of the task that runs, or ran last."""
+
+    def put_back(self) -> None:
+        """Make these Python's streams again: a cell may have put others there, or None."""
+        sys.stdout, sys.stderr = self.stdout, self.stderr
 
     def foreign_task(self) -> int | None:
         """Return the task that started the calling thread, if it is an earlier one."""

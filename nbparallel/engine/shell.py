@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import linecache
-import sys
+import os
+import re
+import shutil
+import tempfile
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import CodeType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets import Integer, Type
+from traitlets import Integer, Type, default
 
 from nbparallel.distributed.runtime.call_site import show_warnings_at_callers
 from nbparallel.engine import namespace
 from nbparallel.engine.output import RankOutput
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 CELL_MAGICS = ("parallel", "rank")
 LINE_MAGICS = (
@@ -57,6 +63,8 @@ def _advice(magic: str) -> str:
     return "run it in a separate cell"
 
 
+_MADE = re.compile("tmp[a-z0-9_]{8}")
+"""What `tempfile.mkdtemp` makes."""
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
@@ -168,6 +176,39 @@ class RankDisplayHook(DisplayHook):
         pass
 
 
+class CellLoop:
+    """The event loop of a rank's cells: one for all of them, so that what a cell has begun can go on.
+
+    IPython's own runner leaves a cell that was interrupted in the loop, and it goes on in the next cell that
+    awaits something.
+    """
+
+    def __init__(self) -> None:
+        self._loop: AbstractEventLoop | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a cell to its end and return its result; an interrupt cancels it, and raises when it has ended.
+
+        A cell that does not end then is left behind with its loop.
+        """
+        import asyncio  # here: most cells await nothing, and it takes as long as ten of them
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        loop = self._loop
+        task = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(task)
+        except BaseException as error:
+            if task.done():
+                raise
+            self._loop = None
+            task.cancel()
+            place = getattr(loop.run_until_complete(task), "error_in_exec", None)
+            self._loop = loop
+            raise error.with_traceback(None if place is None else place.__traceback__) from None
+
+
 class RankShell(InteractiveShell):
     """The shell in which a rank runs cells.
 
@@ -191,13 +232,18 @@ class RankShell(InteractiveShell):
     value_text: str = ""
     """The last expression's value as text."""
 
+    def __init__(self, **options: Any) -> None:
+        self._loop = CellLoop()
+        self.loop_runner_map = {**InteractiveShell.loop_runner_map, "asyncio": (self._loop.run, True)}
+        super().__init__(**options)
+
     def attach(self, output: RankOutput, colors: str) -> None:
         """Connect to a rank's output."""
         self.output = output
         # IPython's advice for a terminal; a rank raises `RankExitError`
         warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
         show_warnings_at_callers()
-        sys.stdout, sys.stderr = output.stdout, output.stderr
+        output.put_back()
         try:
             self.colors = colors
         except Exception:  # noqa: BLE001  a theme that only the notebook knows is no reason to fail
@@ -219,6 +265,10 @@ class RankShell(InteractiveShell):
         # the base class raises, which would break %matplotlib inline
         if gui not in (None, "inline", "agg"):
             raise UsageError(f"a rank has no window: %gui {gui} does not work here; use %matplotlib inline")
+
+    @default("loop_runner")
+    def _default_loop_runner(self) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+        return self._loop.run
 
     system = InteractiveShell.system_raw  # no pexpect: a child writes to the rank's own pipes
 
@@ -245,4 +295,14 @@ def make() -> RankShell:
     shell = RankShell.instance()
     _refuse_magics(shell)
     shell.user_ns.pop("In", None)
+    if _is_temporary(shell.ipython_dir):
+        shutil.rmtree(shell.ipython_dir, ignore_errors=True)  # no other process would remove it
     return shell
+
+
+def _is_temporary(directory: str) -> bool:
+    """Return whether IPython has just made a directory because it found no home that it can write to."""
+    parent, name = os.path.split(directory)
+    chosen = os.environ.get("IPYTHONDIR", "")
+    made = parent == tempfile.gettempdir() and _MADE.fullmatch(name) is not None
+    return made and os.path.normpath(os.path.expanduser(chosen)) != directory

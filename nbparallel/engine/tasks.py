@@ -54,10 +54,11 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
 
     `fds` came with it and stay the caller's.
 
-    1. The communicator opens the cell, and interrupts are armed.
+    1. The streams are ours again, the communicator opens the cell, and interrupts are armed.
     2. The rank follows the notebook: sharing strategy, directory, names, seed.
     3. The task's code runs.  If it succeeds, the communicator finishes what the cell began.
-    4. Interrupts are disarmed; nothing below is the user's code, but an object's own pickling.
+    4. Interrupts are disarmed, and the streams put back: nothing below is the user's code, but an object's
+       own pickling.
     5. The communicator closes the cell, so that peers see a failure, and the outcome is made.
 
     A child that the code forked and that comes back here exits: it is no rank.
@@ -65,6 +66,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
     report = TaskReport(state, task)
     communicator = state.communicator
     state.shell.value_text = ""
+    state.output.put_back()
     try:
         try:
             if communicator is not None:
@@ -77,6 +79,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
                 communicator.finish_cell()
         finally:
             state.interrupts.disarm()
+            state.output.put_back()
             state.breakpoints.end_task()
     except BaseException as error:  # noqa: BLE001  a rank survives everything and reports it
         report.fail(error)

@@ -8,6 +8,8 @@ and only then does it arm its parent-death signal.  The template has one thread 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import json
 import os
@@ -50,32 +52,44 @@ def main(fd: int, supervisor: int) -> NoReturn:
 
 
 def _fork_rank(channel: Channel, frame: Frame, supervisor: int) -> None:
+    """Fork a rank and name its process to the supervisor, or the error with which the system refused it."""
     request = json.loads(frame.payload)
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
-        intermediate = os.fork()
-        if not intermediate:
-            _intermediate(channel, frame, request["client"], supervisor, read_end, write_end)
-        os.close(write_end)
-        write_end = -1
-        pid = int(os.read(read_end, 32) or b"0")  # ends when the intermediate has
-        os.waitpid(intermediate, 0)
-        if pid:
-            request["pid"] = pid
-            channel.send(Kind.FORKED, json.dumps(request).encode())
+        number = _fork_twice(channel, frame, request["client"], supervisor)
+        refused = max(0, -number)
+    except OSError as error:
+        number, refused = 0, error.errno or errno.EAGAIN
     finally:
         frame.close()
-        os.close(read_end)
-        if write_end >= 0:
+    fields = {**request, "pid": max(0, number), "errno": refused}
+    channel.send(Kind.FORKED, json.dumps(fields).encode())
+
+
+def _fork_twice(channel: Channel, frame: Frame, client: int, supervisor: int) -> int:
+    """Return the rank's pid; 0 if the intermediate was killed, or the negative `errno` of its fork."""
+    with contextlib.ExitStack() as ends:
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        ends.callback(os.close, read_end)
+        try:
+            intermediate = os.fork()
+            if not intermediate:
+                _intermediate(channel, frame, client, supervisor, read_end, write_end)
+        finally:
             os.close(write_end)
+        number = int(os.read(read_end, 32) or b"0")  # ends when the intermediate has
+        os.waitpid(intermediate, 0)
+        return number
 
 
 def _intermediate(
     channel: Channel, frame: Frame, client: int, supervisor: int, read_end: int, write_end: int
 ) -> NoReturn:
     try:
-        me = os.pidfd_open(os.getpid())
-        pid = os.fork()
+        try:
+            me = os.pidfd_open(os.getpid())
+            pid = os.fork()
+        except OSError as error:
+            pid = -(error.errno or errno.EAGAIN)
         if pid:
             os.write(write_end, str(pid).encode())
             os._exit(0)

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from nbparallel.wire.system import do_all
+
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
 _notebook: Callable[[], tuple[Any, Any]] | None = None
 
@@ -14,8 +16,7 @@ _notebook: Callable[[], tuple[Any, Any]] | None = None
 @atexit.register
 def _stop_all() -> None:
     """Stop sessions that the program left running; in a forked child `stop` does nothing."""
-    for session in list(_running):
-        session.stop()
+    do_all(*(session.stop for session in list(_running)))
 
 
 def add(session: Any) -> None:

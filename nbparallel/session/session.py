@@ -31,6 +31,7 @@ from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
 from nbparallel.session.tasks.value_tasks import call_task, pull_task, push_task
+from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
     from nbparallel.channel.segment_client import SegmentClient
@@ -129,27 +130,20 @@ class Session:
         """
         with self._session_lock.hold() as interrupts:
             self._ensure(interrupts)
-        session_views.load_views()
+            session_views.load_views()
 
     def stop(self) -> None:
         """End every process of the session (idempotent).  Arrays in this process stay as they are.
 
-        An interrupt raises when no process is left, at most two seconds later.
+        An interrupt raises when no process is left, at most two seconds later; so does another error.
         """
         if os.getpid() != self._session_lock.pid:
             return  # a forked child owns nothing
         with InterruptCounter():
-            self._stop()
-
-    def _stop(self) -> None:
-        self._session_lock.closed = True
-        running_sessions.discard(self)
-        pool = self._ranks.detach()
-        if pool is None:
-            return
-        pool.abandon()  # a thread that waits for ranks raises
-        self._session_lock.close(STOP_SECONDS)
-        pool.stop()
+            self._session_lock.closed = True
+            running_sessions.discard(self)
+            # First a thread that starts ranks or waits for them raises; it has a moment to end what it began.
+            do_all(self._ranks.close, partial(self._session_lock.close, STOP_SECONDS), self._ranks.stop)
 
     def __enter__(self) -> Self:
         try:
@@ -160,16 +154,20 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except BaseException:  # an interrupt may raise before it has begun
+            self.stop()
+            raise
 
     def __repr__(self) -> str:
         state = "stopped" if self.closed else "running" if self.started else "not started yet"
         return f"<Session of {rank_list(range(self.world_size))}, {state}>"
 
-    def _ensure(self, interrupts: InterruptCounter) -> tuple[RankPool, list[str]]:
-        pool, notes = self._ranks.ensure(interrupts)
+    def _ensure(self, interrupts: InterruptCounter) -> RankPool:
+        pool = self._ranks.ensure(interrupts)
         running_sessions.add(self)
-        return pool, notes
+        return pool
 
     def run(
         self,
@@ -254,18 +252,25 @@ class Session:
             Its ``result()`` waits, and returns or raises what `run` would have.
         """
         chosen = CellOptions(**options)
-        with self._session_lock.hold() as interrupts:
-            run = self._launch(cell, ranks, chosen, interrupts)
-            finish = partial(self._finish, run, interrupts)
-            return PendingCell(finish, interrupts, self._session_lock.release, run.output)
+        pending = None
+        try:
+            with self._session_lock.hold() as interrupts:
+                run = self._launch(cell, ranks, chosen, interrupts)
+                finish = partial(self._finish, run, interrupts)
+                pending = PendingCell(finish, interrupts, self._session_lock.release, run.output)
+                return pending  # noqa: RET504  an interrupt may come before the caller has it
+        except BaseException:
+            if pending is not None:  # an interrupt at the very end, and no caller has the cell
+                pending.cancel()
+            raise
 
     def _launch(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter
     ) -> TaskRun:
         check_cell(cell, options)
         started = time.monotonic()
-        pool, notes = self._ensure(interrupts)
-        selected = select_ranks(ranks, self.world_size)
+        pool = self._ensure(interrupts)
+        selected, notes = select_ranks(ranks, self.world_size), self._ranks.take_notes()
         request = self._tasks.prepare_cell(pool, cell, options, selected, notes, started)
         return self._tasks.launch(pool, request, interrupts)
 
@@ -306,7 +311,7 @@ class Session:
     ) -> CellResult:
         """Perform a task on all ranks; `watch` follows it."""
         with self._session_lock.hold() as interrupts:
-            pool, notes = self._ensure(interrupts)
+            pool, notes = self._ensure(interrupts), self._ranks.take_notes()
             request = self._tasks.prepare(pool, make, CellOptions(sink=sink), notes, watch)
             return self._finish(self._tasks.launch(pool, request, interrupts), interrupts)
 
@@ -330,7 +335,7 @@ class Session:
         check_world_size(world_size, self.world_size)
         with self._session_lock.hold() as interrupts:
             if self.started:
-                pool, _ = self._ensure(interrupts)
+                pool = self._ensure(interrupts)
                 if world_size > self.world_size:
                     self._ranks.grow(world_size, interrupts)
                 elif world_size < self.world_size:

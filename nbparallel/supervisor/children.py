@@ -227,6 +227,10 @@ class RankProcess:
     """How it broke the protocol, for which it was killed."""
     closed_socket: bool = False
     """Whether it closed its socket and went on, for which it was killed."""
+    refused: int = 0
+    """The system's error (`errno`) if its process could not be made, else 0."""
+    doomed: bool = False
+    """Whether it is to be killed as soon as its process is known."""
     pidfd: int = -1
     """Readable when it has ended, whether SIGCHLD came or not; -1: there is none yet, or no more."""
 
@@ -246,5 +250,12 @@ class RankProcess:
             "signal": child_exit.signal_number if child_exit else None,
             "protocol_error": self.protocol_error,
             "closed_socket": self.closed_socket,
+            "refused": self.refused,
         }
         return json.dumps(fields).encode()
+
+    def kill(self) -> None:
+        """Kill it, now or when its process is known."""
+        self.doomed = True
+        if self.pid and not self.dead:
+            os.kill(self.pid, signal.SIGKILL)

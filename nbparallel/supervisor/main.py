@@ -55,7 +55,7 @@ class Supervisor:
         self._event_loop = SupervisorEventLoop()
         self._ranks: dict[int, RankProcess] = {}
         self._unnamed_exits: dict[int, ChildExit] = {}
-        self._template = TemplateProcess(self._event_loop, log, self._set_pid)
+        self._template = TemplateProcess(self._event_loop, log, self._set_pid, self._on_refused)
         self._control_view: ControlView | None = None
         self._options: dict[str, Any] = {}
         self._grace: float | None = None
@@ -118,7 +118,7 @@ class Supervisor:
                 self._options = json.loads(frame.payload)
                 mark_children(os.getppid())
                 if self._options["start_method"] == "forkserver":
-                    self._template.start(self._options["template"])
+                    self._start_template()
                 self._control_outbox.send(Kind.HELLO, json.dumps({"pid": os.getpid()}).encode())
                 self._sweep.begin()
             elif frame.kind is Kind.SPAWN:
@@ -129,8 +129,8 @@ class Supervisor:
                 self._control_view = ControlView(frame.fds[0])
             elif frame.kind is Kind.KILL:
                 rank = self._ranks.get(json.loads(frame.payload)["client"])
-                if rank is not None and rank.pid:
-                    os.kill(rank.pid, signal.SIGKILL)
+                if rank is not None:
+                    rank.kill()
             elif frame.kind is Kind.LEDGER:
                 for page in self._server.report():
                     self._control_outbox.send(Kind.LEDGER, page, sequence=frame.sequence)
@@ -141,10 +141,23 @@ class Supervisor:
 
     # ranks ------------------------------------------------------------------------------------------
 
+    def _start_template(self) -> None:
+        try:
+            self._template.start(self._options["template"])
+        except OSError as error:
+            self._report_template(ChildExit(0, None, None), error.errno or 0)
+
     def _spawn(self, frame: Frame) -> None:
+        """Start a rank; what the system refuses is the end of that rank, not of the supervisor."""
         fields = json.loads(frame.payload)
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client = fields["client"]
+        try:
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            refused = RankProcess(fields["rank"], client, self._control, self._control_outbox)
+            refused.refused = error.errno or 0
+            self._control_outbox.send(Kind.DIED, refused.death_message(None))
+            return
         rank = RankProcess(
             fields["rank"], client, mine, self._event_loop.add_socket(mine, lambda: self._on_segments(client))
         )
@@ -152,19 +165,29 @@ class Supervisor:
         rank.inode = os.fstat(theirs.fileno()).st_ino
         self._segment_sockets[client], self._segment_outboxes[client] = mine, rank.outbox
         self._server.client_joined(client)
-        channel, stdout, stderr = frame.fds
         with theirs:
-            if self._options["start_method"] == "spawn":
-                argv = [*self._options["engine"], *map(str, (channel, theirs.fileno(), client, os.getpid()))]
-                pid = children.start(
-                    argv, [channel, theirs.fileno()], stdout=stdout, stderr=stderr, new_session=True
-                )
-                self._set_pid(client, pid)
-                return
-            if not self._template.connected:
-                self._template.start(self._options["template"])
-            rank.template = self._template.pid
-            self._template.fork(rank.rank, client, [channel, stdout, stderr, theirs.fileno()])
+            try:
+                self._start_rank(rank, [*frame.fds, theirs.fileno()])
+            except OSError as error:
+                self._on_refused(client, error.errno or 0)
+
+    def _start_rank(self, rank: RankProcess, fds: list[int]) -> None:
+        channel, stdout, stderr, segments = fds
+        if self._options["start_method"] == "spawn":
+            words = [*self._options["engine"], *map(str, (channel, segments, rank.client, os.getpid()))]
+            pid = children.start(words, [channel, segments], stdout=stdout, stderr=stderr, new_session=True)
+            self._set_pid(rank.client, pid)
+            return
+        if not self._template.connected:
+            self._template.start(self._options["template"])
+        rank.template = self._template.pid
+        self._template.fork(rank.rank, rank.client, fds)
+
+    def _on_refused(self, client: int, number: int) -> None:
+        """Report a rank whose process could not be made; `number` is the system's error."""
+        if (rank := self._ranks.get(client)) is not None and not rank.pid:
+            rank.refused = number
+            self._on_rank_exit(rank, None)
 
     def _set_pid(self, client: int, pid: int) -> None:
         if (rank := self._ranks.get(client)) is None:
@@ -174,6 +197,8 @@ class Supervisor:
         child_exit = self._unnamed_exits.pop(pid, None)
         if child_exit is not None:
             self._on_rank_exit(rank, child_exit)
+        elif rank.doomed:
+            rank.kill()
 
     def _on_segments(self, client: int) -> bool:
         """Act on a client's next frame; return False if it could not be read now."""
@@ -245,6 +270,8 @@ class Supervisor:
             # only a child of ours: waitid says ECHILD for any other
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             rank.pid, rank.announced = pid, True
+            if rank.doomed:
+                rank.kill()
             self._orphans.forget_pid(pid)
             fields = {"rank": rank.rank, "client": client, "pid": pid, "template": self._template.pid}
             self._control_outbox.send(Kind.READY, json.dumps(fields).encode(), [pidfd])
@@ -296,12 +323,16 @@ class Supervisor:
     def _on_template_exit(self, template_exit: ChildExit) -> None:
         self._template.exited()
         if not self._template.ready:
-            fields = {"exit_code": template_exit.exit_code, "signal": template_exit.signal_number}
-            self._control_outbox.send(Kind.START_FAILED, json.dumps(fields).encode())
+            self._report_template(template_exit)
             return
         for rank in list(self._ranks.values()):
             if not rank.pid and rank.socket.fileno() < 0:
                 self._on_rank_exit(rank, None)
+
+    def _report_template(self, template_exit: ChildExit, refused: int = 0) -> None:
+        code, number = template_exit.exit_code, template_exit.signal_number
+        fields = {"exit_code": code, "signal": number, "refused": refused}
+        self._control_outbox.send(Kind.START_FAILED, json.dumps(fields).encode())
 
     def _on_rank_exit(self, rank: RankProcess, child_exit: ChildExit | None) -> None:
         """Record a rank's death everywhere; None: the template died before it could name the process."""

@@ -12,6 +12,7 @@ just begun: its record is there before its first name, and a name without a reco
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -103,8 +104,9 @@ def unlink_aside(path: str, nbytes: int) -> None:
     held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.unlink(path)
-        if os.fork() == 0:
-            os._exit(0)  # frees it, as the last one that has it open
+        with contextlib.suppress(OSError):  # no process can be made: then this one frees it
+            if os.fork() == 0:
+                os._exit(0)  # frees it, as the last one that has it open
     finally:
         os.close(held)
 

@@ -23,6 +23,8 @@ class TemplateProcess:
         Descriptor for its output.
     on_fork : callable
         ``on_fork(client, pid)``, called for every rank that it has forked.
+    on_refused : callable
+        ``on_refused(client, errno)``, called for every rank that it could not fork.
 
     Attributes
     ----------
@@ -33,9 +35,14 @@ class TemplateProcess:
     """
 
     def __init__(
-        self, event_loop: SupervisorEventLoop, log: int, on_fork: Callable[[int, int], None]
+        self,
+        event_loop: SupervisorEventLoop,
+        log: int,
+        on_fork: Callable[[int, int], None],
+        on_refused: Callable[[int, int], None],
     ) -> None:
-        self._event_loop, self._log, self._on_fork = event_loop, log, on_fork
+        self._event_loop, self._log = event_loop, log
+        self._on_fork, self._on_refused = on_fork, on_refused
         self._socket: socket.socket | None = None
         self._outbox: Outbox | None = None
         self.pid = 0
@@ -47,16 +54,20 @@ class TemplateProcess:
         return self._socket is not None
 
     def start(self, argv: Sequence[str]) -> None:
-        """Start one."""
+        """Start one; `OSError` if the system refuses it."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.pid = children.start(
-                [*argv, str(theirs.fileno()), str(os.getpid())],
-                [theirs.fileno()],
-                stdout=self._log,
-                stderr=self._log,
-                new_session=True,
-            )
+            try:
+                self.pid = children.start(
+                    [*argv, str(theirs.fileno()), str(os.getpid())],
+                    [theirs.fileno()],
+                    stdout=self._log,
+                    stderr=self._log,
+                    new_session=True,
+                )
+            except OSError:
+                mine.close()
+                raise
         self._socket, self.ready = mine, False
         self._outbox = self._event_loop.add_socket(mine, self._on_frame)
 
@@ -99,6 +110,9 @@ class TemplateProcess:
                 self.ready = True
             elif frame.kind is Kind.FORKED:
                 fields = json.loads(frame.payload)
-                self._on_fork(fields["client"], fields["pid"])
+                if fields["pid"]:
+                    self._on_fork(fields["client"], fields["pid"])
+                else:
+                    self._on_refused(fields["client"], fields["errno"])
         finally:
             frame.close()

@@ -1,10 +1,10 @@
-"""Sandboxes: scripts that run where memory or a disk is nearly used up.
+"""Sandboxes: scripts that run where memory, a disk or the number of processes is nearly used up.
 
 Some facts (mount_namespaces(7), tmpfs(5), cgroups(7)):
 
 * a process in a mount namespace of its own may mount a tiny tmpfs over /dev/shm or any folder, which no
   process outside sees; with a user namespace this takes no privilege, where the system allows that at all;
-* a memory cgroup may be made by a process that may write to the cgroup's folder: one of root, or of a
+* a cgroup may be made by a process that may write to the cgroup's folder: one of root, or of a
   user to whom it was delegated;
 * a cgroup's folder can be removed once its last process has ended.
 """
@@ -54,7 +54,20 @@ def run_script(
 @contextlib.contextmanager
 def memory_cgroup(nbytes: int) -> Iterator[list[str] | str]:
     """Make a memory cgroup with a limit; give the words that run a command in it, or why there is none."""
-    made = _make_cgroup(nbytes)
+    with _cgroup("memory", ("memory.limit_in_bytes", "memory.max"), nbytes) as words:
+        yield words
+
+
+@contextlib.contextmanager
+def process_cgroup(count: int) -> Iterator[list[str] | str]:
+    """Make a cgroup that may have `count` processes and threads; gives what `memory_cgroup` does."""
+    with _cgroup("pids", ("pids.max", "pids.max"), count) as words:
+        yield words
+
+
+@contextlib.contextmanager
+def _cgroup(controller: str, limits: tuple[str, str], most: int) -> Iterator[list[str] | str]:
+    made = _make_cgroup(controller, limits, most)
     if isinstance(made, str):
         yield made
         return
@@ -64,19 +77,20 @@ def memory_cgroup(nbytes: int) -> Iterator[list[str] | str]:
         made.rmdir()
 
 
-def _make_cgroup(nbytes: int) -> Path | str:
-    for root, limit in ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (_own_v2(), "memory.max")):
+def _make_cgroup(controller: str, limits: tuple[str, str], most: int) -> Path | str:
+    """Return the folder of a new cgroup; `limits`: the file with its limit, in version 1 and 2."""
+    for root, limit in zip((Path("/sys/fs/cgroup", controller), _own_v2()), limits, strict=True):
         folder = root / f"nbp-test-{os.getpid()}"
         try:
             folder.mkdir()
         except OSError as error:
-            reason = f"no memory cgroup can be made: {error}"
+            reason = f"no {controller} cgroup can be made: {error}"
             continue
         try:
-            (folder / limit).write_text(str(nbytes))
+            (folder / limit).write_text(str(most))
         except OSError as error:
             folder.rmdir()
-            reason = f"a cgroup's memory cannot be limited here: {error}"
+            reason = f"a cgroup's {controller} cannot be limited here: {error}"
             continue
         return folder
     return reason

@@ -28,7 +28,8 @@ import stat
 import struct
 from dataclasses import dataclass
 
-from nbparallel.errors import ProtocolError
+from nbparallel.errors import FileDescriptorLimitError, ProtocolError, SharedMemoryFullError
+from nbparallel.wire.units import size_text
 
 MAGIC = b"NBP1"
 VERSION = 1
@@ -137,7 +138,23 @@ def encode(kind: int, payload: bytes = b"", *, epoch: int = 0, sequence: int = 0
 
 
 def spill(payload: bytes) -> int:
-    """Return a sealed memfd that holds `payload`; the caller closes it."""
+    """Return a sealed memfd that holds `payload`; the caller closes it.
+
+    Raises
+    ------
+    SharedMemoryFullError, FileDescriptorLimitError
+        The system refuses it.
+    """
+    try:
+        return _spilled(payload)
+    except OSError as error:
+        text = f"a message of {size_text(len(payload))} needs a file in memory: {error.strerror}"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise FileDescriptorLimitError(error.errno, f"{text} (ulimit -n)") from error
+        raise SharedMemoryFullError(f"{text}; %parallel_doctor shows the limits") from error
+
+
+def _spilled(payload: bytes) -> int:
     fd = os.memfd_create("nbp-frame", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(payload)

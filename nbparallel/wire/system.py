@@ -2,7 +2,7 @@
 
 Standard library only, for the supervisor as well.  All readers survive a system that lacks what they read.
 
-Some facts about memory cgroups (cgroups(7), proc_pid_mountinfo(5)):
+Some facts about cgroups (cgroups(7), proc_pid_mountinfo(5)):
 
 * every ancestor's limit counts as well;
 * without a cgroup namespace the path in /proc/self/cgroup is the host's: the mount's root, a field of
@@ -17,6 +17,7 @@ import resource
 import select
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 PAUSE_SECONDS = 0.001
 """Between two tries to poll."""
@@ -36,6 +37,18 @@ def ready(poll: select.poll, milliseconds: float | None = None) -> list[tuple[in
                 raise
             time.sleep(PAUSE_SECONDS)
     return []
+
+
+def do_all(*steps: Callable[[], object]) -> None:
+    """Call every step, whatever the others raise; then raise what the first one of them raised."""
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001  it is raised below
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def read_text(path: str) -> str:
@@ -62,8 +75,8 @@ def available_memory(read: ReadText = read_text) -> tuple[int, int, int] | None:
     return available << 10, fields.get("SwapFree", 0) << 10, fields.get("MemTotal", 0) << 10
 
 
-def memory_cgroups(read: ReadText = read_text) -> Iterator[tuple[str, int]]:
-    """Yield (directory, 1 or 2) of this process's memory cgroup and of its ancestors."""
+def cgroups(controller: str, read: ReadText = read_text) -> Iterator[tuple[str, int]]:
+    """Yield (directory, 1 or 2) of this process's cgroup of a controller (``memory``), and its ancestors."""
     try:
         memberships = [line.split(":", 2) for line in read("/proc/self/cgroup").splitlines()]
         mounts = [_mount(line) for line in read("/proc/self/mountinfo").splitlines() if " - cgroup" in line]
@@ -76,7 +89,7 @@ def memory_cgroups(read: ReadText = read_text) -> Iterator[tuple[str, int]]:
         for root, point, kind, options in mounts:
             version = 2 if kind == "cgroup2" and not controllers else 1
             if version == 1 and not (
-                kind == "cgroup" and "memory" in controllers.split(",") and "memory" in options
+                kind == "cgroup" and controller in controllers.split(",") and controller in options
             ):
                 continue
             inside = os.path.relpath(path, root) if path.startswith(root.rstrip("/") + "/") else "."
@@ -125,6 +138,64 @@ def process_limit(number: int) -> tuple[int | None, int | None]:
     """Return the soft and the hard limit of a ``resource.RLIMIT_…``; None: unlimited."""
     soft, hard = resource.getrlimit(number)
     return None if soft == resource.RLIM_INFINITY else soft, None if hard == resource.RLIM_INFINITY else hard
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimit:
+    """A limit on processes and threads together."""
+
+    most: int
+    """How many there may be."""
+    used: int
+    """How many there are."""
+    where: str
+    """Whose limit, and which, as the end of a sentence."""
+
+
+def task_limits(read: ReadText = read_text) -> Iterator[TaskLimit]:
+    """Yield every limit on processes and threads that holds for this process."""
+    most, _ = process_limit(resource.RLIMIT_NPROC)
+    if most is not None and not _may_exceed_task_limit(read):
+        yield TaskLimit(most, _tasks_of_user(most, read), "this user may have (ulimit -u)")
+    for directory, _ in cgroups("pids", read):
+        try:
+            text = read(f"{directory}/pids.max").strip()
+            if text.isdigit():  # else "max"
+                used = int(read(f"{directory}/pids.current"))
+                yield TaskLimit(int(text), used, "this container may have (pids.max of its cgroup)")
+        except (OSError, ValueError):
+            continue
+
+
+def _may_exceed_task_limit(read: ReadText) -> bool:
+    """Return whether RLIMIT_NPROC does not hold: for the machine's root (copy_process in kernel/fork.c)."""
+    try:
+        return os.getuid() == 0 and read("/proc/self/uid_map").split() == ["0", "0", str(2**32 - 1)]
+    except OSError:
+        return os.getuid() == 0
+
+
+def _tasks_of_user(most: int, read: ReadText) -> int:
+    """Return how many processes and threads this user has; of all users, where that is far below `most`."""
+    try:
+        everyone = int(read("/proc/loadavg").split()[3].partition("/")[2])
+        if 2 * everyone < most:
+            return everyone
+    except (OSError, ValueError, IndexError):
+        pass
+    count, user = 0, os.getuid()
+    try:
+        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return 0
+    for pid in pids:
+        try:
+            status = os.stat(f"/proc/{pid}/task")
+        except OSError:
+            continue  # it has ended
+        if status.st_uid == user:
+            count += status.st_nlink - 2  # a folder for each thread
+    return count
 
 
 def open_descriptors() -> int | None:

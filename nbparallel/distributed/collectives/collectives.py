@@ -143,6 +143,11 @@ class GroupCollectives:
         """Release copies that all members have read."""
         self._exchange.release()
 
+    def release_staging(self) -> None:
+        """Release the staging buffers, unless a member may read them; the next use makes others."""
+        if self.protocol.all_done() >= self.protocol.number:
+            self._staging.close()
+
     def close(self) -> None:
         """Release all memory."""
         self._staging.close()

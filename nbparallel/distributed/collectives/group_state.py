@@ -17,9 +17,41 @@ from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
 from nbparallel.errors import InternalError, ProtocolError, rank_list
+from nbparallel.sharing.store import Store
+
+MANY = 32
+"""After so many new groups the staging buffers of all are released: they are segments of their own."""
+LARGEST_NBYTES = 32 << 20
+"""Of a segment for groups."""
+
+
+class AreaMemory:
+    """Memory for the areas of all groups that one rank opens, in few segments.
+
+    Each new segment is as large as all before it together: their number grows as the logarithm of the number
+    of groups.  Areas are freed together, at the end of the epoch: a group is a value, which any member may
+    use again at any time.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._block: AnyArray = np.empty(0, np.uint8)
+        self._used = self._made = 0
+
+    def allocate(self, ranks: tuple[int, ...]) -> AnyArray:
+        """Return the memory of a group's area, prepared."""
+        nbytes = group_nbytes(len(ranks))
+        if self._used + nbytes > self._block.size:
+            size = max(nbytes, min(self._made, LARGEST_NBYTES))
+            self._block, self._used = self._store.empty((size,), np.uint8), 0
+            self._made += size
+        memory = self._block[self._used : self._used + nbytes]
+        self._used += nbytes
+        prepare(memory, ranks)
+        return memory
 
 
 class GroupState:
@@ -58,6 +90,8 @@ class GroupTable:
         all_ranks = Group(tuple(range(context.world_size)))
         self.world = GroupState(all_ranks, context.rank, world)
         self._known = {all_ranks: self.world}
+        self._memory = AreaMemory(context.store)
+        self._opened = 0
 
     def find(self, group: object) -> GroupState:
         """Return the state of a group, for an operation that begins now.
@@ -107,18 +141,26 @@ class GroupTable:
     def open(self, state: GroupState, deadline_ns: int | None) -> GroupCollectives:
         """Return the group's collectives; the first call sets up the slot area with the other members."""
         if state.collectives is None:
+            self._opened += 1
+            if self._opened % MANY == 0:
+                self._release_staging()
             state.collectives = GroupCollectives(self._context, self._open_area(state, deadline_ns))
         return state.collectives
 
+    def _release_staging(self) -> None:
+        """Release the staging buffers of all groups: a program that makes many seldom uses all of them."""
+        for state in self._known.values():
+            if state.collectives is not None and state is not self.world:
+                state.collectives.release_staging()
+
     def _open_area(self, state: GroupState, deadline_ns: int | None) -> SlotArea:
         context, ranks = self._context, state.ranks
-        memory: np.ndarray[Any, np.dtype[Any]]
+        memory: AnyArray
         if state.index > 0:
             packed = self._receiver.await_introduction(ranks[0], state.word, deadline_ns)
             memory = context.attach(decode_handle(packed), writable=True)
         else:
-            memory = context.store.empty((group_nbytes(len(ranks)),), np.uint8)
-            prepare(memory, ranks)
+            memory = self._memory.allocate(ranks)
             handle = context.store.handle(memory, writable=True)
             if handle is None:
                 raise InternalError("the store's own array is not shared")
@@ -166,3 +208,4 @@ class GroupTable:
             if state.collectives is not None:
                 state.collectives.close()
         self._known.clear()
+        self._memory = AreaMemory(self._context.store)

@@ -1,6 +1,7 @@
 """The shared memory in which a group synchronises: arrival and done counters, and slots for payloads.
 
-The world's area is part of the control segment.  Every other group has a segment with the same layout::
+The world's area is part of the control segment.  Every other group has an area with the same layout in a
+segment of the rank that opened it, with its other groups::
 
     head: magic, number of members, payload of a slot, the members' ranks …
     per member: arrive | done                                   (a cache line each)
@@ -105,12 +106,12 @@ def _slots_start(members: int) -> int:
 
 
 def group_nbytes(members: int) -> int:
-    """Return the size of the memory of a group."""
+    """Return the size of the area of a group."""
     return _slots_start(members) + members * GENERATIONS * (SLOT_HEADER + _payload(members))
 
 
 def prepare(memory: AnyArray, ranks: Sequence[int]) -> None:
-    """Write the head of a new group's memory, and zero its words; no other rank has mapped it yet."""
+    """Write the head of a new group's area, and zero its words; no other rank has attached it yet."""
     memory[: _slots_start(len(ranks))] = 0
     size = SLOT_HEADER + _payload(len(ranks))
     memory[_slots_start(len(ranks)) :].reshape(-1, size)[:, :SLOT_HEADER] = 0

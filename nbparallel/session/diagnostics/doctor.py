@@ -20,7 +20,7 @@ from nbparallel.wire.units import size_text
 
 FILES_FREE = 512
 """Fewer free descriptors than this are used up by a few hundred large arrays, at two for each."""
-PROCESSES = 256
+PROCESSES_FREE = 64
 """A rank is one process, and libraries start threads, which count as well."""
 MAPS_FREE = 10_000
 """Every shared array that is not packed costs a mapping; the usual limit is 65,530."""
@@ -135,9 +135,20 @@ def _files(machine: Machine) -> Measured:
 
 
 def _processes(machine: Machine) -> Measured:
-    limit = machine.processes
-    most = math.inf if machine.root or limit.soft is None else limit.soft
-    return most, f"this user may have {_text(limit.soft)} processes and threads"
+    if not machine.tasks:
+        return math.inf, "any number of processes and threads"
+    tightest = min(machine.tasks, key=lambda limit: limit.most - limit.used)
+    seen = f"{tightest.used:,} processes and threads of the {tightest.most:,} that {tightest.where}"
+    return tightest.most - tightest.used, seen
+
+
+def _file_size(machine: Machine) -> Measured | None:
+    if machine.file_size.soft is None:
+        return None
+    seen = (
+        f"a file, and so a piece of shared memory, may have {size_text(machine.file_size.soft)} (ulimit -f)"
+    )
+    return machine.file_size.soft, seen
 
 
 def _maps(machine: Machine) -> Measured | None:
@@ -197,8 +208,16 @@ CHECKS = (
     Check(
         "processes",
         _processes,
-        PROCESSES,
-        lambda machine: _raise("-u", machine.processes, "or run few ranks: -n 2"),
+        PROCESSES_FREE,
+        lambda machine: _raise(
+            "-u", machine.processes, "or run few ranks: -n 2; a container: docker run --pids-limit"
+        ),
+    ),
+    Check(
+        "size of files",
+        _file_size,
+        math.inf,
+        lambda machine: _raise("-f", machine.file_size, "arrays and the ranks' own segments count as files"),
     ),
     Check(
         "mappings",

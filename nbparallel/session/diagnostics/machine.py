@@ -6,10 +6,12 @@ import os
 import platform
 import resource
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
+from nbparallel.channel import Channel
 from nbparallel.sharing import get_sharing_strategy
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
@@ -17,12 +19,14 @@ from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor import sweep
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.wire.system import (
+    TaskLimit,
     affine_cpus,
     cgroup_quota,
     mapping_limit,
     open_descriptors,
     process_limit,
     read_text,
+    task_limits,
 )
 
 SHM = "/dev/shm"
@@ -45,8 +49,6 @@ class Machine:
 
     proc: bool
     """Whether there is /proc: usage of a process, and reopening descriptors for reading only."""
-    root: bool
-    """Whether this user may exceed limits of processes."""
     uid: int
     """The user."""
     files: ResourceLimit
@@ -55,6 +57,10 @@ class Machine:
     """Open files of this process."""
     processes: ResourceLimit
     """Processes and threads of this user."""
+    tasks: tuple[TaskLimit, ...]
+    """Limits on processes and threads that hold for this process: the user's, and those of containers."""
+    file_size: ResourceLimit
+    """Largest file in bytes; shared memory counts as one."""
     address_space: ResourceLimit
     """Virtual memory a process."""
     max_maps: int | None
@@ -93,11 +99,12 @@ def inspect_machine() -> Machine:
     """Inspect this machine; allocates one page of shared memory with each strategy, and frees it."""
     return Machine(
         proc=os.path.isdir("/proc/self/fd"),
-        root=os.geteuid() == 0,
         uid=os.geteuid(),
         files=ResourceLimit(*process_limit(resource.RLIMIT_NOFILE)),
         used_files=open_descriptors() or 0,
         processes=ResourceLimit(*process_limit(resource.RLIMIT_NPROC)),
+        tasks=tuple(task_limits()),
+        file_size=ResourceLimit(*process_limit(resource.RLIMIT_FSIZE)),
         address_space=ResourceLimit(*process_limit(resource.RLIMIT_AS)),
         max_maps=mapping_limit(),
         used_maps=_read("/proc/self/maps").count("\n"),
@@ -151,10 +158,23 @@ def _eventfd() -> None:
     os.close(os.eventfd(0, os.EFD_CLOEXEC))
 
 
+def _socketpair() -> None:
+    for end in Channel.pair():
+        end.close()
+
+
+def _thread() -> None:
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+
+
 _CALLS: Mapping[str, Callable[[], None]] = {
     "pidfd_open": _pidfd,
     "memfd_create": _memfd,
     "eventfd": _eventfd,
+    "socketpair": _socketpair,
+    "a thread": _thread,
 }
 
 
@@ -163,6 +183,8 @@ def _why_refused(attempt: Callable[[], None]) -> str:
         attempt()
     except OSError as error:
         return error.strerror or str(error)
+    except RuntimeError as error:
+        return str(error)
     except AttributeError:
         return f"{sys.platform} has no such call"
     return ""

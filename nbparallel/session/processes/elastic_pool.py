@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
-from nbparallel.errors import NO_RANKS, StartError, rank_list
+from nbparallel.errors import NO_RANKS, STOPPED, ClosedError, StartError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_exit import describe_exit
 from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.wire.system import do_all
+
+RESTARTED = "restarted"
+"""Why a rank was ended: the user asked for it, and needs no note."""
 
 
 class ElasticPool:
@@ -37,10 +42,15 @@ class ElasticPool:
     ) -> None:
         self.world_size, self.start_method = world_size, start_method
         self.pool: RankPool | None = None
-        """None before the first use, and after `detach`."""
+        """None before the first use, and after `close`."""
         self.starting: tuple[int, ...] = ()
         """The ranks that are being started."""
         self._launch, self._names, self._output_of = launch, names, output_of
+        self._pools: set[RankPool] = set()
+        """Every pool that is not stopped yet, also while its ranks start."""
+        self._closed = False
+        self._notes: list[str] = []
+        """On what was started again, until a cell shows them: a start may be interrupted, or show nothing."""
 
     @property
     def running(self) -> RankPool:
@@ -49,35 +59,52 @@ class ElasticPool:
             raise RuntimeError(NO_RANKS)
         return self.pool
 
-    def ensure(self, interrupts: InterruptCounter) -> tuple[RankPool, list[str]]:
-        """Return a pool whose ranks all live, and notes on what was started again.
+    def ensure(self, interrupts: InterruptCounter) -> RankPool:
+        """Return a pool whose ranks all live; `take_notes` returns what was started again.
 
         Raises
         ------
         StartError, KeyboardInterrupt
             As `RankPool.start`.
+        ClosedError
+            `close` was called, perhaps while this ran.
         """
-        notes: list[str] = []
-        if self.pool is not None and self.pool.lost:
+        pool = self.pool
+        if pool is not None and pool.lost and not self._closed:
             self._stop_pool()
-            notes.append(
+            self._notes.append(
                 "the supervisor process had died and the ranks with it; new ones are running, "
                 "their variables are gone"
             )
-        if self.pool is None:
+            pool = None
+        if pool is None or self._closed:
             with self._starting(range(self.world_size)):
-                self.pool = self._start(interrupts)
-            self._names.connect(self.pool.supervisor.broker)
-            return self.pool, notes
-        return self.pool, [*notes, *self._revive(self.pool, interrupts)]
-
-    def detach(self) -> RankPool | None:
-        """Terminate a supervisor that was started early; return the pool, which the caller has to stop."""
-        launch, self._launch = self._launch, None
-        pool, self.pool = self.pool, None
-        if launch is not None:
-            launch.terminate()
+                pool = self.pool = self._start(interrupts)
+            self._names.connect(pool.supervisor.broker)
+        else:
+            self._revive(pool, interrupts)
+        if self._closed:
+            self.pool = None
+            raise ClosedError(STOPPED)
         return pool
+
+    def take_notes(self) -> list[str]:
+        """Return a line for everything that was started again since the last time."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def close(self) -> None:
+        """Start no ranks from now on; make every thread raise that starts ranks or waits for them."""
+        self._closed = True  # before the pools are looked at: one that is made later finds it
+        self.pool = None
+        for pool in list(self._pools):
+            pool.abandon()
+
+    def stop(self) -> None:
+        """End every process; after `close`."""
+        launch, self._launch = self._launch, None
+        steps = [partial(self._discard, pool) for pool in list(self._pools)]
+        do_all(*steps, *([] if launch is None else [launch.terminate]))
 
     def end(self, rank: int | None) -> None:
         """Kill one rank, or end all; `ensure` starts them again."""
@@ -86,7 +113,9 @@ class ElasticPool:
         if rank is None:
             self._stop_pool()
         elif not self.pool.lost:
-            self.pool.end(self.pool.handles[rank])
+            handle = self.pool.handles[rank]
+            handle.ended_because = RESTARTED
+            self.pool.end(handle)
 
     def grow(self, world_size: int, interrupts: InterruptCounter) -> None:
         """Add ranks up to `world_size`; if one cannot start, none of the new ones stays."""
@@ -110,27 +139,35 @@ class ElasticPool:
 
     def _stop_pool(self) -> None:
         pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.stop()
-        self._names.all_ranks_lost()
+        try:
+            if pool is not None:
+                self._discard(pool)
+        finally:
+            self._names.all_ranks_lost()
 
-    def _revive(self, pool: RankPool, interrupts: InterruptCounter) -> list[str]:
-        """Start a fresh process for every dead rank; return a note for each way in which they ended."""
-        ends = {handle.rank: handle.death for handle in pool.dead()}
-        if not ends:
-            return []
-        for rank in ends:
-            self._names.rank_lost(rank)
-        with self._starting(ends) as ranks:
-            pool.start(ranks, len(pool.handles), interrupts)
-        ways: dict[str, list[int]] = {}
-        for rank, end in ends.items():
-            if end is not None:
-                ways.setdefault(describe_exit(end), []).append(rank)
-        return [_back_note(ranks, how) for how, ranks in ways.items()]
+    def _discard(self, pool: RankPool) -> None:
+        try:
+            pool.stop()
+        finally:
+            self._pools.discard(pool)
+
+    def _revive(self, pool: RankPool, interrupts: InterruptCounter) -> None:
+        """Start a fresh process for every dead rank, and note it; wait for those that are starting."""
+        dead, ways = pool.dead(), dict[str, list[int]]()
+        for handle in dead:
+            self._names.rank_lost(handle.rank)
+            # One that was never ready was started for another one, and the note on that one is there.
+            if handle.death is not None and handle.ready and handle.ended_because != RESTARTED:
+                ways.setdefault(describe_exit(handle.death), []).append(handle.rank)
+        self._notes += [_back_note(ranks, how) for how, ranks in ways.items()]
+        if dead or not all(handle.usable for handle in pool.handles):
+            with self._starting(handle.rank for handle in dead) as ranks:
+                pool.start(ranks, len(pool.handles), interrupts)
 
     def _start(self, interrupts: InterruptCounter) -> RankPool:
         """Return a pool whose ranks are all ready; nothing is left running if that fails."""
+        if self._closed:
+            raise ClosedError(STOPPED)
         early, self._launch = self._launch, None
         if early is not None and not early.is_current(self.start_method):
             early.terminate()
@@ -144,10 +181,13 @@ class ElasticPool:
 
     def _start_with(self, launch: SupervisorLaunch, interrupts: InterruptCounter) -> RankPool:
         pool = RankPool(launch, self._output_of)
+        self._pools.add(pool)
         try:
+            if self._closed:
+                raise ClosedError(STOPPED)
             pool.start(list(range(self.world_size)), self.world_size, interrupts)
         except BaseException:
-            pool.stop()
+            self._discard(pool)
             raise
         return pool
 

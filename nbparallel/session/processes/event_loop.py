@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire.system import ready
 
 
@@ -28,13 +29,15 @@ class EventLoop:
         self._calls: deque[Callable[[], None]] = deque()
         self._timers: dict[Callable[[], None], float] = {}
         self._stopping = False
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll.register(self._wake, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        with as_start_error("an eventfd"):
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._wake, select.POLLIN)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread; `StartError` if the system refuses it."""
+        with as_start_error("a thread"):
+            self._thread.start()
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` whenever `fd` is readable or at its end, instead of an earlier one."""

@@ -6,20 +6,22 @@ this module and its imports stay small (a test checks).
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import os
 import secrets
 import select
+import socket
 import subprocess
-from collections.abc import Callable
+from functools import partial
 
 from nbparallel.channel import Channel
-from nbparallel.errors import StartError
+from nbparallel.errors import ChannelClosedError
 from nbparallel.session.processes import process_context
 from nbparallel.session.processes.process_context import process_attributes
+from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.system import ready
+from nbparallel.wire.system import do_all, ready
 
 EXIT_SECONDS = 2.0
 """Bound for the exit of a supervisor that no session uses; then it is killed."""
@@ -50,43 +52,38 @@ class SupervisorLaunch:
         self.seed = secrets.randbits(64)
         self.waited = False
         self._pid = os.getpid()
-        # output of supervisor and template, for the error message of a failed start
-        self.log = _needed("memfd_create", lambda: os.memfd_create("nbp-log", os.MFD_CLOEXEC))
-        try:
-            kernel = _needed("pidfd_open", lambda: os.pidfd_open(os.getpid()))
-        except BaseException:
-            os.close(self.log)
-            raise
-        control, control_theirs = Channel.pair()
-        segments, segments_theirs = Channel.pair()
-        self.control, self.segments = Channel(control), Channel(segments)
-        try:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as given:
+            with as_start_error("memfd_create"):
+                # output of supervisor and template, for the error message of a failed start
+                self.log = os.memfd_create("nbp-log", os.MFD_CLOEXEC)
+            ours.callback(os.close, self.log)
+            with as_start_error("pidfd_open"):
+                kernel = os.pidfd_open(os.getpid())
+            given.callback(os.close, kernel)
+            self.control, control = _channel(ours, given)
+            self.segments, segments = _channel(ours, given)
+            inherited = [control.fileno(), segments.fileno(), kernel, self.log]
             self._process_attributes = process_attributes()
-            given = [control_theirs.fileno(), segments_theirs.fileno(), kernel, self.log]
-            self.popen = subprocess.Popen(
-                [*process_context.supervisor_argv(), *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-                pass_fds=given,
-                start_new_session=True,  # out of the kernel's process group, which Jupyter signals
-                cwd="/",
-                env=process_context.environment(self.session, self.seed & 0xFFFF_FFFF),
-            )
-        except BaseException:
-            self._close()
-            raise
-        finally:
-            os.close(kernel)
-            control_theirs.close()
-            segments_theirs.close()
+            with as_start_error("a process for the supervisor"):
+                self.popen = subprocess.Popen(
+                    [*process_context.supervisor_argv(), *map(str, inherited)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.log,
+                    stderr=self.log,
+                    pass_fds=inherited,
+                    start_new_session=True,  # out of the kernel's process group, which Jupyter signals
+                    cwd="/",
+                    env=process_context.environment(self.session, self.seed & 0xFFFF_FFFF),
+                )
+            ours.pop_all()
         hello = {
             "session": self.session,
             "start_method": start_method,
             "template": process_context.template_argv(),
             "engine": process_context.engine_argv(),
         }
-        self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)
+        with contextlib.suppress(ChannelClosedError):  # it has ended: who waits for it reads why in the log
+            self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)
 
     def is_current(self, start_method: str) -> bool:
         """Return whether the supervisor runs, and this process still has the attributes that it inherited."""
@@ -101,7 +98,9 @@ class SupervisorLaunch:
         if os.getpid() != self._pid:
             return
         self.control.shut_down()  # makes it exit, also if a forked child of ours has the socket open
-        self._close()
+        do_all(self._close, self._await_end)
+
+    def _await_end(self) -> None:
         if not self._ended(EXIT_SECONDS):
             self.popen.kill()
         self.popen.wait()
@@ -122,19 +121,13 @@ class SupervisorLaunch:
             os.close(pidfd)
 
     def _close(self) -> None:
-        self.control.close()
-        self.segments.close()
-        os.close(self.log)
+        do_all(self.control.close, self.segments.close, partial(os.close, self.log))
 
 
-def _needed(call: str, make: Callable[[], int]) -> int:
-    """Return the descriptor that a required system call makes; StartError if the system lacks the call."""
-    try:
-        return make()
-    except (OSError, AttributeError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise
-        raise StartError(
-            f"ranks cannot be started: {call} does not work here ({error}). It needs Linux 5.3 or newer, and "
-            "a container whose seccomp profile allows it (Docker's does since 20.10)"
-        ) from error
+def _channel(ours: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[Channel, socket.socket]:
+    """Return both ends of a socketpair, which the stacks close."""
+    with as_start_error("a pair of sockets"):
+        mine, theirs = Channel.pair()
+    ours.callback(mine.close)
+    given.callback(theirs.close)
+    return Channel(mine), theirs

@@ -11,6 +11,9 @@ RANK_BYTES = 24 << 20
 """Private memory of a rank at rest (9 MB forked, 23 MB as a fresh interpreter), rounded up."""
 RANK_FILES = 6
 """Descriptors that the kernel holds for one rank: socket, two pipes, pidfd, and room for segments."""
+BESIDE_RANKS = 4
+"""Processes and threads beside the ranks: the supervisor, the process that ranks are forked from, the one
+between the two for a moment, and the session's thread."""
 USED_FILES = 64
 """Descriptors that this process has open, where /proc does not say it."""
 MOST_RANKS = 512
@@ -45,10 +48,11 @@ def check_world_size(world_size: int, running: int = 0) -> None:
     if world_size < 1:
         raise ValueError(f"there must be at least 1 rank, not {world_size}")
     new = world_size - running
-    for most, reason in _limits(running):
+    for most, reason in _limits(world_size, running):
         if new > 0 and world_size > most:
+            fitting = f"at most {most} do" if most > 0 else "not even one does"
             raise ValueError(
-                f"{world_size} ranks do not fit this machine: {reason}; at most {max(most, 1)} do. "
+                f"{world_size} ranks do not fit this machine: {reason}; {fitting}. "
                 f"More ranks than CPUs ({usable_cpus()} here) seldom help."
             )
 
@@ -75,15 +79,17 @@ def cpu_count_text(cpus: int) -> str:
     return f"{cpus} CPU{'s' * (cpus != 1)}"
 
 
-def _limits(running: int) -> list[tuple[int, str]]:
+def _limits(world_size: int, running: int) -> list[tuple[int, str]]:
     limits = [(MOST_RANKS, "the segment that ranks talk through grows with their square")]
     files, _ = system.process_limit(resource.RLIMIT_NOFILE)
     if files is not None:
         room = (files - (system.open_descriptors() or USED_FILES)) // RANK_FILES
         limits.append((running + room, f"the limit of open files is {files} (ulimit -n)"))
-    processes, _ = system.process_limit(resource.RLIMIT_NPROC)
-    if processes is not None:
-        limits.append((processes // 2, f"the limit of processes is {processes} (ulimit -u)"))
+    threads = max(1, usable_cpus() // world_size)  # of BLAS on each rank
+    for limit in system.task_limits():
+        room = limit.most - limit.used - (1 if running else BESIDE_RANKS)
+        text = f"{limit.used} processes and threads are there of the {limit.most} that {limit.where}"
+        limits.append((running + room // threads, text))
     memory = system.available_memory()
     if memory is not None:
         free = memory[0]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from nbparallel.wire.system import ReadText, memory_cgroups, read_text
+from nbparallel.wire.system import ReadText, cgroups, read_text
 
 POLL_SECONDS = 0.1
 """Shortest time between two reads before tasks: one takes a tenth of the time of a short task."""
@@ -73,6 +73,6 @@ class OomKillCounter:
 
 def _files(read: ReadText) -> Iterator[str]:
     """Yield the files that can hold the count, the innermost cgroup first."""
-    for directory, version in memory_cgroups(read):
+    for directory, version in cgroups("memory", read):
         yield f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}"
     yield _MACHINE

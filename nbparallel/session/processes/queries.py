@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import CompletionRequest, Completions, LedgerRow, NamespaceReport, read_page
@@ -22,7 +23,7 @@ class QueryChannel:
 
     Notes
     -----
-    `ask` may be called from any thread but the one that calls `take`.
+    `ask` may be called from any thread but the one that calls `take`.  An interrupt raises when it returns.
     """
 
     def __init__(self) -> None:
@@ -42,19 +43,25 @@ class QueryChannel:
             Whether a reply is missing in the list of replies, and can still come.
         """
         deadline = time.monotonic() + patience
-        if not self._one_at_a_time.acquire(timeout=patience):
-            return []
-        try:
-            with self._changed:
-                self._number += 1
-                self._replies = []
-            send(self._number)
-            with self._changed:
-                while incomplete(self._replies) and (left := deadline - time.monotonic()) > 0:
-                    self._changed.wait(min(left, SLICE_SECONDS))
-                return list(self._replies)
-        finally:
-            self._one_at_a_time.release()
+        with InterruptCounter():  # an interrupt must not come between a lock and its release
+            if not self._one_at_a_time.acquire(timeout=patience):
+                return []
+            try:
+                return self._ask(send, incomplete, deadline)
+            finally:
+                self._one_at_a_time.release()
+
+    def _ask(
+        self, send: Callable[[int], None], incomplete: Callable[[list[Any]], bool], deadline: float
+    ) -> list[Any]:
+        with self._changed:
+            self._number += 1
+            self._replies = []
+        send(self._number)
+        with self._changed:
+            while incomplete(self._replies) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, SLICE_SECONDS))
+            return list(self._replies)
 
     def take(self, number: int, reply: Any) -> None:
         """Take a reply; drop it if its query was given up."""

@@ -22,6 +22,8 @@ class RankExit:
     """Whether it had announced itself to the supervisor before."""
     seen: float
     """`time.monotonic` when this process received the notice."""
+    refused: int = 0
+    """The number of the system's error if the process could not be made (`errno`), else 0."""
     reason: str = ""
     """A known cause, as the end of a sentence that begins with ``was``; or empty."""
 

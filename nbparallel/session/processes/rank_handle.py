@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -9,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from nbparallel.channel import Channel
@@ -16,10 +18,12 @@ from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.output import Decoder, TaskOutput
 from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import Completions, NamespaceReport
 from nbparallel.wire.messages import Display, InputRequest, Outcome, RankMemory, Stream, WorkingContext
+from nbparallel.wire.system import do_all
 
 COALESCE_SECONDS = 0.05
 """Shortest time between two pieces of text: a print loop must not flood the front end."""
@@ -70,10 +74,14 @@ class RankHandle:
         self._output_of = output_of
         self._on_report = on_report
         self._end = end
-        mine, theirs = Channel.pair()
+        with contextlib.ExitStack() as made, as_start_error(f"the sockets and pipes of rank {rank}"):
+            mine, theirs = Channel.pair()
+            made.callback(mine.close)
+            made.callback(theirs.close)
+            out_read, out_write = _pipe(made)
+            err_read, err_write = _pipe(made)
+            made.pop_all()
         self.channel = Channel(mine)
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
         self.stderr_tail = ""
         self._pipes = {"stdout": out_read, "stderr": err_read}
         self._decoders = {"stdout": Decoder(), "stderr": Decoder()}
@@ -168,6 +176,8 @@ class RankHandle:
             return
         message = _unpickled(frame)
         if isinstance(message, Outcome):
+            if self.ended_because:
+                return  # too late: its death, which is on its way, ends the task
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
             self._post(self, message)
@@ -272,20 +282,49 @@ class RankHandle:
             except ProcessLookupError:
                 pass  # it has ended
 
+    def kill_unless_answered(self, task: int, because: str, report: Callable[[bool], None]) -> None:
+        """Kill the process if the rank has not answered `task`; its death ends the task then, no answer.
+
+        Decided soon, in the thread that reads the answers: one that was sent before counts.  There `report` is
+        called with whether the rank is killed, before it is.
+        """
+
+        def decide() -> None:
+            self._on_socket()
+            killed = self.busy and self.task == task and self.alive
+            if killed:
+                self.ended_because = because
+            report(killed)
+            if killed:
+                self._end(self)
+
+        self._event_loop.call_soon(decide)
+
     def close_later(self) -> None:
         """Close everything soon, in the event loop's thread."""
         self._event_loop.call_soon(self.close)
 
     def close(self) -> None:
         """Close everything; the event loop has stopped, or this is its thread."""
-        self.close_theirs()
-        for name in list(self._pipes):
-            self._close_pipe(name)
+        pipes = [partial(self._close_pipe, name) for name in self._pipes]
+        do_all(self.close_theirs, *pipes, self._close_channel, self._close_pidfd)
+
+    def _close_channel(self) -> None:
         self._event_loop.unwatch(self.channel.fileno())
         self.channel.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+
+    def _close_pidfd(self) -> None:
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+def _pipe(made: contextlib.ExitStack) -> tuple[int, int]:
+    """Return both ends of a pipe, which the stack closes."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    for end in ends:
+        made.callback(os.close, end)
+    return ends
 
 
 def _unpickled(frame: Frame) -> object:

@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import select
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from typing import Any
 
 from nbparallel import sharing
 from nbparallel.errors import (
+    STOPPED,
     ClosedError,
     InternalError,
     NbParallelError,
@@ -38,6 +41,7 @@ from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
 from nbparallel.session.processes.queries import RankQueries
 from nbparallel.session.processes.rank_exit import RankExit
 from nbparallel.session.processes.rank_handle import RankHandle, working_context
+from nbparallel.session.processes.refusals import as_start_error, start_error
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.wire import control
@@ -46,7 +50,8 @@ from nbparallel.wire.control_layout import keep_locks
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import this_process
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
-from nbparallel.wire.system import ready
+from nbparallel.wire.system import do_all, ready
+from nbparallel.wire.units import size_text
 
 START_SECONDS = 60.0
 """Generous bound for the start of ranks; a death or a failure is seen immediately."""
@@ -68,7 +73,6 @@ class RankPool:
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
         self._listener: Callable[[Any], None] = lambda message: None
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._next_client = 1
         self._error: NbParallelError | None = None
         self.handles: list[RankHandle] = []
@@ -76,25 +80,27 @@ class RankPool:
         self.epoch = 0
         self.control: ControlView | None = None
         self._epoch_invalid = True
-        self._event_loop = EventLoop(
-            f"nbparallel-{launch.session}", lambda error: self._fail(_internal(error))
-        )
-        self._event_loop.start()
-        try:
+        self._stopping = threading.Lock()
+        with contextlib.ExitStack() as made:
+            made.callback(launch.terminate)
+            with as_start_error("an eventfd"):
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            made.callback(os.close, self._wake)
+            self._event_loop = EventLoop(
+                f"nbparallel-{launch.session}", lambda error: self._fail(_internal(error))
+            )
+            made.callback(self._event_loop.stop)
+            self._event_loop.start()
             self.supervisor = SupervisorClient(
                 launch,
                 self._event_loop,
-                on_start_failed=lambda text: self._fail(StartError(text)),
+                on_start_failed=self._fail,
                 on_death=lambda: self._fail(SupervisorDiedError("the supervisor process died")),
             )
-        except BaseException:
-            self._event_loop.stop()
-            os.close(self._wake)
-            launch.terminate()
-            raise
-        store, broker = sharing.current_store(), self.supervisor.broker
-        store.connect(broker)
-        self._reclaimer = MemoryReclaimer(self._event_loop, store, broker, broker.fileno())
+            store, broker = sharing.current_store(), self.supervisor.broker
+            store.connect(broker)
+            self._reclaimer = MemoryReclaimer(self._event_loop, store, broker, broker.fileno())
+            made.pop_all()
 
     # events -------------------------------------------------------------------------------------------
 
@@ -135,12 +141,14 @@ class RankPool:
         """
         if not self._events:
             poll = select.poll()
-            poll.register(self._wake, select.POLLIN)
+            if (wake := self._wake) < 0:
+                raise ClosedError(STOPPED)
+            poll.register(wake, select.POLLIN)
             ready(poll, 1000 * (SLICE_SECONDS if timeout is None else min(timeout, SLICE_SECONDS)))
             try:
-                os.eventfd_read(self._wake)
-            except BlockingIOError:
-                pass
+                os.eventfd_read(wake)
+            except OSError:
+                pass  # nothing was written, or the session was stopped
         while self._events:
             handle, message = self._events.popleft()
             if handle is not None:
@@ -157,26 +165,27 @@ class RankPool:
     # ranks --------------------------------------------------------------------------------------------
 
     def start(self, ranks: list[int], world_size: int, interrupts: InterruptCounter) -> None:
-        """Start processes for `ranks` and wait until they are ready.
+        """Start processes for `ranks`; wait until these and all others that were started are ready.
 
         Raises
         ------
         StartError
             One of them ended before it was ready; the message holds the end of its output.
         KeyboardInterrupt
-            The user interrupted; the caller has to end the new ranks.
+            The user interrupted; the caller ends the new ranks, or waits for them another time.
         """
         for rank in ranks:
             self._spawn(rank, world_size)
-        tries = dict.fromkeys(ranks, 1)
         self._epoch_invalid = True
+        ranks = [handle.rank for handle in self.handles if not handle.usable]
+        tries = dict.fromkeys(ranks, 1)
         deadline = time.monotonic() + START_SECONDS
         interrupts.wake = self.wake
         while not all(self.handles[rank].usable for rank in ranks):
             try:
                 self.next_event(deadline - time.monotonic())
             except StartError as error:
-                raise StartError(f"{error}\n{self.supervisor.log()}") from None
+                raise StartError(f"{error}\n{self.supervisor.log()}".strip()) from None
             except SupervisorDiedError as error:
                 if log := self.supervisor.log():
                     raise StartError(f"{error} while ranks were starting:\n{log}") from None
@@ -184,6 +193,9 @@ class RankPool:
             for handle in [self.handles[rank] for rank in ranks]:
                 if handle.death is None:
                     continue
+                if handle.death.refused:
+                    reason = OSError(handle.death.refused, os.strerror(handle.death.refused))
+                    raise start_error(f"a process for rank {handle.rank}", reason)
                 if handle.death.pid or tries[handle.rank] == SPAWN_TRIES:
                     raise StartError(self._explain_exit(handle, handle.death))
                 tries[handle.rank] += 1  # its template died before the fork; the next one forks it
@@ -207,13 +219,13 @@ class RankPool:
         )
         configure = self._configure(rank, client, world_size)
         handle.sent_context = configure.place
-        handle.send(Kind.CONFIGURE, configure)
-        self.supervisor.spawn(handle)
         if rank < len(self.handles):
             self.handles[rank].close_later()
             self.handles[rank] = handle
         else:
             self.handles.append(handle)
+        handle.send(Kind.CONFIGURE, configure)
+        self.supervisor.spawn(handle)
 
     def _configure(self, rank: int, client: int, world_size: int) -> Configure:
         cpus = usable_cpus()
@@ -292,22 +304,31 @@ class RankPool:
     def ensure_epoch(self) -> ControlView:
         """Give all ranks fresh rings if the last epoch is invalid."""
         if self._epoch_invalid or self.control is None:
-            self.epoch += 1
-            fd = control.create(len(self.handles), self.epoch)
-            try:
-                abandoned = []
-                if self.control is not None:
-                    abandoned = self.control.abandoned_locks()
-                    self.control.close()
-                self.control = ControlView(fd)
-                keep_locks(self.control.words, abandoned)
-                self.supervisor.epoch(fd, self.epoch)
-                for handle in self.handles:
-                    handle.send(Kind.JOIN_EPOCH, JoinWorld(self.epoch, len(self.handles)), (fd,))
-            finally:
-                os.close(fd)
-            self._epoch_invalid = False
+            with self._stopping:  # what is made here is not left to a `stop` that has been there already
+                if self._wake < 0:
+                    raise ClosedError(STOPPED)
+                self._begin_epoch()
+        assert self.control is not None, "an epoch has begun"
         return self.control
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        size = size_text(control.Layout.of(len(self.handles)).nbytes)
+        with as_start_error(f"the segment of {size} through which ranks talk"):
+            fd = control.create(len(self.handles), self.epoch)
+        try:
+            view, abandoned = ControlView(fd), []
+            if self.control is not None:
+                abandoned = self.control.abandoned_locks()
+                self.control.close()
+            self.control = view
+            keep_locks(self.control.words, abandoned)
+            self.supervisor.epoch(fd, self.epoch)
+            for handle in self.handles:
+                handle.send(Kind.JOIN_EPOCH, JoinWorld(self.epoch, len(self.handles)), (fd,))
+        finally:
+            os.close(fd)
+        self._epoch_invalid = False
 
     # the end ------------------------------------------------------------------------------------------
 
@@ -317,26 +338,24 @@ class RankPool:
             self._fail(ClosedError("the session was stopped while its ranks were running"))
 
     def stop(self) -> None:
-        """End every process and close everything (idempotent)."""
-        if self._wake < 0:
-            return
-        for handle in self.handles:
-            handle.leave()
-        process_names.change_token()
-        self._reclaimer.close()
-        try:
-            sharing.current_store().disconnect(self.supervisor.broker)
-        finally:
-            self.supervisor.stop()
-            self._wait_for_ranks()
-            self._event_loop.stop()
-            for handle in self.handles:
-                handle.close()
-            self.supervisor.close()
-            if self.control is not None:
-                self.control.close()
+        """End every process and close everything, whatever raises in between (idempotent)."""
+        with self._stopping:
+            if self._wake < 0:
+                return
             wake, self._wake = self._wake, -1
-            os.close(wake)
+            do_all(
+                *(handle.leave for handle in self.handles),
+                process_names.change_token,
+                self._reclaimer.close,
+                lambda: sharing.current_store().disconnect(self.supervisor.broker),
+                self.supervisor.stop,
+                self._wait_for_ranks,
+                self._event_loop.stop,
+                *(handle.close for handle in self.handles),
+                self.supervisor.close,
+                lambda: None if self.control is None else self.control.close(),
+                lambda: os.close(wake),
+            )
 
     def _wait_for_ranks(self) -> None:
         """Wait a moment for ranks that die with a killed supervisor: a sweep keeps names of the living."""

@@ -10,10 +10,11 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nbparallel.channel.segment_client import SegmentClient
-from nbparallel.errors import ChannelClosedError
+from nbparallel.errors import ChannelClosedError, StartError
 from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.oom_kills import OomKillCounter
@@ -21,8 +22,9 @@ from nbparallel.session.processes.orphans import kill_by_session_mark
 from nbparallel.session.processes.queries import LedgerQuery
 from nbparallel.session.processes.rank_exit import CLOSED_SOCKETS, RankExit
 from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.refusals import as_start_error, start_error
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.system import ready
+from nbparallel.wire.system import do_all, ready
 
 STOP_SECONDS = 2.0
 """Bound for an orderly stop; then the supervisor is killed, and its ranks die with it."""
@@ -36,7 +38,7 @@ class SupervisorClient:
     launch : SupervisorLaunch
         The process, which belongs to this object from now on.
     on_start_failed : callable
-        Called in the event loop's thread with a sentence when the template could not start.
+        Called in the event loop's thread with the error when the template could not start.
     on_death : callable
         Called in the event loop's thread when the supervisor ended without being asked to.
     """
@@ -46,7 +48,7 @@ class SupervisorClient:
         launch: SupervisorLaunch,
         event_loop: EventLoop,
         *,
-        on_start_failed: Callable[[str], None],
+        on_start_failed: Callable[[StartError], None],
         on_death: Callable[[], None],
     ) -> None:
         self._session = launch.session
@@ -63,7 +65,8 @@ class SupervisorClient:
         self.control = launch.control
         self.broker = SegmentClient(launch.segments, client=0)
         self.pid = self._popen.pid
-        self._pidfd = os.pidfd_open(self.pid)
+        with as_start_error("pidfd_open"):
+            self._pidfd = os.pidfd_open(self.pid)
         self.ledger = LedgerQuery(
             lambda number: self._send(Kind.LEDGER, {}, sequence=number), lambda: self.dead
         )
@@ -143,16 +146,12 @@ class SupervisorClient:
                 pid, code, number = report["pid"], report["exit_code"], report["signal"]
                 handle.protocol_error = handle.protocol_error or report["protocol_error"]
                 reason = self._reason(handle, number) or CLOSED_SOCKETS * report["closed_socket"]
-                handle.died(RankExit(pid, code, number, report["announced"], time.monotonic(), reason))
+                announced, refused = report["announced"], report["refused"]
+                handle.died(RankExit(pid, code, number, announced, time.monotonic(), refused, reason))
         elif frame.kind is Kind.SWEPT:
             self.notes.extend(report["sentences"])
         elif frame.kind is Kind.START_FAILED:
-            how = (
-                f"exit code {report['exit_code']}"
-                if report["signal"] is None
-                else f"signal {report['signal']}"
-            )
-            self._on_start_failed(f"the template process ended with {how}")
+            self._on_start_failed(_start_failure(report))
 
     def _reason(self, handle: RankHandle, number: int | None) -> str:
         if handle.protocol_error:
@@ -195,7 +194,15 @@ class SupervisorClient:
 
     def close(self) -> None:
         """Close every descriptor; the event loop has stopped."""
-        self.control.close()
-        self.broker.close()
-        os.close(self._pidfd)
-        os.close(self._log)
+        fds = [partial(os.close, fd) for fd in (self._pidfd, self._log)]
+        do_all(self.control.close, self.broker.close, *fds)
+
+
+def _start_failure(report: dict[str, Any]) -> StartError:
+    """Return the error about a template that did not start."""
+    if report["refused"]:
+        number = report["refused"]
+        return start_error("the process that ranks are forked from", OSError(number, os.strerror(number)))
+    code, number = report["exit_code"], report["signal"]
+    how = f"exit code {code}" if number is None else f"signal {number}"
+    return StartError(f"the template process ended with {how}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from nbparallel.errors import rank_list
 from nbparallel.session.processes.rank_handle import RankHandle
@@ -31,6 +32,7 @@ KILL_SECONDS = 5.0
 """Time between the first interrupt and the kill of ranks that have not stopped."""
 POLL_SECONDS = 0.25
 """Longest sleep of the waiting thread while a step may be due."""
+UNANSWERED = "ended, because it did not answer the interrupt"
 
 
 class InterruptEscalation:
@@ -50,8 +52,6 @@ class InterruptEscalation:
         Number of the task; a rank ignores interrupts that name another one.
     options : CellOptions
         Their `timeout` counts from now; with `go_on` a failure interrupts no other rank.
-    kill : callable
-        Kills the process of a rank.
     note : callable
         Shows a line to the user.
     """
@@ -62,10 +62,9 @@ class InterruptEscalation:
         control: ControlView,
         options: CellOptions,
         *,
-        kill: Callable[[RankHandle], None],
         note: Callable[[str], None],
     ) -> None:
-        self._task, self._control, self._kill, self._note = task, control, kill, note
+        self._task, self._control, self._note = task, control, note
         self.timeout = options.timeout
         """Seconds, or None."""
         self.go_on = options.go_on
@@ -109,9 +108,9 @@ class InterruptEscalation:
         if count >= 3:
             self._kill_all(running)
             return
-        if count == 2:
-            stuck = rank_list(handle.rank for handle in running)
-            self._note(f"{stuck} not stopped yet (in C code?); interrupt once more to end them")
+        stuck = [handle.rank for handle in running if handle.busy]  # the answers of others are being read
+        if count == 2 and stuck:
+            self._note(f"{rank_list(stuck)} not stopped yet (in C code?); interrupt once more to end them")
         for handle in running:
             self._send(handle)
 
@@ -153,14 +152,16 @@ class InterruptEscalation:
 
     def _kill_all(self, running: Sequence[RankHandle]) -> None:
         """Kill ranks that do not answer; their ends arrive as events."""
-        killed = [handle for handle in running if handle.rank not in self._killed]
-        if not killed:
-            return
-        self._killed.update(handle.rank for handle in killed)
-        was = "was" if len(killed) == 1 else "were"
-        self._note(
-            f"{rank_list(handle.rank for handle in killed)} did not answer the interrupt and {was} ended"
-        )
-        for handle in killed:
-            handle.ended_because = "ended, because it did not answer the interrupt"
-            self._kill(handle)
+        asked = [handle for handle in running if handle.rank not in self._killed]
+        self._killed.update(handle.rank for handle in asked)
+        decided: dict[int, bool] = {}
+
+        def note(rank: int, killed: bool) -> None:
+            decided[rank] = killed
+            ended = [rank for rank, killed in decided.items() if killed]
+            if ended and len(decided) == len(asked):
+                was = "was" if len(ended) == 1 else "were"
+                self._note(f"{rank_list(ended)} did not answer the interrupt and {was} ended")
+
+        for handle in asked:
+            handle.kill_unless_answered(self._task, UNANSWERED, partial(note, handle.rank))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
+from nbparallel.errors import NbParallelError
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.session.results import CellResult
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
@@ -22,7 +25,7 @@ class PendingCell:
         self,
         finish: Callable[[], CellResult],
         interrupts: InterruptCounter,
-        release: Callable[[], None],
+        release: Callable[[InterruptCounter], None],
         output: TaskOutput,
     ) -> None:
         self._finish, self._interrupts, self._release, self._output = finish, interrupts, release, output
@@ -35,9 +38,13 @@ class PendingCell:
         self._thread = threading.Thread(target=self._run, name="nbparallel-pending", daemon=True)
         interrupts.handed_over = True
         try:
-            self._thread.start()
-        except BaseException:
+            with as_start_error("a thread that waits for the cell"):
+                self._thread.start()
+        except BaseException:  # without it the cell must not run either
             interrupts.handed_over = False
+            interrupts.add()
+            with contextlib.suppress(KeyboardInterrupt, NbParallelError):
+                finish()
             raise
 
     def _run(self) -> None:
@@ -46,7 +53,7 @@ class PendingCell:
         except BaseException as error:  # noqa: BLE001  `result` raises it
             self._error = error.with_traceback(None)
         finally:
-            self._release()
+            self._release(self._interrupts)
             with self._lock:
                 self._ended.set()
             for callback in self._callbacks:

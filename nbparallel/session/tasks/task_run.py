@@ -85,9 +85,7 @@ class TaskRun:
     ) -> None:
         self.pool, self.request, self.handles, self.control = pool, request, handles, control
         self.output = output
-        self.escalation = InterruptEscalation(
-            request.number, control, request.options, kill=pool.supervisor.kill, note=output.note
-        )
+        self.escalation = InterruptEscalation(request.number, control, request.options, note=output.note)
         self.task: Task | None = None
         """What was sent to one of the ranks."""
         self.ended_ns = 0

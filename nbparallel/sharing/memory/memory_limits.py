@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbparallel.errors import SharedMemoryFullError
-from nbparallel.wire.system import ReadText, available_memory, key_values, memory_cgroups, read_text
+from nbparallel.wire.system import ReadText, available_memory, cgroups, key_values, read_text
 from nbparallel.wire.units import size_text
 
 MARGIN = 32 << 20
@@ -45,7 +45,7 @@ def limits(read: ReadText = read_text) -> Iterator[MemoryLimit]:
     machine = _machine(read)
     if machine is not None:
         yield machine
-    for directory, version in memory_cgroups(read):
+    for directory, version in cgroups("memory", read):
         limit = _cgroup(read, directory, version)
         if limit is not None:
             yield limit

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import sys
 from typing import Any
 
@@ -91,6 +92,11 @@ def explained(
         return full_error(
             nbytes, None, "this process", "raise the limit of it (`ulimit -v`, vm.max_map_count)"
         )
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if limit != resource.RLIM_INFINITY:
+            where = f"this process, whose files may have {size_text(limit)}: shared memory counts as one"
+            return full_error(nbytes, None, where, "raise the limit of it (`ulimit -f`)")
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         return full_error(nbytes, None, "this machine") if directory is None else directory.full_error(nbytes)
     return StrategyUnavailableError(

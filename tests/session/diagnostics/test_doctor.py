@@ -15,6 +15,7 @@ from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
 from nbparallel.testing import sandboxes
+from nbparallel.wire.system import TaskLimit
 
 ENDLESS = ResourceLimit(None, None)
 
@@ -26,11 +27,12 @@ def name(liveness: Liveness, reason: str = "") -> StaleName:
 
 GOOD = Machine(
     proc=True,
-    root=False,
     uid=1000,
     files=ResourceLimit(4096, 4096),
     used_files=90,
     processes=ENDLESS,
+    tasks=(),
+    file_size=ENDLESS,
     address_space=ENDLESS,
     max_maps=65_530,
     used_maps=300,
@@ -71,7 +73,11 @@ def test_a_good_machine_has_nothing_to_do() -> None:
         ({"files": ResourceLimit(256, 256)}, "open files", 1, "file_region"),
         ({"files": ResourceLimit(256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
         ({"files": ResourceLimit(256, None)}, "open files", 1, "`ulimit -n unlimited`"),
-        ({"processes": ResourceLimit(100, 100)}, "processes", 1, "-n 2"),
+        ({"tasks": (TaskLimit(100, 90, "x (ulimit -u)"),)}, "processes", 1, "-n 2"),
+        ({"tasks": (TaskLimit(900, 9, "x"), TaskLimit(99, 90, "y"))}, "processes", 1, "--pids-limit"),
+        ({"file_size": ResourceLimit(1 << 20, 1 << 20)}, "size of files", 1, "count as files"),
+        ({"file_size": ResourceLimit(1 << 20, None)}, "size of files", 1, "ulimit -f unlimited"),
+        ({"refused": {"socketpair": "Too many open files"}}, "starting ranks", 2, "sandbox"),
         ({"address_space": ResourceLimit(4 << 30, None)}, "address space", 1, "ulimit -v"),
         ({"max_maps": 1000}, "mappings", 1, "vm.max_map_count"),
         ({"free": (memory_limits.MemoryLimit(100 << 20, "this container"),)}, "memory", 1, "--memory"),
@@ -107,7 +113,7 @@ def test_what_is_wrong_is_told_with_what_to_do(
     "facts",
     [
         {"files": ENDLESS},
-        {"processes": ResourceLimit(100, 100), "root": True},
+        {"tasks": (TaskLimit(1000, 100, "x"),)},
         {"shm": None},
         {"max_maps": None},
         {"remove_ipc": True},

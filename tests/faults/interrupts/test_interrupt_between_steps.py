@@ -1,0 +1,236 @@
+"""F20, F23: an interrupt between any two steps of the session's own code does no harm.
+
+Ctrl-C is pressed at every instruction of the files that take and release the session's lock, one press a
+run: where SIGINT raises there, no lock and no handler may be left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from nbparallel.errors import BusyError, ClosedError
+from nbparallel.session import Session, interrupts, session_lock
+from nbparallel.session import session as sessions
+from nbparallel.session.processes import elastic_pool, queries
+from nbparallel.session.tasks import pending_cell
+from nbparallel.testing.processes import family
+from nbparallel.testing.waiting import wait_until
+
+MODULES = (contextlib, elastic_pool, interrupts, pending_cell, queries, session_lock, sessions)
+FILES = {module.__file__ for module in MODULES}
+
+
+class Press:
+    """Sends SIGINT to this thread at one instruction of `FILES`; counts those that it passes."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.count = 0
+
+    def _on_call(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename not in FILES:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._on_instruction
+
+    def _on_instruction(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "opcode":
+            self.count += 1
+            if self.count == self._at:
+                signal.raise_signal(signal.SIGINT)
+        return self._on_instruction
+
+    def run(self, function: Callable[[], object]) -> bool:
+        """Call `function`; return whether it was interrupted."""
+        former = sys.gettrace()
+        sys.settrace(self._on_call)
+        try:
+            function()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(former)
+        return False
+
+
+def instructions(function: Callable[[], object]) -> range:
+    """Return the numbers of the instructions that `function` executes in `FILES`."""
+    press = Press(0)
+    press.run(function)
+    assert press.count > 20
+    return range(1, press.count + 1)
+
+
+def check(session: Session) -> None:
+    """Fail if the session is not as usable as before: a cell in the background may take a moment."""
+
+    def works() -> bool:
+        try:
+            return list(session.run("all_reduce(1)").values) == [session.world_size] * session.world_size
+        except BusyError:
+            return False
+
+    wait_until(works, "the session stays busy", seconds=5.0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """Two ranks."""
+    with Session(2) as session:
+        session.run("pass")
+        yield session
+
+
+CALLS: dict[str, Callable[[Session], object]] = {
+    "run": lambda session: session.run("1"),
+    "submit": lambda session: session.submit("1").wait(10),
+    "start": lambda session: session.start(),
+    "pull": lambda session: session.pull("rank"),
+    "who": lambda session: session.who({}),
+    "share_names": lambda session: session.share_names([], {}),
+}
+
+
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("name", CALLS)
+def test_f20_a_press_at_every_instruction(session: Session, name: str, sampled: Any) -> None:
+    """It ends by KeyboardInterrupt or by its end, and whatever comes next finds the session free."""
+    CALLS[name](session)  # what is imported or cached is so from now on
+    numbers = instructions(lambda: CALLS[name](session))
+    pressed = 0
+    for number in sampled(numbers, one_in=7):
+        pressed += Press(number).run(lambda: CALLS[name](session))
+        check(session)
+    assert pressed, "no press raised"
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(180)
+def test_f23_a_press_at_instructions_of_restart(session: Session) -> None:
+    """The rank is back with its number, the other one keeps its variables."""
+    session.run("kept = rank")
+    numbers = instructions(lambda: session.restart(1))
+    session.restart(0)
+    session.run("kept = rank")
+    for number in numbers[::7]:
+        Press(number).run(lambda: session.restart(1))
+        check(session)
+        assert list(session.run("globals().get('kept')").values) == [0, None]
+        assert session.run("pass").notes == ()
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(180)
+def test_f23_a_press_at_instructions_of_stop() -> None:
+    """All is gone, or nothing: a second `stop` ends what the first one has not begun to end."""
+    numbers = instructions(started().stop)
+    for number in numbers[::5]:
+        session = started()
+        Press(number).run(session.stop)
+        session.stop()
+        assert list(family(os.getpid(), os.environ["NBP_TEST_RUN"])) == []
+        with pytest.raises(ClosedError):
+            session.run("1")
+
+
+def started() -> Session:
+    """Return a session whose only rank runs."""
+    session = Session(1)
+    session.start()
+    return session
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(180)
+def test_f23_a_press_at_instructions_of_the_first_start() -> None:
+    """All ranks run, or none, and then the next use starts them."""
+    with Session(1) as session:
+        pass
+    session = Session(1)
+    numbers = instructions(session.start)
+    session.stop()
+    for number in numbers[::5]:
+        session = Session(1)
+        Press(number).run(session.start)
+        if not session.started:
+            assert list(family(os.getpid(), os.environ["NBP_TEST_RUN"])) == []
+        with session:
+            check(session)
+
+
+PRESSER = """
+import os, signal, sys, time
+pid = os.getppid()
+for line in sys.stdin:
+    due = float(line)
+    while time.monotonic() < due:
+        pass
+    os.kill(pid, signal.SIGINT)
+    print(flush=True)
+"""
+
+
+class Presser:
+    """A process that presses Ctrl-C for this one at a given time, to some microseconds."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", PRESSER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def run(self, function: Callable[[], object], after: float) -> bool:
+        """Call `function`, with a press `after` seconds from now; return whether anything was interrupted."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.write(f"{time.monotonic() + 1e-4 + after}\n".encode())
+        interrupted = False
+        steps: list[Callable[[], object]] = [function, self._popen.stdout.readline]
+        self._popen.stdin.flush()
+        for step in steps:
+            try:
+                step()
+            except KeyboardInterrupt:
+                interrupted = True
+                if step is not function:
+                    self._popen.stdout.readline()
+        return interrupted
+
+    def close(self) -> None:
+        """End the process."""
+        self._popen.kill()
+        self._popen.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(180)
+def test_f20_presses_at_the_begin_and_the_end_of_run(session: Session) -> None:
+    """2000 presses within 0.3 ms of either; the session is free after each."""
+    chance = random.Random(13)
+    began = time.monotonic()
+    for _ in range(20):
+        session.run("1")
+    took = (time.monotonic() - began) / 20
+    presser = Presser()
+    try:
+        for number in range(2000):
+            after = chance.uniform(-1e-4, 3e-4) + (took - 2e-4 if number % 2 else 0.0)
+            with contextlib.suppress(KeyboardInterrupt):
+                presser.run(lambda: session.run("1"), max(0.0, after))
+            check(session)
+    finally:
+        presser.close()
