@@ -285,8 +285,8 @@ class RankHandle:
     def kill_unless_answered(self, task: int, because: str, report: Callable[[bool], None]) -> None:
         """Kill the process if the rank has not answered `task`; its death ends the task then, no answer.
 
-        Decided soon, in the thread that reads the answers: one that was sent before counts.  There `report` is
-        called with whether the rank is killed, before it is.
+        Decided soon, in the thread that reads the answers: one that was sent before counts.  There, before
+        the kill, `report` is called with whether there is one.
         """
 
         def decide() -> None:
