@@ -117,7 +117,7 @@ class NotebookPage:
         self.server, self.name = server, name
         self.page: Page = context.new_page()
         self.failures: list[str] = []
-        self.page.on("pageerror", lambda error: self.failures.append(str(error)))
+        self.page.on("pageerror", lambda error: self.failures.append(str(error) + (error.stack or "")))
         self.page.goto(server.address(name), timeout=1000 * PAGE_SECONDS)
         self.page.wait_for_function(_READY, timeout=1000 * PAGE_SECONDS)
         # JupyterLab's body has no height and hides what is outside: to axe-core nothing would be visible

@@ -52,7 +52,6 @@ def test_a_saved_panel_says_what_the_last_cell_did() -> None:
         "%load_ext nbparallel\n%config NbParallel.welcome = False",
         "%parallel_panel",
         "%%parallel -n 2\nimport time\ntime.sleep(0.3 * rank)\nbarrier()",
-        "%parallel_stop",
     )
     figures, folds, folded = (output["data"] for output in notebook.cells[1]["outputs"])
     assert all(set(data) == {"text/plain", "text/html"} for data in (figures, folds, folded))

@@ -62,7 +62,6 @@ border-radius:3px;padding:0 8px;cursor:pointer}
 .nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0}
 .nbp.nbp .nbp-ranks .nbp-n{padding:1px 0}
 .nbp.nbp .nbp-ranks th.nbp-n{font-size:11px}}
-@media (forced-colors:active){.nbp svg{forced-color-adjust:none}}
 </style>"""
 """Sent once with a panel, not with each of its figures."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.notebook_messages import NotebookOutput
 from nbparallel_magics.output.publisher import KernelPublisher, PlainPublisher
 from nbparallel_magics.output.screen import Screen
 
@@ -143,3 +144,19 @@ def test_lines_that_change_stay_below_in_a_terminal(monkeypatch: pytest.MonkeyPa
     assert terminal.lines() == ["before", "text", "no end, now", "x" * 30, "after"]
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert not publisher.can_live
+
+
+def test_of_a_display_the_last_update_is_kept() -> None:
+    """What a live panel replaces five times a second is shown once when its cell is shown again."""
+    cell = {"header": {"msg_id": "cell"}}
+    kernel = SimpleNamespace(session=SimpleNamespace(send=lambda *_: None))
+    kept = NotebookOutput(kernel)
+    kept.install()
+    kept.begin_cell(cell)
+    for i in range(3):
+        for name in ("panel", "other"):
+            content = {"data": {"text/plain": f"{name} {i}"}, "transient": {"display_id": name}}
+            kernel.session.send(None, "update_display_data", content, cell)
+        kernel.session.send(None, "stream", {"name": "stdout", "text": str(i)}, cell)
+    texts = [content.get("text") or content["data"]["text/plain"] for _, content in kept.forget_of("another")]
+    assert texts == ["panel 2", "other 2", "0", "1", "2"]
