@@ -97,6 +97,25 @@ def test_messages_of_an_ended_cell(ranks: Callable[..., list[Any]], kept: tuple[
     assert ranks(2, work) == [not kept] * 2
 
 
+@pytest.mark.fault("F35")
+def test_memory_of_messages_that_will_be_dropped(ranks: Callable[..., list[Any]]) -> None:
+    """Their sender releases it when it is notified, whether or not the receiver has dropped them yet."""
+
+    def work(c: Communicator) -> Any:
+        def live() -> int:
+            segments = context_of(c).store.segments(fetched=False)
+            return sum(s.nbytes for s in segments if s.own and s.phase == "live")
+
+        if c.rank == 0:
+            c.send(np.ones(500_000), 1)
+            before = live()
+            c.settle(MessageSettlement("In[1]", (), (), (1,), ""))
+            return before >= 4_000_000, live()
+        return None
+
+    assert ranks(2, work)[0] == (True, 0)
+
+
 @pytest.mark.fault("F64")
 def test_a_child_that_returns_into_an_operation_is_no_rank(ranks: Callable[..., list[Any]]) -> None:
     """A handler forks while the rank waits, and returns in the child too: only the rank goes on."""

@@ -177,7 +177,8 @@ else:
         for _ in range(3):
             (note,) = session.run(send).notes
             assert note.startswith("7 messages were not received")
-            assert session.run(IN_USE, ranks=[0]).values[0] < 2 << 20  # a stream's window
+            session.run("pass")  # both ranks have dropped what there was
+            assert session.run(IN_USE, ranks=[0]).values[0] == 0
             assert session.run(receive).notes == ()
 
 
@@ -190,7 +191,15 @@ def test_streams_that_stay_survive_those_that_are_dropped() -> None:
         session.run("send(np.full(20_000, 1.0), 1, tag=1)", ranks=[0])
         (note,) = session.run("if rank == 0: send(np.full(20_000, 2.0), 1, tag=2)").notes
         assert note.startswith("1 message was not received, and dropped")
-        many = "for i in range(9): recv(x, src=0) if rank else send(np.full(20_000, 3.0 + i), 1)"
+        many = """
+if rank == 0:
+    for i in range(9): send(np.full(20_000, 3.0 + i), 1)
+barrier()  # they have taken the places of chunks that count as taken
+if rank:
+    for i in range(9):
+        recv(x, src=0)
+        assert (x == 3.0 + i).all()
+"""
         assert session.run(many).notes == ()
         assert session.run("recv(x, src=0, tag=1)\nx.min(), x.max()", ranks=[1]).values[1] == (1.0, 1.0)
 
