@@ -54,10 +54,13 @@ def test_messages_of_an_ended_cell(ranks: Callable[..., list[Any]], kept: tuple[
             c.finish_cell()
             c.end_cell(None)
             report = c.messages
+            limit = time.monotonic() + 5.0
+            while words[context_of(c).view.word_left(1 - c.rank)] < number - 1 and time.monotonic() < limit:
+                time.sleep(0.001)  # as the kernel does: a cell begins when the last one has ended everywhere
             c.begin_cell(number, (0, 1), work.__code__.co_filename)
             return report
 
-        line = work.__code__.co_firstlineno + 12
+        line = work.__code__.co_firstlineno + 15
         words, tail = context_of(c).words, context_of(c).view.layout.tail_word(0, 1)
         if c.rank == 0:
             for tag in (5, 5, 7):
@@ -74,10 +77,10 @@ def test_messages_of_an_ended_cell(ranks: Callable[..., list[Any]], kept: tuple[
             c.recv(src=1)
             c.send("sent in the next cell", 1, tag=7)
         else:
-            end = words[tail]
+            end, limit = words[tail], time.monotonic() + 5.0
             c.send("go on", 0)
-            while words[tail] == end:  # in no operation, which would take in what has come
-                time.sleep(0.001)
+            while words[tail] == end and time.monotonic() < limit:
+                time.sleep(0.001)  # in no operation, which would take in what has come
             ended = ((0, end),)
             c.settle(MessageSettlement("In[1]", () if kept else ended, ended if kept else (), (), "; see"))
             if kept:
