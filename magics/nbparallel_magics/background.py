@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from IPython.core.error import UsageError
 
 from nbparallel.errors import BusyError
 from nbparallel_magics.error_display import brief_errors, briefly
@@ -17,7 +19,7 @@ WAIT_SECONDS = 1.0
 
 
 class BackgroundCell:
-    """The last ``--async`` cell of a notebook, as the notebook's user holds it.
+    """An ``--async`` cell of a notebook, as the notebook's user holds it: its handle.
 
     Attributes and methods that are not here are those of `nbparallel.session.PendingCell`: ``state``,
     ``done()``, ``wait(timeout)``, ``result(timeout)``, ``cancel()``, ``stdout(rank)``.
@@ -45,12 +47,31 @@ class BackgroundCell:
 
     def __repr__(self) -> str:
         advice = {
+            "queued": "it runs when those before it have ended, and %parallel_result waits for it",
             "running": "%parallel_result waits for it",
             "failed": "%parallel_result raises its error",
         }.get(self.pending.state, "%parallel_result shows what it printed")
-        if self.out and self.pending.state in ("running", "done"):
+        if self.out and self.pending.state in ("queued", "running", "done"):
             advice += f" and puts its values into {self.out}"
         return f"<cell In[{self.number}] on the ranks: {self.pending.state}; {advice}>"
+
+
+def find(name: str, variables: Mapping[str, Any]) -> BackgroundCell:
+    """Return the cell whose handle is bound to a name of the notebook; UsageError if there is none."""
+    cell = variables.get(name)
+    if not isinstance(cell, BackgroundCell):
+        raise UsageError(
+            f"%parallel_result: {name} is no handle of an --async cell, which `cell = _` keeps after it has "
+            "been shown, and `cell = %parallel --async CODE` directly"
+        )
+    return cell
+
+
+def wait_for_turn(cell: BackgroundCell | None) -> None:
+    """Wait until the last ``--async`` cell has ended; an interrupt raises, and the cell goes on."""
+    with brief_errors():
+        while cell is not None and not cell.pending.done():
+            cell.pending.wait(WAIT_SECONDS)
 
 
 def note_failure(cell: BackgroundCell, sink: CellOutput | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbparallel_magics import flags
 from nbparallel_magics.arguments import MagicParser
+from nbparallel_magics.background import BackgroundCell
 
 if TYPE_CHECKING:
     from nbparallel_magics.state import ExtensionState
@@ -65,7 +66,9 @@ class RankCompleter:
             "completions": [SimpleCompletion(text=text, type=kind) for text, kind in found],
             "matched_fragment": context.token,
             # where a flag belongs nothing of Python's does
-            "suppress": any(kind in ("flag", "value", "strategy", "rank", "array") for _, kind in found),
+            "suppress": any(
+                kind in ("flag", "value", "strategy", "rank", "array", "cell") for _, kind in found
+            ),
         }
 
     def _found(self, text: str, row: int, column: int, token: str) -> Found:
@@ -83,6 +86,8 @@ class RankCompleter:
         parser = self._parsers[own[1]]
         if _ranks_are_due(parser, words.split(), token):
             return self._ranks(token)
+        if parser is flags.RESULT:
+            return self._handles(token)
         if _arrays_are_due(parser, words.split(), token):
             return self._arrays(token)
         offered = list(_flags(parser, words.split(), token))
@@ -96,6 +101,11 @@ class RankCompleter:
         for rank in range(0 if session is None else session.world_size):
             if str(rank).startswith(token):
                 yield str(rank), "rank"
+
+    def _handles(self, token: str) -> Found:
+        for name, value in list(self._state.shell.user_ns.items()):
+            if isinstance(value, BackgroundCell) and name.startswith(token) and name[0] != "_":
+                yield name, "cell"
 
     def _arrays(self, token: str) -> Found:
         numpy = sys.modules.get("numpy")  # without it there is no array

@@ -26,6 +26,9 @@ class NbParallel(Configurable):
     timeout = Float(0.0, min=0.0, help="Seconds after which a cell is interrupted; 0: never.").tag(
         config=True
     )
+    queue = Bool(False, help="Let cells wait for --async cells that run, instead of refusing them.").tag(
+        config=True
+    )
     quiet = Bool(False, help="Show no output and no values of ranks, only errors.").tag(config=True)
     keep_messages = Bool(
         False, help="Keep messages that no rank received for later cells; else they are dropped, with a note."

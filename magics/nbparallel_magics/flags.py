@@ -38,6 +38,19 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
         help="interrupt the cell after S seconds; %%parallel_tb then shows where it was",
     )
     add("--quiet", action="store_true", help="show no output and no values, only errors")
+    add(
+        "--async",
+        dest="background",
+        action="store_true",
+        help="return immediately with a handle, which has wait(), result(), cancel() and state; "
+        "%%parallel_result waits for the cell, and then -o has its values",
+    )
+    add(
+        "--queue",
+        action="store_true",
+        help="while --async cells run: wait for them, or with --async run after them, with the names as they "
+        "are now",
+    )
     return parser
 
 
@@ -53,12 +66,6 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         help="rank: in rank order when the cell has ended; stream: as it comes",
     )
     add("--local", action="store_true", help="run the cell in the notebook too, first")
-    add(
-        "--async",
-        dest="background",
-        action="store_true",
-        help="return immediately; %%parallel_result waits for it, and then -o has its values",
-    )
     add(
         "--on-error",
         choices=("stop", "continue"),
@@ -172,9 +179,11 @@ STOP = MagicParser("%parallel_stop", "End the ranks and everything that belongs 
 RESULT = MagicParser(
     "%parallel_result",
     "Wait for the last --async cell, show what it printed and its values (or put them into the name of its\n"
-    "-o), or raise its error.  An interrupt while it waits interrupts that cell.",
-    "%parallel_result",
+    "-o), or raise its error.  An interrupt while it waits interrupts that cell.  Of several cells NAME is\n"
+    "the one whose handle you assigned: what --async returns, as `_` after the cell, or by %parallel.",
+    "cell = %parallel --async train()\n%parallel_result cell",
 )
+RESULT.usage = "%%parallel_result [NAME]"
 TRACEBACK = MagicParser(
     "%parallel_tb",
     "Show the full tracebacks of the last cell that failed on ranks; after a time-out or an interrupt,\n"

@@ -195,11 +195,13 @@ class ParallelMagics(Magics):
     @line_magic
     @documented_by(flags.RESULT)
     def parallel_result(self, line: str) -> CellResult:
-        flags.RESULT.parse_line(line)
         state = self.state
-        if state.background is None:
+        variables = state.shell.user_ns
+        _, name = flags.RESULT.parse_head(line)
+        cell = background.find(name, variables) if name else state.background
+        if cell is None:
             flags.RESULT.error("no cell was run with --async yet")
-        return background.fetch(state.background, state.new_output, state.shell.user_ns, state.remember)
+        return background.fetch(cell, state.new_output, variables, state.remember)
 
     @line_magic
     @documented_by(flags.TRACEBACK)

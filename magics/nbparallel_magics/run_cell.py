@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 
 from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel_magics.arguments import RankSpec
-from nbparallel_magics.background import BackgroundCell, PendingValues, note_failure
+from nbparallel_magics.background import BackgroundCell, PendingValues, note_failure, wait_for_turn
 from nbparallel_magics.error_display import brief_errors, does_not_compile
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.state import ExtensionState
@@ -51,11 +51,17 @@ def run(state: ExtensionState, request: CellRequest) -> BackgroundCell | None:
     """
     options = request.options
     check_compiles(state.shell, request)
+    if _queues(state, options) and not options.background:
+        wait_for_turn(state.background)
     session = _session(state, options)
     ranks = None if options.ranks is None else resolve(options.ranks, session)
     if getattr(options, "local", False):
         _run_here(state.shell, request.source)
     return _run_on_ranks(state, session, ranks, request)
+
+
+def _queues(state: ExtensionState, options: argparse.Namespace) -> bool:
+    return bool(options.queue or state.configuration.queue)
 
 
 def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
@@ -111,12 +117,12 @@ def _run_on_ranks(
         "sink": sink,
         "execution_count": input_number(shell),
         "line_offset": request.line_offset,
-        "want_values": options.out is not None,
+        "want_values": options.out is not None or options.background,  # the handle's result() has them
         "show_values": options.out is None,
         "seed": getattr(options, "seed", None),
         "on_error": getattr(options, "on_error", "stop"),
     }
-    if getattr(options, "background", False):
+    if options.background:
         return _submit(state, session, request, wanted)
     try:
         with brief_errors():
@@ -139,7 +145,7 @@ def _submit(
     pending = None
     try:
         with brief_errors():
-            pending = session.submit(request.source, **wanted)
+            pending = session.submit(request.source, queue=_queues(state, request.options), **wanted)
         cell = BackgroundCell(pending, wanted["execution_count"], request.options.out)
         note_failure(cell, wanted["sink"])
         if request.options.out is not None:

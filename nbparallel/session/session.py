@@ -17,7 +17,7 @@ from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.monitoring.session_views import SessionViews
-from nbparallel.session.names.delivery import NameDelivery
+from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
@@ -26,6 +26,7 @@ from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, RankValues
 from nbparallel.session.session_lock import SessionLock
 from nbparallel.session.tasks.cell import CellOptions, check_cell, select_ranks
+from nbparallel.session.tasks.cell_queue import CellQueue
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.pending_cell import PendingCell
@@ -104,6 +105,7 @@ class Session:
         self._views = SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
         self.keep_messages = keep_messages
+        self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
 
     @property
     def closed(self) -> bool:
@@ -235,8 +237,10 @@ class Session:
         with self._session_lock.hold() as interrupts:
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)
 
-    def submit(self, cell: str, *, ranks: Iterable[int] | None = None, **options: Any) -> PendingCell:
-        """Run a cell's source on the ranks in the background.
+    def submit(
+        self, cell: str, *, ranks: Iterable[int] | None = None, queue: bool = False, **options: Any
+    ) -> PendingCell:
+        """Run a cell's source on the ranks in the background; the result of what is returned waits for it.
 
         The notebook's names travel before this returns: later changes do not reach the cell, but for shared
         arrays, which are the same memory.  Until it has ended, every other use raises `BusyError`.
@@ -244,34 +248,21 @@ class Session:
         Parameters
         ----------
         cell, ranks, **options
-            As for `run`.
-
-        Returns
-        -------
-        PendingCell
-            Its ``result()`` waits, and returns or raises what `run` would have.
+            As for `run`; ``result()`` of the `PendingCell` returns or raises what `run` would have.
+        queue : bool
+            If the ranks are busy, run it when all cells that were submitted before it have ended.
         """
-        chosen = CellOptions(**options)
-        pending = None
-        try:
-            with self._session_lock.hold() as interrupts:
-                run = self._launch(cell, ranks, chosen, interrupts)
-                finish = partial(self._finish, run, interrupts)
-                pending = PendingCell(finish, interrupts, self._session_lock.release, run.output)
-                return pending  # noqa: RET504  an interrupt may come before the caller has it
-        except BaseException:
-            if pending is not None:  # an interrupt at the very end, and no caller has the cell
-                pending.cancel()
-            raise
+        return self._queue.submit(cell, ranks, CellOptions(**options), queue=queue)
 
     def _launch(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter
-    ) -> TaskRun:
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter,
+        names: GatheredNames | None = None,
+    ) -> TaskRun:  # fmt: skip
         check_cell(cell, options)
         started = time.monotonic()
         pool = self._ensure(interrupts)
         selected, notes = select_ranks(ranks, self.world_size), self._ranks.take_notes()
-        request = self._tasks.prepare_cell(pool, cell, options, selected, notes, started)
+        request = self._tasks.prepare_cell(pool, cell, options, selected, notes, started, names)
         return self._tasks.launch(pool, request, interrupts)
 
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:

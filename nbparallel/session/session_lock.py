@@ -41,6 +41,11 @@ class SessionLock:
         self._holder: dict[None, InterruptCounter] = {}
         """The interrupt counter of what holds the lock; empty: nothing does."""
 
+    @property
+    def held(self) -> bool:
+        """Whether something holds it now."""
+        return bool(self._holder)
+
     @contextlib.contextmanager
     def hold(self) -> Iterator[InterruptCounter]:
         """Hold the lock; SIGINT is only counted, and raises at the exit of the block at the latest.

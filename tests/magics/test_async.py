@@ -24,7 +24,7 @@ def press():
     while True:
         frame = sys._current_frames()[main]
         while frame is not None:
-            if frame.f_code is background._wait.__code__:
+            if frame.f_code in (background._wait.__code__, background.wait_for_turn.__code__):
                 return os.kill(os.getpid(), signal.SIGINT)
             frame = frame.f_back
         time.sleep(0.01)
@@ -77,6 +77,36 @@ def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) 
     assert text(again) == text(result)
     values = kernel.run("%%parallel --async\nrank + 1")
     assert "Out[rank 0]: 1\nOut[rank 1]: 2" in text(kernel.run("%parallel_result")), values
+
+
+def test_cells_in_flight(shared_kernel: Kernel) -> None:
+    """With --queue they run one after the other, each with a handle that can be kept, in its own cell."""
+    kernel = prepared(shared_kernel)
+    first = kernel.begin(f"%%parallel --async -o parts\n{SLOW}")
+    assert "running" in value(first.wait())
+    assert kernel.run("first = _\nnumber = 5\n'kept'").status == "ok"
+    assert kernel.run("%parallel 1").ename == "BusyError"
+    second = kernel.begin("%%parallel --async --queue -o more\nprint('second', flush=True)\nnumber + rank")
+    waits = "it runs when those before it have ended, and %parallel_result waits for it"
+    assert f"queued; {waits} and puts its values into more" in value(second.wait())
+    assert kernel.run("second = _\nnumber = 7").status == "ok"
+    assert kernel.run("third = %parallel --async --queue number + 10 * rank").status == "ok"
+    assert value(kernel.run("first.state, second.state, third.state")) == "('running', 'queued', 'queued')"
+    kernel.run(f"{PRESS}\npress_when_waiting.start()")
+    last = kernel.run("%%parallel --queue\nprint('last')\nnumber")  # it has not begun: the others go on
+    assert last.ename == "KeyboardInterrupt"
+    assert value(kernel.run("flag[0] = 1\nsecond.state in ('queued', 'running')")) == "True"
+    last = kernel.run("%%parallel --queue\nprint('last')\nnumber")
+    assert text(last) == "[ranks 0-1] last\nOut[ranks 0-1]: 7\n"
+    second.wait_for("second")
+    kernel.run("%parallel_result second")
+    assert value(kernel.run("list(more), list(third.result().values)")) == "([5, 6], [7, 17])"
+    kernel.run("%parallel_result first")
+    assert value(kernel.run("list(parts), first.state")) == "([0, 10], 'done')"
+    kernel.run("%config NbParallel.queue = True\nflag[0] = 0")
+    kernel.run(f"%%parallel --async\n{SLOW}")
+    fourth = kernel.run("fourth = %parallel --async 8\nflag[0] = 1\nfourth.result().values")
+    assert value(fourth) == "[8, 8]"
 
 
 def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: Kernel) -> None:

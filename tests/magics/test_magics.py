@@ -130,6 +130,7 @@ def test_rank_cell(notebook: Any) -> None:
         ("%%parallel --seed a\nx", "no whole number"),
         ("%%parallel --output tabs\nx", "invalid choice"),
         ("%parallel_result", "no cell was run with --async yet"),
+        ("%parallel_result nothing", "nothing is no handle of an --async cell, which `cell = _` keeps"),
         ("%%parallel --on-error ignore\nx", "invalid choice"),
         ("%%parallel 'a\nx", "unexpected"),
         ("%%rank\nx", "the ranks are missing"),
@@ -377,7 +378,10 @@ def test_configuration(notebook: Any, capsys: pytest.CaptureFixture[str]) -> Non
     """`%config NbParallel` shows and sets the defaults; a flag wins, and what cannot be is one line."""
     assert "NbParallel" in notebook.run("%config").stdout
     shown = notebook.run("%config NbParallel").stdout
-    names = ("n", "output", "quiet", "ranks_per_cpu", "start_method", "timeout", "warm", "welcome")
+    names = (
+        "keep_messages", "n", "output", "queue", "quiet", "ranks_per_cpu", "start_method", "timeout", "warm",
+        "welcome",
+    )  # fmt: skip
     for name in names:
         assert f"NbParallel.{name}=<" in shown
     assert shown.count("Current: ") == len(names)

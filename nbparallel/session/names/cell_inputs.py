@@ -34,12 +34,15 @@ class CellInputs:
         Values that at least one rank was sent; the caller fills it.
     copied : dict of str to int
         Bytes copied to move arrays; the caller fills it.
+    broker : SegmentBroker
+        Of the ranks for which the values are encoded.
     """
 
     def __init__(
         self, store: Store, broker: Any, arrays: SharedArrays, namespace: MutableMapping[str, Any]
     ) -> None:
-        self._store, self._broker, self._namespace = store, broker, namespace
+        self._store, self.broker = store, broker
+        self._namespace: Mapping[str, Any] = namespace
         self._shared = arrays
         main = sys.modules.get("__main__")
         self._main: Mapping[str, Any] = {} if main is None else main.__dict__
@@ -97,6 +100,11 @@ class CellInputs:
         for name in self._arrays:
             self._encode(name, None, doubtful=False)
 
+    def bind(self, bindings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Look names up in `bindings` from now on, and return it."""
+        self._namespace = bindings
+        return bindings
+
     def has(self, name: str) -> bool:
         """Whether the notebook still has a name."""
         return name in self._namespace or (name in self.values) or name in self._main
@@ -135,14 +143,14 @@ class CellInputs:
             if registry.find_strategy().shares:
                 return None
         try:
-            return encode(name, value, self._store, self._broker, self._namespace, frozenset()).memory_key
+            return encode(name, value, self._store, self.broker, self._namespace, frozenset()).memory_key
         except UnpicklableError:
             return None
 
     def _encode(self, name: str, user: str | None, *, doubtful: bool) -> None:
         mentioned = frozenset(self._mentioned)
         try:
-            value = encode(name, self._find(name), self._store, self._broker, self._namespace, mentioned)
+            value = encode(name, self._find(name), self._store, self.broker, self._namespace, mentioned)
             if value.serialised is not None:
                 self._follow(value.serialised, name)
         except UnpicklableError as error:
@@ -162,7 +170,7 @@ class CellInputs:
         for cls in serialised.classes:
             identifier = definitions.tracker(cls)
             if identifier not in self.classes:
-                definition = encode_class(cls, self._store, self._broker, self._namespace)
+                definition = encode_class(cls, self._store, self.broker, self._namespace)
                 self.classes[identifier] = definition
                 if definition.serialised is not None:
                     self._follow(definition.serialised, cls.__qualname__)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.errors import StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
@@ -29,10 +30,13 @@ from nbparallel.session.names.share_arrays import check_shareable, from_file_cal
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
+from nbparallel.transfer.pickling import Serialised
 from nbparallel.wire.name_updates import NameKind, NameUpdate
 
 COSTLY_SECONDS = 0.2
 """A longer look whether a value has changed is noted below the cell."""
+SMALL = 1 << 20
+"""Bytes of an object that a cell in a queue takes with it even if the ranks have it now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,27 @@ class Preparation:
     """To be kept alive until the cell has ended: the updates refer to it."""
     moved_nbytes: Mapping[str, int]
     """Those of `copied_nbytes` that moved an array into shared memory, where it stays."""
+
+
+@dataclass(slots=True)
+class GatheredNames:
+    """What a cell uses of the notebook; what each rank needs of it is found when the cell is sent."""
+
+    free: FreeNames
+    """The cell's names."""
+    inputs: CellInputs
+    """Their values."""
+    notes: list[str]
+    """Lines for the user."""
+    namespace: MutableMapping[str, Any]
+    """Where they were looked up."""
+    bindings: Mapping[str, Any]
+    """What it holds, or held when the cell was put into a queue."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the cell waits in a queue."""
+        return self.bindings is not self.namespace
 
 
 class NameDelivery:
@@ -111,6 +136,13 @@ class NameDelivery:
         UnpicklableError
             A value that the cell uses cannot travel.  Nothing is sent.
         """
+        with self._lock:
+            return self.deliver(self.gather(source, namespace, share), ranks)
+
+    def gather(
+        self, source: str, namespace: MutableMapping[str, Any], share: Sequence[str] = ()
+    ) -> GatheredNames:
+        """Find what a cell uses, and move private arrays among it into shared memory; raises as `prepare`."""
         free = find_free_names(source, self._transform)
         with self._lock:
             notes = list(self.share(share, namespace)) if share else []
@@ -122,10 +154,40 @@ class NameDelivery:
                 notes += self._move(private, namespace, inputs.copied)
                 inputs.encode_arrays()
             inputs.copy_arrays()
-            updates = {rank: self._updates(rank, inputs, free, namespace) for rank in ranks}
-            notes += self._costly_notes(inputs)
-            notes += _memmap_notes({value.name for value in inputs.sent}, namespace)
-            self._namespace = namespace
+            return GatheredNames(free, inputs, notes, namespace, namespace)
+
+    def freeze(self, names: GatheredNames, ranks: Sequence[int]) -> None:
+        """Make `names` independent of what the notebook does from now on, until they are delivered.
+
+        Objects are copied that `ranks` do not have now; shared arrays stay the same memory.
+        """
+        with self._lock:
+            names.bindings = names.inputs.bind(dict(names.namespace))
+            classes, values = names.inputs.classes, names.inputs.values.values()
+            wanted = [value for value in values if value.serialised and _nbytes(value.serialised) <= SMALL]
+            for row in [self._ranks.get(rank, RankVersions()) for rank in ranks]:
+                wanted += [*row.needed_definitions(classes), *row.needed(values)]
+            for value in wanted:
+                value.update(self._store, self._broker, unless_assigned=False)
+
+    def deliver(self, names: GatheredNames, ranks: Sequence[int]) -> Preparation:
+        """Find what each rank needs of what a cell uses.
+
+        Raises
+        ------
+        StaleWorkError
+            The cell waited in a queue, and ranks have lost what it was going to find on them.
+        """
+        with self._lock:
+            inputs = names.inputs
+            if inputs.broker is not self._broker:
+                raise StaleWorkError(
+                    "the ranks were started again while this cell waited for its turn: run it again"
+                )
+            updates = {rank: self._updates(rank, names) for rank in ranks}
+            notes = [*names.notes, *self._costly_notes(inputs)]
+            notes += _memmap_notes({value.name for value in inputs.sent}, names.bindings)
+            self._namespace = names.namespace
             return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied))
 
     def _costly_notes(self, inputs: CellInputs) -> list[str]:
@@ -215,9 +277,10 @@ class NameDelivery:
         if not names:
             return []
         unchanged = [
-            (row, name)
+            (baselines, name)
             for row in self._ranks.values()
-            for name, baseline in row.baselines.items()
+            for baselines in (row.baselines, {} if row.pending is None else row.pending.baselines)
+            for name, baseline in baselines.items()
             if baseline.key is None and baseline.is_same(namespace.get(name, ABSENT))
         ]
         packed = self._packed_keys(namespace) if for_all else {}
@@ -225,8 +288,8 @@ class NameDelivery:
             report = move_arrays(names, namespace, self._store, for_all=for_all, on_move=self._on_move)
         finally:
             self.moving = None
-        for row, name in unchanged:
-            row.baselines[name] = Baseline(namespace.get(name, ABSENT))
+        for baselines, name in unchanged:
+            baselines[name] = Baseline(namespace.get(name, ABSENT))
         for name, before in packed.items():
             moved = self._arrays.encode(name, namespace[name])
             if moved is not None and moved.memory_key != before:
@@ -249,34 +312,32 @@ class NameDelivery:
                     keys[name] = seen.memory_key
         return keys
 
-    def _updates(
-        self, rank: int, inputs: CellInputs, free: FreeNames, namespace: MutableMapping[str, Any]
-    ) -> tuple[NameUpdate, ...]:
+    def _updates(self, rank: int, names: GatheredNames) -> tuple[NameUpdate, ...]:
         """Return what a rank has to do before the cell; `delivered` confirms it."""
+        inputs, namespace = names.inputs, names.bindings
         row = self._ranks.setdefault(rank, RankVersions())
         pending = row.pending = PendingVersions()
-        definitions = {
-            identifier: definition
-            for identifier, definition in inputs.classes.items()
-            if row.classes.get(identifier) != definition.key
-        }
-        pending.classes.update({identifier: value.key for identifier, value in definitions.items()})
+        definitions = row.needed_definitions(inputs.classes)
+        pending.classes.update({identifier: value.key for identifier, value in inputs.classes.items()})
         needed = row.needed(inputs.values.values())
-        updates = [
-            value.update(self._store, self._broker, unless_assigned=False) for value in definitions.values()
-        ]
+        lost = [value.name for value in (*definitions, *needed) if value.is_only_referred_to]
+        if names.is_frozen and lost:
+            raise StaleWorkError(
+                f"rank {rank} has lost {', '.join(lost)} while this cell waited for its turn: run it again"
+            )
+        updates = [value.update(self._store, self._broker, unless_assigned=False) for value in definitions]
         for value in needed:
             keeps = not row.value_changed(value, namespace.get(value.name, ABSENT))
             updates.append(value.update(self._store, self._broker, unless_assigned=keeps))
             row.send(value, pending)
-        inputs.sent += [*definitions.values(), *needed]
-        if namespace is self._namespace:
+        inputs.sent += [*definitions, *needed]
+        if names.namespace is self._namespace:
             for name in row.versions:
                 if not inputs.has(name):
                     updates.append(NameUpdate(name, NameKind.DELETE))
                     pending.versions[name] = None
                     pending.baselines[name] = Baseline(ABSENT)
-        for name in (free.assigned | inputs.assigned) - pending.versions.keys():
+        for name in (names.free.assigned | inputs.assigned) - pending.versions.keys():
             if not is_ipythons(name) and name not in inputs.values:
                 pending.baselines[name] = self._baseline(name, row, inputs, namespace)
         return tuple(updates)
@@ -298,3 +359,7 @@ def _memmap_notes(names: Iterable[str], namespace: Mapping[str, Any]) -> list[st
         for name in sorted(names)
         if isinstance(value := namespace.get(name), np.memmap)
     ]
+
+
+def _nbytes(serialised: Serialised) -> int:
+    return serialised.stream.nbytes + sum(buffer.nbytes for buffer in serialised.buffers)

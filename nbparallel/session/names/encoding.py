@@ -100,6 +100,11 @@ class Value:
         key = self.key
         self.memory_key = key[:-1] if self.kind is NameKind.ARRAY and isinstance(key, tuple) else key
 
+    @property
+    def is_only_referred_to(self) -> bool:
+        """Whether its content is only in the notebook's object, which may have changed since."""
+        return self.serialised is not None and self.pickled is None
+
     def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
         """Return what a rank has to do; pickles the value the first time."""
         update = self._updates.get(unless_assigned)

@@ -13,7 +13,7 @@ A table with a row for each rank and name.  Before a cell a rank needs ``values 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +119,10 @@ class RankVersions:
             for value in values
             if (known := versions.get(value.name)) is None or not known.covers(value)
         ]
+
+    def needed_definitions(self, classes: Mapping[str, Value]) -> list[Value]:
+        """Return the definitions of classes, given by their ids, of which the rank lacks this version."""
+        return [value for identifier, value in classes.items() if self.classes.get(identifier) != value.key]
 
     def send(self, value: Value, pending: PendingVersions) -> None:
         """Record in `pending` that a value is on its way."""

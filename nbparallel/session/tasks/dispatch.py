@@ -10,7 +10,7 @@ from dataclasses import replace
 from nbparallel import sharing
 from nbparallel.errors import ChannelClosedError, NbParallelError, SupervisorDiedError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.delivery import NameDelivery, Preparation
+from nbparallel.session.names.delivery import GatheredNames, NameDelivery, Preparation
 from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.rank_handle import RankHandle, send_working_context
 from nbparallel.session.processes.rank_pool import RankPool
@@ -79,12 +79,18 @@ class TaskDispatcher:
         ranks: tuple[int, ...],
         notes: list[str],
         started: float,
+        names: GatheredNames | None = None,
     ) -> TaskRequest:
-        """Put arrays that a cell uses into shared memory, and return the cell with what each rank needs."""
+        """Put arrays that a cell uses into shared memory, and return the cell with what each rank needs.
+
+        `names` was returned by `gather` when the cell was put into a queue.
+        """
         preparation = None
         if options.namespace is not None:
             try:
-                preparation = self._names.prepare(cell, options.namespace, ranks, tuple(options.share))
+                if names is None:
+                    names = self._names.gather(cell, options.namespace, tuple(options.share))
+                preparation = self._names.deliver(names, ranks)
             except ChannelClosedError as error:
                 if not pool.supervisor.ended(DEATH_MILLISECONDS):
                     raise
@@ -112,6 +118,14 @@ class TaskDispatcher:
             )
 
         return TaskRequest(number, ranks, make, options, preparation, None, notes, None, started)
+
+    def gather(self, cell: str, options: CellOptions, ranks: tuple[int, ...]) -> GatheredNames | None:
+        """Return what a cell uses of the notebook as it is now, for a launch later."""
+        if options.namespace is None:
+            return None
+        names = self._names.gather(cell, options.namespace)
+        self._names.freeze(names, ranks)
+        return names
 
     def launch(self, pool: RankPool, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
         """Send a task to its ranks.

@@ -26,9 +26,10 @@ class PendingCell:
         finish: Callable[[], CellResult],
         interrupts: InterruptCounter,
         release: Callable[[InterruptCounter], None],
-        output: TaskOutput,
+        output: TaskOutput | None,
     ) -> None:
-        self._finish, self._interrupts, self._release, self._output = finish, interrupts, release, output
+        self._finish: Callable[[], CellResult] | None = finish
+        self._interrupts, self._release, self._output = interrupts, release, output
         self._callbacks: list[Callable[[PendingCell], None]] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -48,12 +49,15 @@ class PendingCell:
             raise
 
     def _run(self) -> None:
+        finish, self._finish = self._finish, None  # a handle can be kept, and keeps nothing but the result
+        assert finish is not None, "the thread runs once"
         try:
-            self._result = self._finish()
+            self._result = finish()
         except BaseException as error:  # noqa: BLE001  `result` raises it
             self._error = error.with_traceback(None)
         finally:
             self._release(self._interrupts)
+            self._interrupts.wake = lambda: None
             with self._lock:
                 self._ended.set()
             for callback in self._callbacks:
@@ -61,9 +65,9 @@ class PendingCell:
 
     @property
     def state(self) -> str:
-        """``running``, ``done``, ``failed`` or ``cancelled``."""
+        """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
         if not self._ended.is_set():
-            return "running"
+            return "queued" if self._output is None else "running"
         if self._error is None:
             return "done"
         return "cancelled" if isinstance(self._error, KeyboardInterrupt) else "failed"
@@ -113,7 +117,7 @@ class PendingCell:
         result = getattr(self._error, "result", None)
         if result is not None:
             return str(result.ranks[rank].stdout) if rank in result.ranks else ""
-        return self._output.text(rank, "stdout")
+        return "" if self._output is None else self._output.text(rank, "stdout")
 
     def add_done_callback(self, function: Callable[[PendingCell], None]) -> None:
         """Call ``function(self)`` when the cell has ended, in another thread; now, if it has."""
