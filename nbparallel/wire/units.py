@@ -28,7 +28,7 @@ def seconds_text(seconds: float) -> str:
     """
     unit, size = time_unit(seconds)
     value = seconds / size
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

@@ -134,5 +134,5 @@ def test_axes(seconds: float) -> None:
 
 def test_seconds() -> None:
     """Spans of time have one unit and three digits."""
-    found = [seconds_text(s) for s in (1.2345, 0.0123, 4.5e-6, 0.0, 71.0, 1234.5, 2e-7)]
-    assert found == ["1.23 s", "12.3 ms", "4.5 µs", "0 s", "71 s", "1234 s", "0.2 µs"]
+    found = [seconds_text(s) for s in (1.2345, 0.0123, 4.5e-6, 0.0, 71.0, 1234.5, 2e-7, 0.9996)]
+    assert found == ["1.23 s", "12.3 ms", "4.5 µs", "0 s", "71 s", "1234 s", "0.2 µs", "1000 ms"]
