@@ -95,8 +95,7 @@ def open_notebook(lab: LabServer, browser: Browser) -> Iterator[Callable[..., No
     yield open_one
     context.close()
     lab.end_kernels()
-    for path in lab.notebooks.glob("*.ipynb"):
-        path.unlink()
+    lab.reset()
     assert [failure for page in opened for failure in page.failures] == []
 
 

@@ -139,6 +139,12 @@ class LabServer:
             seconds=REPLY_SECONDS,
         )
 
+    def reset(self) -> None:
+        """Remove notebooks, and settings as the theme that a test has chosen."""
+        for name in ("notebooks", "settings", "workspaces"):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        self.notebooks.mkdir()
+
     def distrust(self, name: str) -> None:
         """Change a notebook's metadata: it is another one than was run here, and not trusted any more."""
         notebook = self.read(name)

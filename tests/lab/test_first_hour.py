@@ -17,6 +17,12 @@ while rank == 1 and not os.path.exists("go"):
     time.sleep(0.01)
 total = all_reduce(rank)
 """
+MAP = """def square(item):
+    while item == 5 and not os.path.exists("go"):
+        time.sleep(0.01)
+    return item**2
+nbp.map(square, range(6))
+"""
 
 
 def _take_pictures(page: NotebookPage, name: str, folder: Path, cell: int) -> None:
@@ -61,7 +67,6 @@ def test_the_panel_lives_while_a_cell_runs(notebook: NotebookPage, pictures: Pat
     (notebook.server.notebooks / "go").touch()
     running.wait()
     panel.wait_for_text("finished after")
-    (notebook.server.notebooks / "go").unlink()
     _take_pictures(notebook, "ended", pictures, 2)
 
 
@@ -74,6 +79,18 @@ def test_the_timeline(notebook: NotebookPage, pictures: Path) -> None:
     for theme in THEMES:
         notebook.use_theme(theme)
         assert cell.violations() == ""
+
+
+def test_a_map_shows_tqdm_s_bar(notebook: NotebookPage, pictures: Path) -> None:
+    """The bar of `nbp.map` counts the items while the ranks are at them; then the results stand below it."""
+    notebook.run("%parallel -n 2 pass\nimport os, time, nbparallel as nbp")
+    running = notebook.begin(MAP)
+    running.wait_for_text("5/6")
+    (notebook.server.notebooks / "go").touch()
+    running.wait()
+    running.wait_for_text("6/6")
+    assert "[0, 1, 4, 9, 16, 25]" in running.text
+    running.picture(pictures / "bar.png")
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -96,6 +96,8 @@ def test_a_result_is_what_was_returned_then(two: Session) -> None:
         found = two.map(fill, range(6))
         assert [set(result) for result in found] == [{float(item)} for item in range(6)]
         assert all(result.flags.writeable for result in found)
+    shared = nbp.zeros(3)
+    assert not any(nbp.is_shared(result) for result in two.map(lambda item: shared, range(4)))
 
 
 def test_large_arrays_travel_in_lists(two: Session) -> None:
