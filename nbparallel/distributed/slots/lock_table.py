@@ -110,8 +110,6 @@ class LockTable:
         RuntimeError
             This rank does not hold it.
         """
-        if self._context.forked:
-            return  # a child that was forked with the lock held: the rank releases it
         word, names = name_word(name), self._names
         entry = names.index(word) if word in names else -1
         if entry < 0 or not self._note(entry) & LOCK_HELD:
@@ -171,7 +169,7 @@ class LockTable:
     def _clear(self, entry: int) -> None:
         """Release an entry, or give its ticket up."""
         if self._context.forked:
-            return
+            return  # a child that was forked with the lock held: the rank releases it
         words, start, names = self._words, self._start, self._names
         self._context.waiter.announce(words, start + entry * LOCK_ENTRY + LOCK_TICKET, 0)
         names[entry] = _FREE  # not before: what an interrupt leaves is cleared at the end of the cell
