@@ -49,7 +49,9 @@ _WAIT = """([index, seconds]) => Promise.race([
 _OUTPUTS = "index => jupyterapp.shell.currentWidget.content.widgets[index].model.outputs.toJSON()"
 _SAVE = 'async () => { await jupyterapp.commands.execute("docmanager:save"); }'
 _THEME = 'async name => { await jupyterapp.commands.execute("apputils:change-theme", { theme: name }); }'
-_THEME_SHOWN = "name => document.body.dataset.jpThemeName === name"
+# with the splash gone: JupyterLab removes it twice if the next theme is chosen before that
+_THEME_SHOWN = """name => document.body.dataset.jpThemeName === name
+    && !document.querySelector("#jupyterlab-splash")"""
 
 
 class LabCell:

@@ -60,6 +60,7 @@ class LabServer:
         self.notebooks = self._folder / "notebooks"
         self.notebooks.mkdir()
         self._write_kernel_spec()
+        self._silence()
         self._log = cleanup.enter_context((self._folder / "log").open("w+"))
         environment = {**os.environ, "JUPYTER_TOKEN": self._token}
         environment |= {name: str(self._folder / folder) for name, folder in _OWN_FOLDERS.items()}
@@ -82,6 +83,13 @@ class LabServer:
             return bool(self.url)
 
         wait_until(listens, self.log, seconds=START_SECONDS)
+
+    def _silence(self) -> None:
+        # else a question about news lies over what a picture shows
+        settings = self._folder / "settings" / "@jupyterlab" / "apputils-extension"
+        settings.mkdir(parents=True)
+        quiet = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
+        (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
 
     def _write_kernel_spec(self) -> None:
         # of our own: one in the user's folders would be preferred to the installed kernel

@@ -16,16 +16,17 @@ from nbparallel.wire.units import seconds_text, size_text
 _STRONG = re.compile(r"\*\*(.+?)\*\*")
 _CODE = re.compile(r"`(.+?)`")
 _VERBS = {
+    "failed": ("has failed", "have failed"),
+    "dead": ("is dead", "are dead"),
     "computing": ("computes", "compute"),
     "moving": ("moves data", "move data"),
     "waiting": ("waits", "wait"),
     "starting": ("starts", "start"),
     "finished": ("has finished", "have finished"),
-    "failed": ("has failed", "have failed"),
     "interrupted": ("was interrupted", "were interrupted"),
-    "dead": ("is dead", "are dead"),
 }
 """What one rank and several ranks do, in the order of the sentence."""
+_BAD = ("failed", "dead")
 
 
 def sentence(activity: SessionActivity) -> str:
@@ -63,7 +64,7 @@ def marked_html(text: str) -> str:
 def marked_ranks(activity: SessionActivity) -> frozenset[int]:
     """Return the ranks that the sentence is about: the others wait for them, or the cell failed there."""
     if activity.phase == "running":
-        return frozenset(activity.culprits)
+        return frozenset(activity.culprits) | {rank.rank for rank in activity.ranks if rank.state in _BAD}
     return frozenset({activity.failed_rank} - {-1}) if activity.phase == "failed" else frozenset()
 
 
@@ -160,7 +161,8 @@ def _longest_wait(activity: SessionActivity) -> str:
 
 
 def _do(ranks: list[RankActivity], state: str) -> str:
-    return f"{_ranks(ranks)} {_VERBS[state][len(ranks) != 1]}"
+    mark = "**" if state in _BAD else ""
+    return f"{mark}{_ranks(ranks)}{mark} {_VERBS[state][len(ranks) != 1]}"
 
 
 def _ranks(ranks: Iterable[RankActivity]) -> str:

@@ -58,7 +58,7 @@ border-radius:3px;padding:0 8px;cursor:pointer}
 .nbp.nbp .nbp-ranks .nbp-n,.nbp.nbp .nbp-ranks .nbp-state{font-size:12px}
 .nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
 @container (max-width:42em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:1.1fr 1fr 1fr 1.1fr}
+.nbp.nbp .nbp-ranks tr{grid-template-columns:1fr .95fr .95fr 1.25fr}
 .nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0}
 .nbp.nbp .nbp-ranks .nbp-n{padding:1px 0}
 .nbp.nbp .nbp-ranks th.nbp-n{font-size:11px}}
