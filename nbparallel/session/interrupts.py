@@ -142,7 +142,7 @@ class InterruptCounter:
             for number, (former, ours) in self._deferred.items():
                 if _handler_of(number) is ours:  # else the program has installed another one since
                     signal.signal(number, former)
-        if self._raised is not None:  # also when the ranks have failed in the meantime: it is never lost
+        if self._raised is not None and self._raised is not value:  # not lost, also if the ranks have failed
             raise self._raised
         if kind is None and not self.handed_over:
             self.check()

@@ -234,7 +234,7 @@ class Session:
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
             on_error=on_error,
         )  # fmt: skip
-        with self._session_lock.hold() as interrupts:
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)
 
     def submit(
@@ -301,7 +301,7 @@ class Session:
         self, make: TaskFactory, sink: OutputSink | None = None, watch: TaskWatch | None = None
     ) -> CellResult:
         """Perform a task on all ranks; `watch` follows it."""
-        with self._session_lock.hold() as interrupts:
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             pool, notes = self._ensure(interrupts), self._ranks.take_notes()
             request = self._tasks.prepare(pool, make, CellOptions(sink=sink), notes, watch)
             return self._finish(self._tasks.launch(pool, request, interrupts), interrupts)

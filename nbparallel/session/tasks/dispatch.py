@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nbparallel import sharing
@@ -42,6 +43,8 @@ class TaskDispatcher:
         self._names = names
         self._outputs: dict[int, TaskOutput] = {}
         self._number = 0
+        self._sent: list[TaskRun] = []
+        """The task that is being sent, or waited for."""
         self.record: CellRecord | None = None
         """The ranks' notes on the last cell or call that has ended."""
         self.clock = CellClock()
@@ -142,7 +145,7 @@ class TaskDispatcher:
         output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
         handles = {rank: pool.handles[rank] for rank in request.ranks}
-        run = TaskRun(pool, request, handles, control, output)
+        run = TaskRun(pool, request, {}, control, output)
         for note in self._messages.begin(control):
             self._note(run, note)
         self._send_strategy(pool, handles.values())
@@ -152,7 +155,9 @@ class TaskDispatcher:
         interrupts.check()
         began, pickled = time.monotonic_ns(), b""
         fds = () if request.watch is None else request.watch.fds
+        self._sent.append(run)
         for rank, handle in handles.items():
+            run.handles[rank] = handle
             handle.task, handle.busy, handle.stderr_tail = request.number, True, ""
             if (task := request.make(rank)) != run.task:
                 if run.task is None and runs_user_code(task):
@@ -161,6 +166,27 @@ class TaskDispatcher:
                 run.task, pickled = task, pickle.dumps(task, 5)
             handle.send_pickled(Kind.TASK, pickled, fds, epoch=pool.epoch)
         return run
+
+    @contextlib.contextmanager
+    def stopping(self, interrupts: InterruptCounter) -> Iterator[None]:
+        """Return a context that ranks have stopped a task to leave, whatever raises in it.
+
+        Signal handlers are deferred (`InterruptCounter`); another thread can raise at any place of this one
+        (PyThreadState_SetAsyncExc, as some time-outs do).
+        """
+        try:
+            yield
+        except NbParallelError:
+            raise
+        except BaseException as error:
+            for run in self._sent:
+                if run.running and not interrupts.handed_over:
+                    run.pool.invalidate_epoch()
+                    interrupts.keep(error)
+                    run.wait(interrupts)
+            raise
+        finally:
+            self._sent.clear()  # it owns what the task referred to
 
     def finish(
         self, run: TaskRun, interrupts: InterruptCounter, *, keep_messages: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -69,8 +69,8 @@ class TaskRun:
 
     Parameters
     ----------
-    handles : Mapping[int, RankHandle]
-        The ranks that take part.
+    handles : dict[int, RankHandle]
+        The ranks that were sent the task.
     control : ControlView
         The control segment of the epoch in which it runs.
     """
@@ -79,7 +79,7 @@ class TaskRun:
         self,
         pool: RankPool,
         request: TaskRequest,
-        handles: Mapping[int, RankHandle],
+        handles: dict[int, RankHandle],
         control: ControlView,
         output: TaskOutput,
     ) -> None:
