@@ -139,7 +139,7 @@ class CellQueue:
     def _start(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
     ) -> None:
-        with self._session_lock.hold() as interrupts:
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             run = self._launch(cell, ranks, options, interrupts)
             finish = partial(self._finish, run, interrupts)
             made.append(PendingCell(finish, interrupts, self._session_lock.release, run.output))
