@@ -213,12 +213,15 @@ def _forget_parsed() -> None:
 
 _READ_ONLY = re.compile(r"read-?only|WRITEABLE flag|not writ(?:e)?able", re.IGNORECASE)
 """What numpy and Cython's memoryviews say: assignment destination, output array, buffer source …"""
+_CODE, _X = re.compile("`[^`]*`"), re.compile(r"\bx\b")
 
 
 def explain_read_only(
     error: BaseException, names: RankNames, traceback: TracebackType | None
 ) -> ReadOnlyArrayError | None:
     """Return the error to show instead if `error` came of writing to an array of the notebook, else None.
+
+    One of an operation says itself what to write; its `x` becomes the notebook's name of the array.
 
     Parameters
     ----------
@@ -227,17 +230,18 @@ def explain_read_only(
     traceback : traceback or None
         Of `error`; the arrays that the innermost lines name are asked about first.
     """
-    if isinstance(error, ReadOnlyArrayError) or not isinstance(error, ValueError):
+    if not isinstance(error, ValueError) or not _READ_ONLY.search(str(error)):
         return None
-    if not _READ_ONLY.search(str(error)):
-        return None
+    advises = isinstance(error, ReadOnlyArrayError)
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
     for frame, line in reversed(frames):
         for variable, array in _read_only_arrays(frame, line):
-            name = names.name_of(array, variable)
+            name = names.name_of(array, variable, whole=advises)
+            if name is not None and advises:
+                return ReadOnlyArrayError(_naming(str(error), name))
             if name is not None:
                 return ReadOnlyArrayError(
                     f"{name!r} is the notebook's own memory, which ranks may only read ({error}); let all "
@@ -245,6 +249,11 @@ def explain_read_only(
                     f"or work on a copy of this rank's own: `{name} = {name}.copy()`"
                 )
     return None
+
+
+def _naming(advice: str, name: str) -> str:
+    """Return advice with a variable's name for the ``x`` in its code."""
+    return _CODE.sub(lambda code: _X.sub(name, code[0]), advice)
 
 
 def _read_only_arrays(frame: FrameType, line: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -225,10 +225,11 @@ class RankNames:
     def _digest(self, value: Any) -> bytes | None:
         return content_digest(value, self._store, self._namespace)
 
-    def name_of(self, array: np.ndarray[Any, Any], variable: str) -> str | None:
+    def name_of(self, array: np.ndarray[Any, Any], variable: str, *, whole: bool = False) -> str | None:
         """Return the notebook's name for the memory of `array`, if it was delivered read-only.
 
-        `variable` is what the code calls it; of several names that one is preferred, then the largest.
+        `variable` is what the code calls it; of several names that one is preferred, then the largest.  With
+        `whole` only the name of the very array counts, not that of one of which it is a part.
         """
         place = self._store.location(array)
         if place is None:
@@ -238,8 +239,9 @@ class RankNames:
             if handle.writable or handle.segment != place.segment:
                 continue
             start, stop = span(handle)
-            if start < place.stop and place.start < stop:
-                same = name == variable and self._delivered.get(name) is array
+            is_it = self._delivered.get(name) is array
+            if start < place.stop and place.start < stop and (is_it or not whole):
+                same = name == variable and is_it
                 found.append((same, stop - start, name))
         return max(found, key=itemgetter(0, 1))[2] if found else None
 

@@ -193,7 +193,7 @@ class Exchange:
                         f"array that rank {ranks[reader]} gave to take it"
                     )
                     if movement.operation is Operation.scatter:
-                        what += " (only the source passes values; the others pass None, or memory for a part)"
+                        what += "; only the source passes values, the others pass None or memory for a part"
                     raise self._protocol.mismatch(what)
 
     def _check_memory(self, records: Sequence[ExchangeRecord]) -> None:

@@ -314,8 +314,8 @@ class Receiver:
         sent = ("send", str(dtype), str(shape), "-", "-", f"{message.line or '?'}{cell}")
         mine = ("recv", str(buffer.dtype), str(buffer.shape), "-", "-", str(line or "?"))
         raise CollectiveMismatchError(
-            f"what rank {source} sent does not fit the buffer (nothing was written; in this cell "
-            f"`x = {receive_text('recv', source, message.tag)}` still receives it, without a buffer):\n"
+            f"what rank {source} sent does not fit the buffer, and nothing was written; in this cell "
+            f"`x = {receive_text('recv', source, message.tag)}` still receives it, without a buffer:\n"
             + (
                 table({source: sent, self._context.rank: mine})
                 if source != self._context.rank

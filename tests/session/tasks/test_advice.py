@@ -18,6 +18,10 @@ FIRST = "[send(rank, r, tag=3) for r in range(3) if rank == 0]\n"
 CALLS: list[tuple[str, str, str, list[Any]]] = [
     ("scatter(x)", "scatter(x if rank == 0 else None)", "{}.tolist()", PARTS),
     ("scatter(x)", "dist.shard(x)", "{}.tolist()", PARTS),
+    ("scatter(big)", "scatter(big if rank == 0 else None)", "{}.tolist()", PARTS),
+    ("scatter(big, src=1)", "dist.shard(big)", "{}.tolist()", PARTS),
+    ("all_reduce(big)", "big.copy()", "all_reduce({}).tolist()", SUMS),
+    ("recv(big, 0, tag=3)", "big = recv(src=0, tag=3)", FIRST + "{}\nbig", [0] * 3),
     ("scatter(x, src=2)", "scatter(x if rank == 2 else None, src=2)", "{}.tolist()", PARTS),
     ("scatter(list(x)[:3])", "scatter(x if rank == 0 else None)", "{}.tolist()", PARTS),
     ("all_reduce(x)", "x.copy()", "all_reduce({}).tolist()", SUMS),
@@ -45,8 +49,8 @@ def test_what_errors_advise_works() -> None:
     """Every operation of the list, on an array of the notebook, or a shared one that ranks may write."""
     with Session(3) as session:
         for call, advice, then, expected in CALLS:
-            names = {"x": np.arange(6.0), "w": nbp.full(6, 3.0), "np": np}
-            session.run("x, w", namespace=names)
+            names = {"x": np.arange(6.0), "big": np.arange(6.0), "w": nbp.full(6, 3.0), "np": np}
+            session.run("x, big, w", namespace=names)
             with pytest.raises(ParallelError) as error:
                 session.run(call, namespace=names)
             for rank, failure in error.value.errors.items():
