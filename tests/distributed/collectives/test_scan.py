@@ -90,7 +90,7 @@ def test_scan_refuses_what_all_reduce_refuses(ranks: Any) -> None:
     def work(c: Communicator) -> None:
         for scan in (c.scan, c.exscan):
             name = scan.__name__
-            with pytest.raises(ValueError, match=f"{name} works in place and this array is read-only"):
+            with pytest.raises(ValueError, match=f"{name} works in place.* read-only"):
                 scan(np.broadcast_to(1.0, (3,)))
             with pytest.raises(TypeError, match="avg"):
                 scan(np.ones(3, int), "avg")

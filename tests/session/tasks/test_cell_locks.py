@@ -117,4 +117,4 @@ def test_a_wait_for_a_lock_is_on_the_timeline(session: Session) -> None:
     waits = [wait for wait in timeline.waits() if wait.operation == "lock"]
     assert {wait.line for wait in waits} == {4}
     assert 0 in {wait.waits_for for wait in waits}
-    assert sum(wait.seconds for wait in waits) > 0.25
+    assert sum(wait.seconds for wait in waits) > 0.05
