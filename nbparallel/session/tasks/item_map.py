@@ -14,6 +14,7 @@ No rank waits for another one or for the kernel: the pipe was filled and closed 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import reprlib
 import time
@@ -91,6 +92,7 @@ class ItemMap:
         self._bar: ProgressBar | None = None
         self._chunks: list[tuple[int, int]] = []
         self._broker: Any = None
+        self._tickets: io.FileIO | None = None
         self.fds: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:
@@ -99,9 +101,8 @@ class ItemMap:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self.fds:
-            os.close(self.fds[0])
-            self.fds = self.fds[1:]
+        if self._tickets is not None:
+            self._tickets.close()
         if self._bar is not None:
             self._bar.close()
 
@@ -126,6 +127,7 @@ class ItemMap:
     def _fill_pipe(self) -> None:
         """Put a ticket for every chunk into a new pipe."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
+        self._tickets = io.FileIO(reading)  # closed with this object, if an interrupt is before its exit
         self.fds = (reading,)
         try:
             get_size = getattr(fcntl, "F_GETPIPE_SZ", None)
