@@ -113,9 +113,12 @@ def test_one_that_fails_or_is_cancelled_does_not_stop_the_others(session: Sessio
     namespace["flag"][0] = 1
     assert isinstance(fails.exception(30), ParallelError)
     assert last.result(30).values == [False, False]
-    running = session.submit("import time\nprint('begun', flush=True)\ntime.sleep(100)", queue=True)
-    wait_until(lambda: "begun" in running.stdout(0))
+    _, namespace = occupy(session)
+    running = session.submit("print('begun', flush=True)\ntime.sleep(100)", queue=True)
     waiting = session.submit("9", queue=True)
+    namespace["flag"][0] = 1
+    wait_until(lambda: "begun" in running.stdout(0))
+    assert (running.state, waiting.state) == ("running", "queued")
     assert running.cancel()
     assert isinstance(running.exception(30), KeyboardInterrupt)
     assert waiting.result(30).values == [9, 9]
