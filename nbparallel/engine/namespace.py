@@ -151,12 +151,16 @@ class RankNames:
         """Whether something is lost if this rank exits, as far as is known.
 
         Modules can be imported again, and what the notebook delivered it can deliver again: unless it is an
-        object that the rank may have changed in place.
+        object that the rank has changed in place, or so large that it is not known whether it has.
         """
         value = self._namespace[name]
         if isinstance(value, ModuleType):
             return False
-        return self.is_own(name) or not (name in self._handles or isinstance(value, _UNCHANGING))
+        if self.is_own(name):
+            return True
+        if name in self._handles or isinstance(value, _UNCHANGING):
+            return False
+        return name not in self._digests or self._is_changed_in_place(name)
 
     def apply(self, updates: Iterable[NameUpdate]) -> tuple[str, ...]:
         """Make the changes, all or none; return lines for the user.

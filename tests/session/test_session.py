@@ -297,7 +297,7 @@ def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
 
     notebook = {"x": np.arange(4.0), "scale": 3, "half": half, "math": math, "parts": [1]}
     with Session(3) as session:
-        session.run("import os, numpy as np\nhalf(x[0] * scale) + math.pi", namespace=notebook)
+        session.run("import os, numpy as np\nhalf(x[0] * scale) + math.pi + len(parts)", namespace=notebook)
         session.resize(2)
         assert session.run("x[1] * scale", namespace=notebook).values == [3.0, 3.0]
         session.run("parts.append(rank)", namespace=notebook)

@@ -98,7 +98,7 @@ class Screen:
 
         What a bar that has ended left below the cursor is not among them.
         """
-        base = min(self._highest, self._row)
+        base = min(self._former[-1], self._highest, self._row)  # the cursor may be down just now
         above = [line for line in self._lines[:base] if line.redrawn]
         below = [line for line in self._lines[base:] if line.drawn >= self._entered[base]]
         return [line for line in above + below if line.text.strip()]

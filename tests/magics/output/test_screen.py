@@ -67,18 +67,19 @@ def test_lines_settle_when_the_cursor_has_left_them() -> None:
 def test_a_bar_below_is_not_settled_while_it_is_drawn() -> None:
     """``tqdm(position=1)``, looked at whenever the cursor is down and whenever it is up."""
     screen = Screen()
-    for state in range(40):
-        screen.feed(f"\n\r{state}")
-        assert screen.settle() == []
-        screen.feed(UP)
-        assert screen.settle() == []
-        assert [line.text for line in screen.live] == [str(state)]
+    screen.feed(f"\n\r00{UP}")
+    for state in range(1, 40):
+        for text, shown in (("\n", state - 1), (f"\r{state:02}", state), (UP, state)):
+            screen.feed(text)
+            assert screen.settle() == []
+            assert [line.text for line in screen.live] == [f"{shown:02}"]
 
 
 def test_a_bar_that_has_ended_leaves_nothing_below() -> None:
     """Tqdm draws the end of a bar at position 2 on the first line, and leaves what stood below."""
     screen = Screen()
     screen.feed(f"\n\n\r95%{UP}{UP}\r100%\n")
+    screen.settle()
     screen.settle()
     assert [line.text for line in screen.live] == ["100%"]
 
