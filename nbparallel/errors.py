@@ -51,6 +51,8 @@ def resembling(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
+RANKS_INTERRUPTED = "the ranks were interrupted"
+"""Begin of the note on an error that the program's own code raised while it waited for ranks."""
 NO_RANKS = "no ranks are running; the next %%parallel cell or Session.run starts them"
 """Message where running ranks are needed."""
 STOPPED = "this session was stopped; make a new one"

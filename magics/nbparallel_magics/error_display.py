@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,30 @@ def brief_errors() -> Iterator[None]:
         yield
     except (NbParallelError, KeyboardInterrupt) as error:
         raise briefly(error)  # noqa: B904 - it is the same error, only its rendering changes
+
+
+_PACKAGES = tuple(
+    os.path.dirname(str(sys.modules[name].__file__)) + os.sep
+    for name in ("nbparallel", "nbparallel_magics", "IPython")
+)
+
+
+def hide_our_frames(error: BaseException, shell: Any) -> None:
+    """Have an error that the program itself raised while it waited here shown with its own frames only."""
+
+    def render() -> list[str]:
+        kept, step = [], error.__traceback__
+        while step is not None:
+            if not step.tb_frame.f_code.co_filename.startswith(_PACKAGES):
+                kept.append(step)
+            step = step.tb_next
+        for one, following in zip(kept, [*kept[1:], None], strict=True) if kept else ():
+            one.tb_next = following
+        trace = kept[0] if kept else None
+        lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+        return lines
+
+    error._render_traceback_ = render  # type: ignore[attr-defined]  # IPython's protocol
 
 
 class ErrorRendering:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from nbparallel.errors import CellTimeoutError, ParallelError
+from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, ParallelError
 from nbparallel_magics.arguments import RankSpec
 from nbparallel_magics.background import BackgroundCell, PendingValues, note_failure, wait_for_turn
-from nbparallel_magics.error_display import brief_errors, does_not_compile
+from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.state import ExtensionState
 
@@ -129,6 +129,10 @@ def _run_on_ranks(
             result = session.run(request.source, **wanted)
     except (ParallelError, CellTimeoutError, KeyboardInterrupt) as error:
         state.remember(error)
+        raise
+    except BaseException as error:
+        if any(note.startswith(RANKS_INTERRUPTED) for note in getattr(error, "__notes__", ())):
+            hide_our_frames(error, shell)
         raise
     finally:
         if sink is not None:

@@ -119,8 +119,8 @@ class InterpreterGuard:
         }
         self._limit = sys.getrecursionlimit()
 
-    def repair(self, *, replaced: bool) -> str:
-        """Put back what a rank cannot work without; return what was changed, or an empty string.
+    def repair_builtins(self, *, replaced: bool) -> str:
+        """Put back builtin functions; return which those were, as a part of a sentence, or an empty string.
 
         Parameters
         ----------
@@ -128,22 +128,25 @@ class InterpreterGuard:
             Whether functions that were replaced by others count too, not only those that are gone or are no
             functions any more.
         """
-        now, former, parts = self._now, self._former, []
+        now = self._now
         changed = [
             name
-            for name, value in former.items()
+            for name, value in self._former.items()
             if now.get(name) is not value
             and ((replaced and name not in self.OFTEN_REPLACED) or not _is_function(now.get(name)))
         ]
-        if changed:
-            for name in changed:
-                now[name] = former[name]
-            parts.append(f"replaced {', '.join([f'builtins.{name}' for name in changed])}")
+        for name in changed:
+            now[name] = self._former[name]
+        names = ", ".join([f"builtins.{name}" for name in changed])
+        return f"replaced {names}" if changed else ""
+
+    def repair_recursion_limit(self) -> str:
+        """Raise a recursion limit that is too low for a rank; return what it was, or an empty string."""
         limit = sys.getrecursionlimit()
-        if limit < self.LEAST_RECURSION:
-            sys.setrecursionlimit(self._limit)
-            parts.append(f"set the recursion limit to {limit} (sys.setrecursionlimit)")
-        return " and ".join(parts)
+        if limit >= self.LEAST_RECURSION:
+            return ""
+        sys.setrecursionlimit(self._limit)
+        return f"set the recursion limit to {limit} (sys.setrecursionlimit)"
 
 
 def _is_function(value: Any) -> bool:

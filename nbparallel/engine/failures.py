@@ -45,12 +45,14 @@ def improve(error: BaseException, state: RankState) -> BaseException:
         shown_code = "" if code is None else repr(code)
         exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank lives on", code=code)
         return exit_error.with_traceback(error.__traceback__)
-    likely = isinstance(error, _BY_DAMAGE)
-    damage = state.interpreter.repair(replaced=likely and not _has_user_frame(error.__traceback__))
-    if damage and likely:
-        return damaged(damage, error).with_traceback(error.__traceback__)
+    damage = ""
+    if isinstance(error, _BY_BROKEN_BUILTINS):
+        inside = not _has_user_frame(error.__traceback__)
+        damage = state.interpreter.repair_builtins(replaced=inside)
+    elif isinstance(error, RecursionError):
+        damage = state.interpreter.repair_recursion_limit()
     if damage:
-        error.add_note(f"code on this rank {damage}; it was put back")
+        return damaged(damage, error).with_traceback(error.__traceback__)
     if isinstance(error, KeyboardInterrupt) and not state.interrupts.raised:
         error.args = (" ".join(filter(None, [_text(error), OWN_INTERRUPT])),)
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
@@ -66,8 +68,8 @@ def improve(error: BaseException, state: RankState) -> BaseException:
     return error
 
 
-_BY_DAMAGE = (TypeError, NameError, AttributeError, RecursionError)
-"""What code raises that calls a broken builtin function, or goes too deep."""
+_BY_BROKEN_BUILTINS = (TypeError, NameError, AttributeError)
+"""What code raises that calls a builtin function which is gone."""
 OWN_INTERRUPT = "(raised by this rank's own code: the rank was not interrupted)"
 
 

@@ -105,7 +105,9 @@ def damaged_outcome(state: RankState, task: Task, error: Exception) -> Outcome:
 
     That is put back first.  If it is nothing of the kind, `error` is raised: the rank is at fault.
     """
-    damage = state.interpreter.repair(replaced=True)
+    guard = state.interpreter
+    found = [guard.repair_builtins(replaced=True), guard.repair_recursion_limit()]
+    damage = " and ".join(filter(None, found))
     if not damage:
         raise error
     report = TaskReport(state, task)

@@ -68,6 +68,8 @@ class InterruptCounter:
             try:
                 handler(number, frame)
             except BaseException as error:
+                if error.__traceback__ is not None:
+                    error.__traceback__ = error.__traceback__.tb_next  # without this function
                 if not self._installed or not self.keep(error):
                     raise
                 if self._raises:

@@ -60,8 +60,14 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
         raise NotAnArrayError(
             f"share takes plain numpy arrays, not {type(x).__name__}: share np.asarray(x), or its parts"
         )
+    array = np.asarray(x)
+    if array.dtype.hasobject and not isinstance(x, np.ndarray):
+        raise NotAnArrayError(
+            f"share takes numpy arrays, and what numpy makes one of without Python objects in it, not "
+            f"{type(x).__name__}: share its arrays one by one"
+        )
     store = current_store()
-    shared = store.share(np.asarray(x), strategy=strategy, for_all=True)
+    shared = store.share(array, strategy=strategy, for_all=True)
     store.allow_write(shared)
     if not shared.flags.writeable:
         shared = shared.view()

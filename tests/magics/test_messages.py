@@ -150,3 +150,21 @@ def test_deaths_of_many_ranks_are_one_line(shared_kernel: Kernel) -> None:
         del word
     assert cell.wait(30).ename == "KeyboardInterrupt"
     assert text(kernel.run("%%parallel\npass")).count("\n") == 1
+
+
+def test_an_alarm_in_the_notebook_shows_the_notebooks_frames(shared_kernel: Kernel) -> None:
+    """The ranks stop, and the traceback has the cell and the handler, and no frame between them."""
+    kernel = loaded(shared_kernel)
+    kernel.run(
+        "import os, signal, threading\ndef late(*_): raise TimeoutError('mine')\n"
+        "signal.signal(signal.SIGUSR1, late)\n"
+        "timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGUSR1))\ntimer.start()"
+    )
+    cell = kernel.run("%%parallel\nimport time\nwhile True: time.sleep(0.01)")
+    assert (cell.ename, cell.evalue) == ("TimeoutError", "mine")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", "".join(cell.traceback))
+    assert "the ranks were interrupted" in shown
+    assert "def late(*_): raise TimeoutError('mine')" in shown
+    assert "nbparallel/" not in shown.replace("nbparallel/tests", ""), shown
+    assert text(kernel.run("%parallel 1")) == "Out[ranks 0-1]: 1\n"
+    kernel.run("timer.join()")

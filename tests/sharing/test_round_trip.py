@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from nbparallel.errors import (
+    NotAnArrayError,
     ObjectArrayError,
     ReadOnlyArrayError,
     SegmentLostError,
@@ -265,7 +266,9 @@ def test_share_returns_what_is_shared_already():
 def test_share_takes_lists_and_refuses_subclasses():
     """What numpy converts without loss is converted, what would lose something is refused."""
     assert share([1, 2, 3]).tolist() == [1, 2, 3]
-    with pytest.raises(TypeError, match="MaskedArray"):
+    with pytest.raises(NotAnArrayError, match="not dict"):
+        share({"a": 1})
+    with pytest.raises(NotAnArrayError, match="MaskedArray"):
         share(np.ma.masked_array([1, 2], [True, False]))
     with pytest.raises(ObjectArrayError, match="objects"):
         share(np.array([object()]))

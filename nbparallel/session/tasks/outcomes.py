@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nbparallel.errors import CellTimeoutError, ProtocolError, RankDiedError, rank_list
+from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, ProtocolError, RankDiedError, rank_list
 from nbparallel.session.processes.rank_exit import RankExit, describe_exit
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.results import CellRecord, CellResult, RankResult, RankValues, RemoteValue
@@ -166,7 +166,7 @@ def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | No
     unfinished = dict(sorted(unfinished.items()))
     if raised is not None:
         if unfinished:
-            raised.add_note(f"the ranks were interrupted{parallel_error.whereabouts(unfinished)}")
+            raised.add_note(f"{RANKS_INTERRUPTED}{parallel_error.whereabouts(unfinished)}")
         raise raised
     if escalation.interrupted:
         interrupt = KeyboardInterrupt(f"the cell was interrupted{parallel_error.whereabouts(unfinished)}")

@@ -98,6 +98,13 @@ def test_a_low_recursion_limit_is_named(session: Session, limit: int) -> None:
     assert list(session.run("import sys; sys.getrecursionlimit() >= 1000").values) == [True, True]
 
 
+def test_a_low_recursion_limit_explains_nothing_else(session: Session) -> None:
+    """An ordinary error stays what it is, and the limit is the user's own."""
+    assert isinstance(error_of(session, "import sys\nsys.setrecursionlimit(250)\n1 / 0"), ZeroDivisionError)
+    assert list(session.run("sys.getrecursionlimit()").values) == [250, 250]
+    session.run("sys.setrecursionlimit(1000)")
+
+
 def test_a_recursion_without_end_stays_what_it_is(session: Session) -> None:
     """With a limit that is high enough."""
     assert isinstance(error_of(session, "def f(): return f()\nf()"), RecursionError)
