@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nbparallel.escaping import escape_html
 from nbparallel.table import Table
 
 
@@ -36,14 +36,14 @@ class Grid:
 
     def html(self) -> str:
         """Return the table; a wide one scrolls inside its place.  Without rows: the caption."""
-        caption = html.escape(self.caption)
+        caption = escape_html(self.caption)
         if not self.rows:
             return f"<p>{caption}</p>"
         head = "".join(
-            f'<th scope="col"{self._side(i)}>{html.escape(name)}</th>' for i, name in enumerate(self.head)
+            f'<th scope="col"{self._side(i)}>{escape_html(name)}</th>' for i, name in enumerate(self.head)
         )
         rows = "".join(
-            f'<tr><th scope="row"{self._side(0)}>{html.escape(row[0])}</th>'
+            f'<tr><th scope="row"{self._side(0)}>{escape_html(row[0])}</th>'
             + "".join(self._cell(cell, y, x) for x, cell in enumerate(row[1:], start=1))
             + "</tr>"
             for y, row in enumerate(self.rows)
@@ -58,7 +58,7 @@ class Grid:
         dark = self.shades[y][x - 1] if self.shades else 0.0
         # on light and on dark: text keeps its contrast up to a third of the colour
         shade = f' style="background:rgba(213,94,0,{0.33 * dark:.2f})"' if dark > 0.02 else ""
-        return f"<td{self._side(x)}{shade}>{html.escape(cell)}</td>"
+        return f"<td{self._side(x)}{shade}>{escape_html(cell)}</td>"
 
     def _side(self, column: int) -> str:
         return ' class="nbp-n"' if column in self.right else ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
+from nbparallel.escaping import escape_html
 from nbparallel.wire.units import size_text
 from nbparallel_widgets.panel_grid import Grid
 
@@ -35,14 +35,14 @@ def memory_html(activity: SessionActivity) -> str:
     if limit:
         width = min(100.0, max(_LEAST * bool(activity.nbytes), 100 * activity.nbytes / limit))
         bar = (
-            f'<svg role="img" aria-label="{html.escape(share)}" width="100%" height="10" '
+            f'<svg role="img" aria-label="{escape_html(share)}" width="100%" height="10" '
             'style="display:block;width:100%;height:10px">'
             '<rect width="100%" height="10" fill="currentColor" fill-opacity="0.15"/>'
             f'<rect width="{width:.2f}%" height="10" fill="{_COLOUR}"/></svg>'
         )
     return (
         f'<div class="nbp-memory"><span>shared memory</span>{bar and f"<div>{bar}</div>"}'
-        f"<span><b>{html.escape(share)}</b>{html.escape(_more(activity))}</span></div>"
+        f"<span><b>{escape_html(share)}</b>{escape_html(_more(activity))}</span></div>"
     )
 
 

@@ -7,10 +7,10 @@ timeline.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from nbparallel.escaping import escape_html
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
 from nbparallel.table import Table
@@ -81,7 +81,7 @@ def ranks_html(activity: SessionActivity) -> str:
         f'<th scope="col" class="nbp-bar">{_axis(places, unit, end)}</th>'
         f'{names}<th scope="col" class="nbp-n">{_OWN}</th>'
         f'<th scope="col" class="nbp-state">state</th></tr></thead><tbody>{rows}</tbody></table>'
-        + "".join(f"<p>{html.escape(line)}</p>" for line in _rest(activity, shown))
+        + "".join(f"<p>{escape_html(line)}</p>" for line in _rest(activity, shown))
     )
 
 
@@ -166,7 +166,7 @@ def _row(rank: RankActivity, activity: SessionActivity, end: float, marked: bool
     return (
         f'<tr{kind}><th scope="row" class="nbp-rank">{mark}rank {rank.rank}</th>'
         f'<td class="nbp-bar">{_bar(rank, end, lines)}</td>{cells}'
-        f'<td class="nbp-state">{html.escape(rank_text(rank, activity))}</td></tr>'
+        f'<td class="nbp-state">{escape_html(rank_text(rank, activity))}</td></tr>'
     )
 
 

@@ -5,11 +5,11 @@ The ranks that the sentence is about stand between two asterisks: ``ranks 0, 2 w
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable
 
 from nbparallel.errors import rank_list
+from nbparallel.escaping import escape_html
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.wire.units import seconds_text, size_text
 
@@ -58,7 +58,7 @@ def plain(text: str) -> str:
 
 def marked_html(text: str) -> str:
     """Return a sentence as HTML."""
-    return _CODE.sub(r"<code>\1</code>", _STRONG.sub(r"<b>\1</b>", html.escape(text)))
+    return _CODE.sub(r"<code>\1</code>", _STRONG.sub(r"<b>\1</b>", escape_html(text)))
 
 
 def marked_ranks(activity: SessionActivity) -> frozenset[int]:

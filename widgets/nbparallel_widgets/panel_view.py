@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbparallel.errors import NO_RANKS
+from nbparallel.escaping import escape_html
 from nbparallel.session.monitoring.activity import SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
 from nbparallel_widgets.panel_matrices import matrix_grids
@@ -81,4 +81,4 @@ class PanelView:
 
 
 def _paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>"
+    return f"<p>{escape_html(text)}</p>"
