@@ -29,6 +29,7 @@ def _updates(kernel: Kernel) -> list[str]:
     return [text for text in texts if "\nshared memory: " in text]
 
 
+@pytest.mark.every_kernel
 @pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_a_live_panel(kernel: Kernel) -> None:
