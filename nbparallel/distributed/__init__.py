@@ -210,8 +210,10 @@ def _as(name: str) -> Callable[[_F], _F]:
     return describe
 
 
-def __getattr__(name: str) -> Any:
-    raise misspelt(name, "nbparallel.distributed", __all__)
+if not TYPE_CHECKING:  # a type checker would take every name for one of this module
+
+    def __getattr__(name: str) -> Any:
+        raise misspelt(name, "nbparallel.distributed", __all__)
 
 
 def __dir__() -> list[str]:
