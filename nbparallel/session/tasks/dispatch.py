@@ -199,6 +199,9 @@ class TaskDispatcher:
             ending = outcomes.ending_of(error)
             raise
         finally:
+            # it owns what the task referred to; if ranks still run it, `stopping` has to find it
+            if run in self._sent and (interrupts.handed_over or not run.running):
+                self._sent.remove(run)
             if runs_user_code(run.task):
                 self.clock = replace(
                     self.clock, ended_ns=run.ended_ns, phase=ending.phase, failed_rank=ending.rank,

@@ -56,6 +56,7 @@ class PendingCell:
         except BaseException as error:  # noqa: BLE001  `result` raises it
             self._error = error.with_traceback(None)
         finally:
+            del finish  # before a waiting thread goes on: it holds the run, or names of the notebook
             self._release(self._interrupts)
             self._interrupts.wake = lambda: None
             with self._lock:

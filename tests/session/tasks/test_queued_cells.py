@@ -167,3 +167,15 @@ def test_a_handle_can_be_kept(session: Session) -> None:
     del other
     wait_until(lambda: gc.collect() >= 0 and reference() is None)
     assert kept.result().values == [5]
+
+
+def test_cells_that_have_ended_hold_nothing(session: Session) -> None:
+    """Neither one that ran in the background nor one that waited, while the session goes on."""
+    namespace: dict[str, Any] = {"flag": np.zeros(1), "large": {"a": np.arange(200_000)}}
+    first = session.submit(f"{WAIT}len(large)", namespace=namespace)
+    queued = session.submit("len(large)", namespace=namespace, queue=True)
+    namespace["flag"][0] = 1
+    assert queued.result(30).values == first.result(30).values == [1, 1]
+    wait_until(
+        lambda: gc.collect() >= 0 and not [o for o in gc.get_objects() if type(o).__name__ == "TaskRun"]
+    )
