@@ -9,7 +9,6 @@ from nbparallel.errors import rank_list
 from nbparallel.table import Table, TableView
 from nbparallel.wire.inspection import Origin
 from nbparallel.wire.units import size_text
-from nbparallel_widgets.panel_memory import used_by
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.statistics import SessionStatistics
@@ -32,6 +31,8 @@ class SegmentsView(TableView):
 
     def table(self) -> Table:
         """Return one row for each segment, the largest first, and below them the sums."""
+        from nbparallel_widgets.panel_memory import used_by  # not when the extension is loaded
+
         seen, of_ranks = self.statistics, self._names_of_ranks()
         rows = [
             (

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from nbparallel.wire.system import ReadText, read_text
 
 _FIELDS = re.compile(r"^(VmRSS|RssAnon|RssShmem|Threads):\s+(\d+)", re.MULTILINE)
+_HAS_ENDED = re.compile(r"^State:\s+[ZX]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def read_memory(pid: int, read: ReadText = read_text) -> ProcessMemory | None:
     except OSError:
         return None
     fields = {name: int(value) for name, value in _FIELDS.findall(text)}
-    if "VmRSS" not in fields:  # it has ended, and waits for its parent
-        return None
+    if "VmRSS" not in fields and _HAS_ENDED.search(text):
+        return None  # without that it is ending: no other process can notice it yet
     resident, private, mapped = (fields.get(name, 0) << 10 for name in ("VmRSS", "RssAnon", "RssShmem"))
     return ProcessMemory(resident, private, mapped, fields.get("Threads", 0), "\nState:\tT" in text)

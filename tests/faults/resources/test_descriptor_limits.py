@@ -52,7 +52,7 @@ with nbp.Session(2) as session:
     if BITES:
         text = str(error)
         assert "descriptor" in text and "ulimit -n" in text, text
-        assert WHO == "all" or f"({LIMIT} of at most" in text, text
+        assert WHO == "all" or f"limit of {LIMIT} (" in text, text
     else:
         assert error is None, error
     if isinstance(error, ParallelError):

@@ -90,7 +90,7 @@ def test_on_a_rank(ranks, kind):
 
 def test_a_message_on_its_way(ranks):
     """A sent array whose sender has forgotten it lives until it is received and dropped."""
-    ranks.run("if rank == 0:\n    mine = nbp.full(100_000, 3.0)\n    send(mine, 1, view=True)\n    del mine")
+    ranks.run("mine = nbp.full(100_000, 3.0)\nsend(mine, 1, view=True)\ndel mine", ranks=[0])
     held = "[s.nbytes for s in nbp.segments() if s.phase != 'pooled']"
     assert ranks.run(held, ranks=[0]).values[0] != []
     ranks.run("if rank == 1: got = recv(src=0)[5:]")
