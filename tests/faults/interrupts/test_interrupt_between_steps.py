@@ -73,6 +73,11 @@ def instructions(function: Callable[[], object]) -> range:
     return range(1, press.count + 1)
 
 
+def some(numbers: range) -> range:
+    """Return sixty of the numbers, evenly spread: each costs the start of a process."""
+    return numbers[:: -(-len(numbers) // 60)]
+
+
 def check(session: Session) -> None:
     """Fail if the session is not as usable as before: a cell in the background may take a moment."""
 
@@ -125,7 +130,7 @@ def test_f23_a_press_at_instructions_of_restart(session: Session) -> None:
     numbers = instructions(lambda: session.restart(1))
     session.restart(0)
     session.run("kept = rank")
-    for number in numbers[::17]:
+    for number in some(numbers):
         Press(number).run(lambda: session.restart(1))
         check(session)
         assert list(session.run("globals().get('kept')").values) in ([0, None], [0, 1]), "all or nothing"
@@ -137,7 +142,7 @@ def test_f23_a_press_at_instructions_of_restart(session: Session) -> None:
 def test_f23_a_press_at_instructions_of_stop() -> None:
     """All is gone, or nothing: a second `stop` ends what the first one has not begun to end."""
     numbers, before = instructions(started().stop), processes()
-    for number in numbers[::23]:
+    for number in some(numbers):
         session = started()
         Press(number).run(session.stop)
         session.stop()
@@ -166,7 +171,7 @@ def test_f23_a_press_at_instructions_of_the_first_start() -> None:
     numbers = instructions(session.start)
     session.stop()
     before = processes()
-    for number in numbers[::23]:
+    for number in some(numbers):
         session = Session(1)
         Press(number).run(session.start)
         if not session.started:
