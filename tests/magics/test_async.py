@@ -140,7 +140,9 @@ def test_interrupting_the_wait_interrupts_the_cell(shared_kernel: Kernel) -> Non
     kernel = prepared(shared_kernel)
     kernel.run("%parallel kept = rank")
     kernel.run("%%parallel --async\nimport time\nprint('asleep', flush=True)\ntime.sleep(100)")
-    mine = kernel.begin("import time\nprint('mine', flush=True)\ntime.sleep(100)")
+    # Short sleeps: a signal that arrives while CPython is about to sleep is noticed after it only, and other
+    # threads that want the interpreter make that moment long.
+    mine = kernel.begin("import time\nprint('mine', flush=True)\nfor _ in range(9000): time.sleep(0.01)")
     mine.wait_for("mine")
     kernel.interrupt()
     assert mine.wait().ename == "KeyboardInterrupt"

@@ -133,6 +133,7 @@ def test_a_monitored_barrier_calls_itself_so(shared_kernel: Kernel) -> None:
     assert re.search(r"0 +monitored_barrier ", other.traceback), other.traceback
 
 
+@pytest.mark.slow
 def test_deaths_of_many_ranks_are_one_line(shared_kernel: Kernel) -> None:
     """Those that ended alike share a note, and so do those that did not answer an interrupt."""
     kernel = loaded(shared_kernel, 4)

@@ -88,6 +88,7 @@ def test_f20_an_import_is_finished_first(session: Session, module: Path) -> None
     assert list(session.run("slow_module.done").values) == [True]
 
 
+@pytest.mark.slow
 def test_f20_an_import_without_end_is_interrupted(session: Session, module: Path, promised: Promised) -> None:
     """It has three seconds, which is before the rank would be killed for not answering."""
     module.write_text(module.read_text().replace("LONG := 40", "100_000"))

@@ -65,6 +65,7 @@ def check_stopped(session: Session, pids: list[int]) -> None:
     assert [rank.pid for rank in session.statistics().ranks] == pids
 
 
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("name", ["SIGALRM", "SIGUSR1", "SIGTERM"])
 def test_an_exception_of_a_signal_handler_stops_the_ranks(
     name: str, tmp_path: Path, promised: Promised

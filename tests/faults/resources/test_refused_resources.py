@@ -37,6 +37,7 @@ def refuse(number: int, after: int) -> Callable[[Callable[..., Any]], Callable[.
     return decorate
 
 
+@pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
@@ -116,6 +117,7 @@ def test_f74_a_limit_on_the_size_of_files() -> None:
     assert "size of files" in doctor
 
 
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_f74_no_home(tmp_path: Path, method: str) -> None:
