@@ -49,10 +49,12 @@ bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed and failed; fault tests REPEAT times
-	@PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.syscall_sweep
-	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep.sweep_record -m "fault or stress" --repeat $(REPEAT) $(ARGS)
-	@PYTHONPATH=. $(PYTEST) -p tests.faults.sweep.sweep_record -m "fault or stress" --repeat $(REPEAT) --busy-core $(ARGS)
-	@PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.sweep_record $(REPEAT)
+	@status=0; \
+	PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.syscall_sweep || status=$$?; \
+	for core in "" --busy-core; do PYTHONPATH=. $(PYTEST) -p tests.faults.sweep.sweep_record \
+	  -m "fault or stress" --repeat $(REPEAT) $$core $(ARGS) || status=$$?; done; \
+	PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.sweep_record $(REPEAT) || status=$$?; \
+	exit $$status
 
 docs: $(VENV)/ready  ## run every example of the documentation
 	@$(PYTEST) tests/docs $(ARGS)

@@ -63,6 +63,11 @@ class Notebook:
         """Whether its process runs."""
         return self._popen.poll() is None
 
+    @property
+    def killed(self) -> bool:
+        """Whether its process was ended by SIGKILL."""
+        return self._popen.wait(GONE_SECONDS) == -signal.SIGKILL
+
     def people(self) -> dict[str, int]:
         """Return the number of each process, and of the thread that reads."""
         found: dict[str, int] = self._ask("people")

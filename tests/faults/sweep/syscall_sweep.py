@@ -183,11 +183,15 @@ def attempt(notebook: Notebook, point: Point) -> Outcome:
     killed = point.action == "SIGKILL" and any("killed by SIGKILL" in line for line in lines)
     reached = killed or any("(INJECTED)" in line for line in lines)
     if killed and point.victim in ("notebook", "pump"):  # it may have answered before that call came
-        left = notebook.left_behind()
-        return Outcome(point, "leak" if left else "ended", left)
+        return _ended(notebook, point)
     if said is None:
         return Outcome(point, "broken", f"the notebook ended: {notebook.last_words()}")
     return _judge(notebook, point, said, reached=reached)
+
+
+def _ended(notebook: Notebook, point: Point) -> Outcome:
+    left = notebook.left_behind()
+    return Outcome(point, "leak" if left else "ended", left)
 
 
 def _judge(notebook: Notebook, point: Point, said: dict[str, str], *, reached: bool) -> Outcome:
@@ -197,8 +201,13 @@ def _judge(notebook: Notebook, point: Point, said: dict[str, str], *, reached: b
             # A record that could not be removed goes with the next name that does.
             notebook.work()
             found = notebook.check()
-    except (EOFError, HungError) as error:
-        return Outcome(point, "hang" if isinstance(error, HungError) else "broken", f"afterwards: {error}")
+    except EOFError as error:
+        if point.action == "SIGKILL" and notebook.killed:
+            # It answered, and the call came while strace was detaching: the log lacks the line.
+            return _ended(notebook, point)
+        return Outcome(point, "broken", f"afterwards: {error}")
+    except HungError as error:
+        return Outcome(point, "hang", f"afterwards: {error}")
     if "broken" in found:
         return Outcome(point, "broken", f"afterwards: {found['broken']}; before: {said['text']}")
     more = found["more"]
