@@ -55,7 +55,7 @@ class Engine:
         breakpoints.install()
         os.register_at_fork(before=output.flush)  # else a child would write the same text again
         environment.set_environment(configure)
-        environment.limit_blas(configure.blas_threads)
+        self._threads = environment.ThreadLimits(configure.usable_cpus, configure.world_size)
         shell.attach(output, configure.colors)
         interrupts = Interrupts(configure.rank)
         interrupts.install()
@@ -149,6 +149,7 @@ class Engine:
         state.communicator.record()
         distributed.set_current(state.communicator)
         environment.resize_environment(join.world_size)
+        self._threads.resize(join.world_size)
         state.defaults.set(world_size=join.world_size)
 
     def _run(self, task: Task, fds: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a rank finds predefined: names, environment, random streams, BLAS threads."""
+"""What a rank finds predefined: names, environment, random streams, numbers of threads."""
 
 from __future__ import annotations
 
@@ -197,15 +197,61 @@ def random_streams(seed: int, rank: int) -> np.random.Generator:
     return np.random.default_rng(generator)
 
 
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""What libraries read when they are loaded: OpenBLAS, MKL, BLIS, torch and numexpr the first, unless a
+variable of their own is set."""
+
+
 def find_blas() -> None:
     """Find the BLAS libraries of this process, so that its forked ranks need not."""
     global _blas
     _blas = ThreadpoolController()
 
 
-def limit_blas(threads: int) -> None:
-    """Allow BLAS `threads` threads on this rank (the template had limited it to one)."""
-    if _blas is None:
-        find_blas()
-    assert _blas is not None
-    _blas.limit(limits=threads)
+class ThreadLimits:
+    """A rank's share of the CPUs, as the number of threads of its libraries; what the user has set stays.
+
+    Libraries that are loaded later follow the environment.  Those that are there already are called.
+
+    Parameters
+    ----------
+    usable_cpus : int
+        CPUs that the session may use.
+    world_size : int
+        How many ranks share them.
+    """
+
+    def __init__(self, usable_cpus: int, world_size: int) -> None:
+        self._usable_cpus = usable_cpus
+        self._share = max(1, usable_cpus // world_size)
+        self._ours = [name for name in _THREAD_VARIABLES if name not in os.environ]
+        os.environ.update(dict.fromkeys(self._ours, str(self._share)))
+        if _blas is None:
+            find_blas()
+        assert _blas is not None
+        for library in _blas.lib_controllers:
+            library.set_num_threads(_from_environment(library.internal_api) or self._share)
+
+    def resize(self, world_size: int) -> None:
+        """Follow another number of ranks, but for what a cell has changed."""
+        before, self._share = self._share, max(1, self._usable_cpus // world_size)
+        if self._share == before:
+            return
+        torch = sys.modules.get("torch")  # it keeps a number of its own beside that of OpenMP
+        if torch is not None and torch.get_num_threads() == before and "OMP_NUM_THREADS" in self._ours:
+            torch.set_num_threads(self._share)
+        for name in self._ours:
+            if os.environ.get(name) != str(before):
+                continue
+            if name != "NUMBA_NUM_THREADS" or "numba" not in sys.modules:  # numba refuses a second number
+                os.environ[name] = str(self._share)
+        for library in ThreadpoolController().lib_controllers:
+            if library.num_threads == before:
+                library.set_num_threads(_from_environment(library.internal_api) or self._share)
+
+
+def _from_environment(library: str) -> int:
+    """Return the number of threads that a library reads from the environment; 0: none that makes sense."""
+    text = os.environ.get(f"{library.upper()}_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+    first = text.partition(",")[0].strip()  # a list is for nested regions of OpenMP
+    return int(first) if first.isdecimal() else 0

@@ -63,8 +63,6 @@ class Configure(Message):
     """Where the notebook is when the rank starts."""
     environment: tuple[tuple[str, str], ...]
     """The notebook's environment variables."""
-    blas_threads: int
-    """How many threads BLAS may use on a rank."""
     usable_cpus: int
     """CPUs that this session may use (affinity and cgroup)."""
     seed: int

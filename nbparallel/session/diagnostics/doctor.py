@@ -179,6 +179,7 @@ def _blas(machine: Machine) -> Measured:
     usable = usable_cpus(machine)
     libraries = ", ".join(f"{name} {threads}" for name, threads in machine.blas) or "none loaded"
     seen = f"threads of libraries in the notebook: {libraries}; each rank gets its share of {usable}"
+    seen += " unless OMP_NUM_THREADS is set"
     return usable - max((threads for _, threads in machine.blas), default=0), seen
 
 
@@ -246,8 +247,8 @@ CHECKS = (
         _blas,
         0,
         lambda machine: (
-            "more threads than CPUs slow each other down: start the notebook with "
-            f"OMP_NUM_THREADS={usable_cpus(machine)}"
+            "more threads than CPUs slow each other down: "
+            f"`import threadpoolctl; threadpoolctl.threadpool_limits({usable_cpus(machine)})`"
         ),
     ),
     Check("versions", _ipykernel, True, lambda _: 'pip install --upgrade "ipykernel>=6.29"'),

@@ -228,7 +228,6 @@ class RankPool:
         self.supervisor.spawn(handle)
 
     def _configure(self, rank: int, client: int, world_size: int) -> Configure:
-        cpus = usable_cpus()
         return Configure(
             session=self.session,
             rank=rank,
@@ -236,8 +235,7 @@ class RankPool:
             client=client,
             place=working_context(),
             environment=tuple(os.environ.items()),
-            blas_threads=max(1, cpus // world_size),
-            usable_cpus=cpus,
+            usable_cpus=usable_cpus(),
             seed=self._seed,
             colors=_colors(),
             notebook=this_process(),

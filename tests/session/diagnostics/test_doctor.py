@@ -85,7 +85,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
         ({"shm": (1 << 20, 8 << 30)}, "/dev/shm", 1, "file_descriptor"),
         ({"quota": 1.0, "blas": ()}, "CPUs", 1, "take turns"),
         ({"affinity": 1, "blas": ()}, "CPUs", 1, "take turns"),
-        ({"quota": 2.0}, "BLAS threads", 1, "OMP_NUM_THREADS=2"),
+        ({"quota": 2.0}, "BLAS threads", 1, "threadpool_limits(2)"),
         (REMOVED_IPC, "RemoveIPC", 1, "loginctl"),
         ({"names": (name(Liveness.DEAD),)}, "stale names", 1, "%%parallel"),
         ({"names": (name(Liveness.UNKNOWN, "no record"),)}, "stale names", 1, "rm /dev/shm/nbp_b"),

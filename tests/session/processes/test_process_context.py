@@ -43,14 +43,69 @@ def test_the_supervisor_stands_back_for_ranks(start_method: str) -> None:
         assert session.run("import os; os.sched_getscheduler(0)").values == [os.SCHED_OTHER] * 2
 
 
-@pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: one thread is what a fresh process has")
-def test_blas_threads() -> None:
-    """A rank has the threads of its share of the CPUs, not the one that the template was kept at."""
+needs_two_cpus = pytest.mark.skipif(usable_cpus() < 2, reason="one CPU: a share of it is all of it")
+LIBRARIES = """
+import os, threadpoolctl
+{pool['filepath']: pool['num_threads'] for pool in threadpoolctl.threadpool_info()}
+"""
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_threads_of_libraries(monkeypatch: pytest.MonkeyPatch, start_method: str) -> None:
+    """A rank's share of the CPUs holds for BLAS that is there and for what a cell loads; resized too."""
+    pytest.importorskip("scipy.linalg", reason="scipy brings a BLAS of its own")
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    with Session(1, start_method=start_method) as session:
+        assert set(session.run(LIBRARIES).values[0].values()) == {usable_cpus()}
+        session.resize(2)
+        for counts in session.run("import scipy.linalg" + LIBRARIES).values:
+            assert (len(counts), set(counts.values())) == (2, {usable_cpus() // 2})
+        variables = "[os.environ[name] for name in ('OMP_NUM_THREADS', 'NUMBA_NUM_THREADS')]"
+        assert session.run(variables).values == [[str(usable_cpus() // 2)] * 2] * 2
+        session.resize(1)
+        assert set(session.run(LIBRARIES).values[0].values()) == {usable_cpus()}
+
+
+@needs_two_cpus
+def test_threads_that_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of the notebook counts for every library that reads it; a number that a cell set stays."""
+    pytest.importorskip("scipy.linalg", reason="scipy brings a BLAS of its own")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with Session(1) as session:
-        (counts,) = session.run(
-            "import threadpoolctl\n[pool['num_threads'] for pool in threadpoolctl.threadpool_info()]"
-        ).values
-        assert set(counts) == {usable_cpus()}
+        counts = session.run("import scipy.linalg" + LIBRARIES).values[0]
+        assert (len(counts), set(counts.values())) == (2, {1})
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+        monkeypatch.setenv("OMP_NUM_THREADS", "1,2")
+        session.restart()
+        assert set(session.run(LIBRARIES).values[0].values()) == {2}
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
+        session.restart()
+        assert set(session.run(LIBRARIES).values[0].values()) == {1}
+        session.run("limits = threadpoolctl.threadpool_limits(3)")
+        session.resize(2)
+        assert set(session.run(LIBRARIES).values[0].values()) == {3}
+
+
+@pytest.mark.slow
+@needs_two_cpus
+def test_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank's torch uses its share of the CPUs, another one after a resize, or what a cell chose."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    threads = "import torch; torch.get_num_threads()"
+    with Session(2) as session:
+        shared = usable_cpus() // 2
+        assert session.run(threads).values == [shared] * 2
+        session.restart(1)
+        assert session.run(threads).values == [shared] * 2
+        session.resize(1)
+        assert session.run(threads).values == [2 * shared]
+        session.run("torch.set_num_threads(3)")
+        session.resize(2)
+        assert session.run(threads).values == [3, shared]
 
 
 def test_ranks_follow_the_notebooks_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ modules, calls = set(sys.modules), []
 for owner, name in ((re._compiler, "compile"), (inspect, "signature"), (environment, "ThreadpoolController")):
     mock.patch.object(owner, name, lambda *a, name=name, **k: calls.append(name)).start()
 environment.random_streams(1, 0)
-environment.limit_blas(1)
+environment.ThreadLimits(1, 1)
 shell = main._shell
 shell.logger
 assert shell.transform_cell("x = 1") == "x = 1\\n"
