@@ -1,0 +1,25 @@
+"""Tensors and other libraries' arrays as numpy arrays over the same memory, and back.
+
+Nothing here imports torch before the user has: an object is a tensor only if ``sys.modules`` has torch.  Only
+`tensor_of` imports it, where a tensor arrives that another process sent.  What stands above this room knows
+numpy arrays alone; it asks `as_array` about what is none, and `tensor_of` gives a tensor back.
+"""
+
+from nbparallel.tensors.bits import bits_dtype, bits_name, bits_operator, readable_bits, shown_dtype
+from nbparallel.tensors.conversion import array_of, as_array, is_tensor, tensor_of
+from nbparallel.tensors.extension_dtypes import describe_extension, extension_kind, rebuild_extension
+
+__all__ = [
+    "array_of",
+    "as_array",
+    "bits_dtype",
+    "bits_name",
+    "bits_operator",
+    "describe_extension",
+    "extension_kind",
+    "is_tensor",
+    "readable_bits",
+    "rebuild_extension",
+    "shown_dtype",
+    "tensor_of",
+]

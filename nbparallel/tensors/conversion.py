@@ -1,0 +1,139 @@
+"""A tensor, or what exports DLPack, as an array over the same memory; an array as a tensor."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from nbparallel.tensors.bits import AnyArray, bits_dtype, bits_name, bits_tensor
+
+_ON_CPU = frozenset({1, 3, 11, 13})
+"""DLPack's numbers of devices whose memory the CPU reads: CPU, pinned memory of CUDA and ROCm, managed."""
+
+
+def is_tensor(x: object) -> bool:
+    """Return whether `x` is a tensor of torch; False, at no cost, in a process without torch."""
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "Tensor", None)  # a module that is being imported may lack it
+    return kind is not None and isinstance(x, kind)
+
+
+def as_array(x: Any) -> AnyArray | None:
+    """Return an array over the memory of what is no array of numpy but holds numbers, else None.
+
+    Parameters
+    ----------
+    x : object
+        A tensor, or what exports DLPack (an array of JAX), which numpy reads only.
+
+    Raises
+    ------
+    TypeError
+        Its numbers do not lie in this machine's memory as an array does: the message says what to do.
+    """
+    if is_tensor(x):
+        return array_of(x)
+    if hasattr(type(x), "__dlpack__") and not isinstance(x, np.ndarray):
+        return _from_dlpack(x)
+    return None
+
+
+def array_of(tensor: Any) -> AnyArray:
+    """Return a dense tensor of the CPU as an array over the same memory; autograd knows nothing of it.
+
+    Elements that numpy lacks become bits (`bits`).  The array is read-only where writing would be wrong: a
+    tensor that repeats its elements (`expand`); a conjugated view, of which it is a copy.
+
+    Raises
+    ------
+    TypeError
+        It is sparse, quantised, nested, without data or on another device: the message says what to do.
+    """
+    detached = tensor.detach()
+    try:
+        array: AnyArray = detached.numpy()
+    except (TypeError, RuntimeError) as error:
+        return _view_other(detached, error)
+    strides = array.strides
+    if (
+        0 in strides
+        and array.size
+        and any(n > 1 and not s for n, s in zip(array.shape, strides, strict=True))
+    ):
+        array.flags.writeable = False
+    return array
+
+
+def _view_other(tensor: Any, error: Exception) -> AnyArray:
+    """Return a tensor that `Tensor.numpy` refuses as an array, or raise with what to do."""
+    torch = importlib.import_module("torch")
+    kind, device = type(tensor).__name__, tensor.device
+    if tensor.is_nested:
+        raise TypeError("this tensor is nested, and has no single shape: pass the tensors of `x.unbind()`")
+    if tensor.is_quantized:
+        raise TypeError(
+            f"this tensor is quantised ({tensor.dtype}): pass `x.dequantize()`, or its integers, "
+            "`x.int_repr()`"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"this tensor is sparse ({tensor.layout}): pass `x.to_dense()`")
+    if device.type == "meta":
+        raise TypeError(
+            "this tensor is on the device 'meta', and has a shape but no data: make one with data first, "
+            "such as `torch.empty_like(x, device='cpu')`"
+        )
+    if device.type != "cpu":
+        raise TypeError(
+            f"this tensor is on the device {str(device)!r}, and ranks share the memory of the CPU: pass "
+            "`x.cpu()`, and copy what comes back with `x.copy_(…)`"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        array = array_of(tensor.resolve_conj().resolve_neg())
+        array.flags.writeable = False
+        return array
+    itemsize = tensor.element_size()
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(itemsize)
+    try:
+        plain = tensor.view(bits).numpy()
+    except (TypeError, RuntimeError):
+        raise TypeError(
+            f"a {kind} of {tensor.dtype} is not taken: {error}. Pass a plain tensor of a dtype of numpy"
+        ) from error
+    view: AnyArray = plain.view(bits_dtype(str(tensor.dtype), itemsize))
+    return view
+
+
+def tensor_of(array: AnyArray) -> Any:
+    """Return an array as a tensor over the same memory; bits become elements of torch again.
+
+    torch is imported if this process has not done it yet.
+
+    Parameters
+    ----------
+    array : array
+        Writable: torch has no tensors for reading only.
+    """
+    name = bits_name(array.dtype)
+    return bits_tensor(array, name) if name else importlib.import_module("torch").from_numpy(array)
+
+
+def _from_dlpack(x: Any) -> AnyArray | None:
+    """Return what exports DLPack as an array for reading only; None: it is no array of numbers."""
+    device = getattr(x, "__dlpack_device__", None)
+    place = device() if device is not None else (1, 0)
+    if place[0] not in _ON_CPU:
+        raise TypeError(
+            f"this {type(x).__name__} is on another device than the CPU (DLPack's number {int(place[0])}), "
+            "and ranks share the memory of the CPU: pass a copy of it that is there"
+        )
+    try:
+        view = np.from_dlpack(x).view()
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        if not hasattr(type(x), "__array__"):  # of elements that DLPack, or numpy's part of it, does not know
+            return None
+        view = np.asarray(x).view()
+    view.flags.writeable = False
+    return view
