@@ -200,7 +200,8 @@ class Communicator(
         self._operations_before = operations
         destinations, (queued, late) = self._sender.unreceived(), unexpected.report()
         left = destinations or queued or late
-        self.messages = MessageReport(destinations, queued, late) if left else None
+        label = self._context.call_site.label
+        self.messages = MessageReport(destinations, queued, late, label) if left else None
 
     def settle(self, settlement: MessageSettlement) -> None:
         """Drop or keep what the last cell has left; every rank that took part in it has ended it."""

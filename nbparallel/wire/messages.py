@@ -223,6 +223,8 @@ class MessageReport(Message):
     """What this rank has taken out of its rings and not received, and how many of each."""
     late: tuple[tuple[SentMessage, int], ...]
     """What it has received of earlier cells, likewise."""
+    label: str = ""
+    """What messages call the file of the lines; empty: the cell's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,9 +310,10 @@ class Receiver:
         if form is not None and form[0] == buffer.dtype and form[1] == buffer.shape:
             return
         dtype, shape = form or ("a pickled object", "-")
-        source, cell = message.source, f" of {message.cell}" if message.cell else ""
-        sent = ("send", str(dtype), str(shape), "-", "-", f"{message.line or '?'}{cell}")
-        mine = ("recv", str(buffer.dtype), str(buffer.shape), "-", "-", str(line or "?"))
+        source, place = message.source, self._context.call_site.name
+        sent_on = f"{message.line} of {message.cell}" if message.cell else place(message.line)
+        sent = ("send", str(dtype), str(shape), "-", "-", sent_on or "?")
+        mine = ("recv", str(buffer.dtype), str(buffer.shape), "-", "-", place(line) or "?")
         raise CollectiveMismatchError(
             f"what rank {source} sent does not fit the buffer, and nothing was written; in this cell "
             f"`x = {receive_text('recv', source, message.tag)}` still receives it, without a buffer:\n"

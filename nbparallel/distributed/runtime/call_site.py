@@ -31,10 +31,10 @@ class CallSite:
         What messages call that file; empty for the cell that runs.
     """
 
-    __slots__ = ("_filename", "_label", "_latest", "_lines_of")
+    __slots__ = ("_filename", "_latest", "_lines_of", "label")
 
     def __init__(self, filename: str = "", label: str = "") -> None:
-        self._filename, self._label = filename, label
+        self._filename, self.label = filename, label
         self._latest: tuple[CodeType | None, dict[int, int]] = (None, {})
         self._lines_of: dict[int, tuple[CodeType, dict[int, int]]] = {}
 
@@ -58,11 +58,19 @@ class CallSite:
             frame = frame.f_back
         return 0
 
-    def place(self, line: int) -> str:
-        """Return `` on line 3``, `` on line 3 of steps.py`` in another file than a cell; nothing for 0."""
+    def name(self, line: int) -> str:
+        """Return ``3``, or ``3 of steps.py`` in another file than the cell's; nothing for 0."""
         if not line:
             return ""
-        return f" on line {line} of {self._label}" if self._label else f" on line {line}"
+        return f"{line} of {self.label}" if self.label else str(line)
+
+    def place(self, line: int) -> str:
+        """Return `` on line 3``, `` on line 3 of steps.py``; nothing for 0."""
+        return f" on line {self.name(line)}" if line else ""
+
+    def since(self, line: int) -> str:
+        """Return `` since line 3``, for what began there; nothing for 0."""
+        return f" since line {self.name(line)}" if line else ""
 
 
 def receive_text(name: str, src: int | None, tag: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
+from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -32,7 +33,7 @@ def line_of(error: BaseException, filename: str) -> int:
 
 
 def describe(
-    error: BaseException, rank: int, filename: str, *, in_operation: bool
+    error: BaseException, rank: int, filename: str, site: CallSite, *, in_operation: bool
 ) -> tuple[FailureKind, int, str]:
     """Return (kind, origin, message) of the record that `rank` leaves for `error`."""
     if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_nbparallel_own"):
@@ -46,9 +47,8 @@ def describe(
     if isinstance(error, CollectiveTimeoutError):
         return FailureKind.OPERATION, rank, str(error)
     line = line_of(error, filename)
-    where = f" on line {line}" if line else ""
     kind = FailureKind.OPERATION if in_operation else FailureKind.EXCEPTION
-    return kind, rank, f"{type(error).__name__}{where}: {_text(error)}"
+    return kind, rank, f"{type(error).__name__}{site.place(line)}: {_text(error)}"
 
 
 def _text(error: BaseException) -> str:

@@ -131,10 +131,10 @@ class DeadlockDetector:
             area = self._area_of(record)
             group = f" of the group of {rank_list(area.ranks)}" if area is not None else ""
             holder = holder_of(context.view, record.tag) if record.operation is Operation.lock else None
-            text = wait_text(record, awaited if holder is None else [], group)
+            place = context.call_site.name(record.line)
+            text = wait_text(record, awaited if holder is None else [], place, group)
             if holder is not None:
-                since = f" since line {holder.line}" if holder.line else ""
-                text += f", which rank {holder.rank} holds{since}"
+                text += f", which rank {holder.rank} holds{context.call_site.since(holder.line)}"
             parts.append(f"rank {rank} waits {text}")
         finished = [r for r in range(context.world_size) if r in context.cell.ranks and context.gone(r)]
         if finished:
@@ -152,18 +152,17 @@ def _stuck(record: SlotRecord, awaited: list[int], hopeless: set[int]) -> bool:
     return not hopeless.isdisjoint(awaited)
 
 
-def wait_text(record: SlotRecord, awaited: list[int], group: str = "") -> str:
-    """Return ``in recv(src=1) for rank 1 (line 3)``."""
-    call = record.operation.name + group
+def wait_text(record: SlotRecord, awaited: list[int], place: str, group: str = "") -> str:
+    """Return ``in recv(src=1) for rank 1 (line 3)``; `place` is the 3, or empty."""
+    call, line = record.operation.name + group, f" (line {place})" if place else ""
     if record.operation is Operation.new_group:
         call = "in the first operation of a group"
-        return f"{call} for rank {record.peer}{f' (line {record.line})' if record.line else ''}"
+        return f"{call} for rank {record.peer}{line}"
     if record.operation is Operation.recv:
         call = receive_text(call, None if record.peer < 0 else record.peer, record.tag)
     elif record.operation is Operation.lock:
         call += f"({record.area.decode(errors='replace')!r})"
     elif record.operation is Operation.send:
         call += f"(dst={record.peer}{f', tag={record.tag}' if record.tag else ''})"
-    line = f" (line {record.line})" if record.line else ""
     whom = f" for {rank_list(awaited)}" if awaited else ""
     return f"in {call}{whom}{line}"

@@ -133,8 +133,8 @@ class LockTable:
             self._clear(entry)
             if note & LOCK_HELD:
                 sentences.append(
-                    f"the lock {name!r}{_since(note >> 2)} was not released, and is now, at the end of the "
-                    f"cell; `with dist.lock({name!r}):` releases it by itself"
+                    f"the lock {name!r}{self._context.call_site.since(note >> 2)} was not released, and is "
+                    f"now, at the end of the cell; `with dist.lock({name!r}):` releases it by itself"
                 )
         return sentences
 
@@ -144,9 +144,9 @@ class LockTable:
         """Reserve an entry for a lock; other ranks do not count it yet."""
         word, names = name_word(name), self._names
         if word in names:
-            line = self._note(names.index(word)) >> 2
+            since = self._context.call_site.since(self._note(names.index(word)) >> 2)
             raise RuntimeError(
-                f"rank {self._context.rank} holds the lock {name!r} already{_since(line)}, and cannot take "
+                f"rank {self._context.rank} holds the lock {name!r} already{since}, and cannot take "
                 "it twice; release it before, or use a lock of another name"
             )
         if _FREE not in names:
@@ -258,9 +258,10 @@ class LockTable:
             holder = holder_of(self._view, name)
             if holder is None:
                 raise
-            call = f"lock({text!r}){self._context.call_site.place(line)}"
+            site = self._context.call_site
+            call, since = f"lock({text!r}){site.place(line)}", site.since(holder.line)
             raise CollectiveTimeoutError(
-                f"{call}: time ran out; rank {holder.rank} holds it{_since(holder.line)}"
+                f"{call}: time ran out; rank {holder.rank} holds it{since}"
             ) from error
 
     def _learn(self, name: int) -> list[AbandonedLock]:
@@ -288,7 +289,3 @@ def queue_of(view: ControlView, name: int) -> list[LockRecord]:
 def holder_of(view: ControlView, name: int) -> LockRecord | None:
     """Return the entry of the rank that holds a lock, None if no living rank does."""
     return next((record for record in queue_of(view, name) if record.held), None)
-
-
-def _since(line: int) -> str:
-    return f" since line {line}" if line else ""

@@ -71,7 +71,7 @@ class CallTable:
         start = self._area.slots[index][generation] + TEXT_OFFSET
         length = min(self._word(TEXT, index, generation), SLOT_HEADER - TEXT_OFFSET)
         text = bytes(self._area.octets[start : start + length])
-        return parse(text, self._word(LINE, index, generation))
+        return parse(text, self._context.call_site.name(self._word(LINE, index, generation)))
 
     def rows(self, number: int, arrived: Iterable[int], finished: Container[int] = ()) -> dict[int, Row]:
         """Return a row for every member.
@@ -93,17 +93,17 @@ class CallTable:
             else:
                 what, line = self._doing(rank, finished)
                 calls = max(0, area.words[area.done[index]] - self._former)
-                rows[rank] = what, *("-" * (len(COLUMNS) - 1)), str(line or "-"), str(calls)
+                rows[rank] = what, *("-" * (len(COLUMNS) - 1)), line or "-", str(calls)
         return rows
 
-    def _doing(self, rank: int, finished: Container[int]) -> tuple[str, int]:
+    def _doing(self, rank: int, finished: Container[int]) -> tuple[str, str]:
         """Return what a member does instead, and on which line."""
         if rank in finished or self._context.gone(rank):
-            return "finished the cell", 0
+            return "finished the cell", ""
         record = self._context.view.read_slot(rank)
         if not record.readable or record.state is not State.WAITING:
-            return "has not called it yet", 0
-        return f"waits {wait_text(record, []).removesuffix(f' (line {record.line})')}", record.line
+            return "has not called it yet", ""
+        return f"waits {wait_text(record, [], '')}", self._context.call_site.name(record.line)
 
     def mismatch(
         self, what: str, number: int, arrived: Iterable[int], finished: Container[int] = ()
@@ -146,8 +146,8 @@ def _justify(values: Iterable[str], widths: Iterable[int]) -> str:
     return "  ".join(value.ljust(width) for value, width in zip(values, widths, strict=True)).rstrip()
 
 
-def parse(text: bytes, line: int) -> tuple[str, ...]:
+def parse(text: bytes, line: str) -> tuple[str, ...]:
     """Return the columns of a slot's text, and the line."""
     columns = text.decode("utf-8", "replace").split("\t")
     columns += ["?"] * (len(COLUMNS) - len(columns))
-    return (*columns[: len(COLUMNS)], str(line) if line else "?")
+    return (*columns[: len(COLUMNS)], line or "?")

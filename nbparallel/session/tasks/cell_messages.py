@@ -85,8 +85,9 @@ class CellMessages:
         dropped = {m: n for m, n in left.items() if m.destination in run.handles and not keep}
         staying = {m: n for m, n in left.items() if m not in dropped}
         cell = f"In[{run.task.execution_count}]" if isinstance(run.task, CellTask) else "an earlier call"
-        self._settle(run.pool, run.control, cell, dropped, staying)
-        return [*notes, *_lines(dropped, staying, run)]
+        label = next((report.label for report in reports.values()), "")
+        self._settle(run.pool, run.control, cell, label, dropped, staying)
+        return [*notes, *_lines(dropped, staying, run, label)]
 
     def _left(self, control: ControlView, reports: Mapping[int, MessageReport]) -> Counter[SentMessage]:
         """Return what the task has left in queues and rings."""
@@ -98,7 +99,13 @@ class CellMessages:
         return left
 
     def _settle(
-        self, pool: RankPool, control: ControlView, cell: str, dropped: Messages, kept: Messages
+        self,
+        pool: RankPool,
+        control: ControlView,
+        cell: str,
+        label: str,
+        dropped: Messages,
+        kept: Messages,
     ) -> None:
         """Send ranks what becomes of messages, those of `dropped` and `kept`."""
         words, layout = control.words, control.layout
@@ -110,7 +117,8 @@ class CellMessages:
         self._settled.update(ends)
         staying = {(m.source, m.destination) for stays in self._kept.values() for m in stays}
         gone = {(m.source, m.destination) for m in dropped}
-        remark = f"; when {cell} ended, {_count(dropped)} {_were(dropped)} dropped: {_listed(dropped)}"
+        listed = _listed(dropped, label)
+        remark = f"; when {cell} ended, {_count(dropped)} {_were(dropped)} dropped: {listed}"
         to_drop, to_keep = _by_destination(gone), _by_destination(pairs - gone)
         released = _by_destination({(destination, source) for source, destination in gone - staying})
         for rank, handle in enumerate(pool.handles):
@@ -154,7 +162,7 @@ def _of_cell(m: SentMessage, cell: str) -> SentMessage:
     return SentMessage(m.source, m.destination, m.tag, m.line, m.in_group, cell)
 
 
-def _lines(dropped: Messages, kept: Messages, run: TaskRun) -> Iterator[str]:
+def _lines(dropped: Messages, kept: Messages, run: TaskRun, label: str) -> Iterator[str]:
     """Yield a line on what was dropped, on what stays, and on what waits for ranks that took no part."""
     task, absent = run.task, {m: n for m, n in kept.items() if m.destination not in run.handles}
     if dropped:
@@ -164,15 +172,18 @@ def _lines(dropped: Messages, kept: Messages, run: TaskRun) -> Iterator[str]:
             how = "; %config NbParallel.keep_messages = True keeps messages for later cells"
         yield (
             f"{_count(dropped)} {_were(dropped)} not received, and dropped at the end of the {what}: "
-            f"{_listed(dropped)}{'' if what == 'script' else how}"
+            f"{_listed(dropped, label)}{'' if what == 'script' else how}"
         )
     if len(kept) > len(absent):
         present = {m: n for m, n in kept.items() if m not in absent}
-        yield f"{_count(present)} {_were(present)} not received, and kept for later cells: {_listed(present)}"
+        yield (
+            f"{_count(present)} {_were(present)} not received, and kept for later cells: "
+            f"{_listed(present, label)}"
+        )
     if absent:
         stay = "stays" if sum(absent.values()) == 1 else "stay"
         receivers = rank_list({m.destination for m in absent})
-        yield f"{_count(absent)} {stay} for {receivers}, not in this cell: {_listed(absent)}"
+        yield f"{_count(absent)} {stay} for {receivers}, not in this cell: {_listed(absent, label)}"
 
 
 def _count(messages: Messages) -> str:
@@ -184,8 +195,8 @@ def _were(messages: Messages) -> str:
     return "was" if sum(messages.values()) == 1 else "were"
 
 
-def _listed(messages: Messages) -> str:
-    """Return ``rank 0 to rank 1, rank 1 to rank 2 (line 3, tag 5); …``."""
+def _listed(messages: Messages, label: str = "") -> str:
+    """Return ``rank 0 to rank 1, rank 1 to rank 2 (line 3, tag 5); …``; `label`: the file of the lines."""
     listed = sorted(messages, key=lambda m: (_place(m), m.source, m.destination))
     parts = []
     for place, alike in groupby(listed[:MOST_LISTED], _place):
@@ -194,7 +205,8 @@ def _listed(messages: Messages) -> str:
             for m in alike
         ]
         cell, line, tag, in_group = place
-        where = f"line {line or '?'}{f' of {cell}' if cell else ''}, tag {tag}"
+        of = f" of {cell or label}" if cell or label else ""
+        where = f"line {line or '?'}{of}, tag {tag}"
         parts.append(f"{', '.join(pairs)} ({where}{', in a group' if in_group else ''})")
     more = len(listed) - MOST_LISTED
     return ", ".join(parts) + (f" and {more} more" if more > 0 else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from nbparallel.errors import ParallelError, RankExitError, RemoteError, rank_list
@@ -116,11 +117,22 @@ def _by_name(failures: Iterable[RankFailure]) -> dict[str, list[int]]:
 
 
 def lines_of(failures: Iterable[RankFailure]) -> str:
-    """Return ``", line 5"`` or ``", lines 2, 5"``; nothing if no line is known."""
-    lines = sorted({f.line for f in failures if f.line is not None})
-    if not lines:
-        return ""
-    return f", line {lines[0]}" if len(lines) == 1 else f", lines {', '.join(map(str, lines))}"
+    """Return ``", line 5"``, ``", lines 2, 5"`` or ``", line 5 of steps.py"``; nothing if none is known."""
+    lines: dict[str, set[int]] = {}
+    for failure in failures:
+        if failure.line is not None:
+            lines.setdefault(_file_label(failure), set()).add(failure.line)
+    text = ""
+    for label, found in sorted(lines.items()):
+        text += f", line{'s' * (len(found) > 1)} {', '.join(map(str, sorted(found)))}"
+        text += f" of {label}" if label else ""
+    return text
+
+
+def _file_label(failure: RankFailure) -> str:
+    """Return what messages call the file of a failure's line: ``steps.py``; empty: the cell or script."""
+    outermost = failure.frames[0]
+    return "" if outermost.function == "<module>" else outermost.filename.rpartition("/")[2]
 
 
 def _items_of(failures: Iterable[RankFailure]) -> str:
@@ -130,12 +142,12 @@ def _items_of(failures: Iterable[RankFailure]) -> str:
 
 def whereabouts(unfinished: Mapping[int, RankFailure]) -> str:
     """Return where stopped ranks were: ``: rank 0 on line 5, ranks 1-2 on line 7``, or nothing."""
-    by_line: dict[int, list[int]] = {}
+    by_place: dict[str, list[int]] = {}
     for rank, failure in unfinished.items():
-        if failure.line is not None:
-            by_line.setdefault(failure.line, []).append(rank)
-    places = sorted((ranks, line) for line, ranks in by_line.items())
-    text = ", ".join(f"{rank_list(ranks)} on line {line}" for ranks, line in places)
+        if place := lines_of([failure]).removeprefix(", "):
+            by_place.setdefault(place, []).append(rank)
+    places = sorted(by_place.items(), key=itemgetter(1))
+    text = ", ".join(f"{rank_list(ranks)} on {place}" for place, ranks in places)
     return f": {text}" if text else ""
 
 

@@ -233,6 +233,44 @@ def test_functions_of_modules_have_their_file_and_line(tmp_path: Path, session: 
         sys.modules.pop("nbp_steps", None)
 
 
+def test_each_line_of_a_module_is_named_with_its_file(
+    tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tables of calls, deadlocks in collectives and for locks, peers' errors and unreceived messages."""
+    (tmp_path / "nbp_paths.py").write_text(
+        "import numpy as np\nimport nbparallel.distributed as dist\n\ndef different():\n"
+        "    dist.barrier() if dist.get_rank() else dist.all_reduce(\n        1)\n\ndef crossed():\n"
+        "    dist.recv(src=1) if dist.get_rank() == 0 else dist.barrier()\n\ndef held():\n"
+        "    if dist.get_rank() == 0:\n        dist.lock('a').acquire()\n        dist.recv(src=1)\n"
+        "    else:\n        dist.lock('a').acquire()\n\ndef misfit():\n    dist.send(1, 1)\n"
+        "    dist.recv(np.ones(2), src=0)\n\ndef failing():\n    1 / (1 - dist.get_rank())\n"
+        "    dist.barrier()\n\ndef left():\n    dist.isend(1, 1)\n\ndef skipped():\n"
+        "    if dist.get_rank():\n        dist.all_gather(1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    steps: Any = __import__("nbp_paths")
+    for function, expected in (
+        (steps.different, (r"all_reduce .* 5 of nbp_paths\.py +1\n", r"barrier .* 5 of nbp_paths\.py +1$")),
+        (steps.crossed, (r"recv\(src=1\).*\(line 9 of nbp_paths\.py\)", r"barrier.*9 of nbp_paths\.py\)")),
+        (steps.held, (r"line 16 of nbp_paths\.py\), which rank 0 holds since line 13 of nbp_paths\.py",)),
+        (steps.misfit, (r"send .* 19 of nbp_paths\.py", r"recv .* 20 of nbp_paths\.py")),
+        (steps.skipped, (r"all_gather .* 31 of nbp_paths\.py",)),
+    ):
+        with pytest.raises(ParallelError) as caught:
+            session.call(function)
+        said = "\n".join(map(str, [caught.value, *caught.value.errors.values()]))
+        for pattern in (*expected, r"on ranks? \S+, lines? [\d, ]+ of nbp_paths\.py:"):
+            assert re.search(pattern, said, re.M), said
+    with pytest.raises(ParallelError) as caught:
+        session.call(steps.failing)
+    released = "".join(map(str, caught.value.errors.values()))
+    assert "ZeroDivisionError on line 23 of nbp_paths.py: division by zero" in released
+    assert "rank 0 to rank 1, rank 1 to rank 1 (line 27 of nbp_paths.py, tag 0)" in capture(
+        session, steps.left
+    )
+    monkeypatch.delitem(sys.modules, "nbp_paths")
+
+
 def capture(session: Session, function: Any) -> str:
     """Return what a call wrote to stderr on rank 0."""
     import contextlib
