@@ -31,16 +31,16 @@ class CallSite:
         What messages call that file; empty for the cell that runs.
     """
 
-    __slots__ = ("_filename", "_latest", "_lines_of", "label")
+    __slots__ = ("_latest", "_lines_of", "filename", "label")
 
     def __init__(self, filename: str = "", label: str = "") -> None:
-        self._filename, self.label = filename, label
+        self.filename, self.label = filename, label
         self._latest: tuple[CodeType | None, dict[int, int]] = (None, {})
         self._lines_of: dict[int, tuple[CodeType, dict[int, int]]] = {}
 
     def line(self) -> int:
         """Return the line of the innermost frame of the cell above the caller's; 0 if there is none."""
-        filename = self._filename
+        filename = self.filename
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             code = frame.f_code

@@ -33,7 +33,7 @@ def line_of(error: BaseException, filename: str) -> int:
 
 
 def describe(
-    error: BaseException, rank: int, filename: str, site: CallSite, *, in_operation: bool
+    error: BaseException, rank: int, site: CallSite, *, in_operation: bool
 ) -> tuple[FailureKind, int, str]:
     """Return (kind, origin, message) of the record that `rank` leaves for `error`."""
     if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_nbparallel_own"):
@@ -46,7 +46,7 @@ def describe(
         return FailureKind.DEADLOCK, rank, str(error)
     if isinstance(error, CollectiveTimeoutError):
         return FailureKind.OPERATION, rank, str(error)
-    line = line_of(error, filename)
+    line = line_of(error, site.filename)
     kind = FailureKind.OPERATION if in_operation else FailureKind.EXCEPTION
     return kind, rank, f"{type(error).__name__}{site.place(line)}: {_text(error)}"
 

@@ -138,9 +138,7 @@ class RankContext:
         cell = self.cell
         self.ready = False
         if failure is not None:
-            kind, origin, text = describe(
-                failure, self.rank, cell.filename, self.call_site, in_operation=False
-            )
+            kind, origin, text = describe(failure, self.rank, self.call_site, in_operation=False)
             self.view.write_failure(self.rank, kind, cell.number, origin, text)
             self.cause = self.cause or failure
         self.words[self.writing] = 0
@@ -346,7 +344,7 @@ class RankContext:
         if self.cause is None:
             self.cause = error
         cell = self.cell
-        kind, origin, text = describe(error, self.rank, cell.filename, self.call_site, in_operation=True)
+        kind, origin, text = describe(error, self.rank, self.call_site, in_operation=True)
         self.view.write_failure(self.rank, kind, cell.number, origin, text)
         self.words[self.writing] = 0
         if fault_injection.ARMED:
