@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from nbparallel.errors import InternalError
+from nbparallel.sharing import Access, Location, SegmentSource
+from nbparallel.sharing.memory.mapping import Root
 from nbparallel.wire.handles import ArrayHandle
 
 ALIGNMENT = 64
@@ -31,6 +33,12 @@ class ArrayStore(Protocol):
 
         `writable` None: if every process of the session may write there, and `x` itself may be written.
         """
+
+    def location(self, x: object) -> Location | None:
+        """Return segment and bytes of a shared array, None if it is not shared."""
+
+    def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
+        """Return the root of memory that was made elsewhere."""
 
     def attach(
         self, handle: ArrayHandle, *, writable: bool = False, private: bool = False, broker: Any = None

@@ -326,3 +326,8 @@ def class_reference(*arguments: Any) -> Any:
 def attach(*arguments: Any) -> Any:
     """Stand in the stream for a shared array."""
     _placeholder("attach")
+
+
+def rebuild_tensor(*arguments: Any) -> Any:
+    """Stand in the stream for a tensor, which other streams of the same message may contain as well."""
+    _placeholder("rebuild_tensor")

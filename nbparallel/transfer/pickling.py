@@ -34,6 +34,7 @@ from nbparallel.transfer.pickle_format import (
     split_globals,
 )
 from nbparallel.transfer.plain import is_plain
+from nbparallel.transfer.tensor_pickling import Ties, find_reducers
 from nbparallel.transfer.unpicklable import explain
 from nbparallel.transfer.unpickling import own_globals, unpickle
 
@@ -54,6 +55,8 @@ class Serialised:
         """Every name and attribute in those functions."""
         self.files = frozenset(pickler.files)
         """Files that those functions were compiled from, as their code names them."""
+        self.tensors = tuple(pickler.tensors)
+        """Tensors inside, as the stream numbers them."""
 
     def checksum(self) -> bytes:
         """Return what changes when the object does."""
@@ -108,6 +111,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.assigned: set[str] = set()
         self.mentioned: set[str] = set()
         self.files: set[str] = set()
+        self.tensors: list[Any] = []
+        self.reducers = find_reducers()
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -121,6 +126,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return definitions.reduce_cached(obj)
         if kind is cached_property:
             return definitions.reduce_cached_property(obj)
+        if (reduce := self.reducers.get(kind)) is not None:
+            return reduce(self.tensors, self.store, obj)
         return definitions.SENTINELS.get(id(obj), NotImplemented)
 
     def _reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
@@ -315,6 +322,7 @@ def loads(
     main_globals: dict[str, Any] | None = None,
     name: str | None = None,
     match_classes: bool = True,
+    ties: Ties | None = None,
 ) -> Any:
     """Rebuild the object that `dumps` turned into `data`.
 
@@ -328,6 +336,8 @@ def loads(
     match_classes : bool
         A class that `main_globals` has from the same source is used instead of a new one: ranks that ran the
         same cell understand each other's instances.
+    ties : Ties, optional
+        Which tensors inside are those of other messages.
 
     Raises
     ------
@@ -345,7 +355,7 @@ def loads(
         if parts:
             _bind_globals(parts, store, broker, main_globals, match_classes=match_classes)
         stream, buffers = parse_message(message, store, broker)
-        return unpickle(stream, buffers, store, broker, main_globals, match_classes=match_classes)
+        return unpickle(stream, buffers, store, broker, main_globals, match_classes=match_classes, ties=ties)
     except (NbParallelError, MemoryError):
         raise
     except (Exception, SystemExit) as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from nbparallel.transfer import definitions
 from nbparallel.transfer.blobs import ArrayStore
+from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.wire.handles import ArrayHandle
 
 
@@ -39,7 +40,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _resolved(
-    store: ArrayStore, broker: Any, main_globals: dict[str, Any], *, match_classes: bool
+    store: ArrayStore, broker: Any, main_globals: dict[str, Any], *, match_classes: bool, ties: Ties
 ) -> dict[str, Any]:
     """Return what stands behind the placeholders of `definitions` in this process."""
 
@@ -53,6 +54,7 @@ def _resolved(
         "rebuild_class": partial(definitions.make_class, main_globals if match_classes else {}),
         "set_class_state": definitions.complete_class,
         "class_reference": definitions.find_class,
+        "rebuild_tensor": ties.rebuild,
     }
 
 
@@ -63,8 +65,16 @@ def own_globals() -> dict[str, Any]:
 
 
 def unpickle(
-    stream: Any, buffers: list[Any], store: ArrayStore, broker: Any, main_globals: Any, *, match_classes: bool
+    stream: Any,
+    buffers: list[Any],
+    store: ArrayStore,
+    broker: Any,
+    main_globals: Any,
+    *,
+    match_classes: bool,
+    ties: Ties | None = None,
 ) -> Any:
     """Rebuild what `serialise` took apart; raises whatever the object's own code raises."""
-    resolved = _resolved(store, broker, main_globals, match_classes=match_classes)
+    ties = Ties({}, {}) if ties is None else ties
+    resolved = _resolved(store, broker, main_globals, match_classes=match_classes, ties=ties)
     return _Unpickler(io.BytesIO(stream), buffers, resolved, main_globals).load()

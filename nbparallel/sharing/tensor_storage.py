@@ -1,0 +1,168 @@
+"""Storages: the memory under torch's tensors, as bytes for numpy, and where it lies in shared memory.
+
+All tensors that view one memory refer to one storage, which torch keeps as one Python object as long as any
+of them lives.  torch is never imported here before the user has imported it.
+
+Note [torch's own shared memory]
+--------------------------------
+``share_memory_()`` puts a storage into a file in memory that torch has mapped.  It becomes one of our segments
+by its descriptor, as a user's file does in `file_arrays`: the same pages, mapped once more.  The storage itself
+is not touched: so nothing that views it, in Python or in C++, is left behind on other memory.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbparallel.sharing.memory.mapping import Access, Root
+from nbparallel.sharing.store import Store
+from nbparallel.sharing.strategies.strategy import SegmentSource
+
+if TYPE_CHECKING:
+    import torch
+
+MAPPED_FILES = "mmap"
+"""Strategy of segments that are files which something else has made."""
+
+
+class _StorageBytes:
+    """The bytes of a storage as numpy's array interface; keeps the storage."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self.__array_interface__ = {
+            "data": (storage.data_ptr(), False),
+            "shape": (storage.nbytes(),),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def storage_bytes(storage: torch.UntypedStorage) -> Root:
+    """Return the memory of a storage on the CPU as an array of bytes, which keeps the storage."""
+    return np.asarray(_StorageBytes(storage)) if storage.nbytes() else np.empty(0, np.uint8)
+
+
+def shared_storage(array: Root) -> torch.UntypedStorage:
+    """Return the storage over an array of bytes in shared memory: the same memory, which torch calls shared."""
+    import torch
+
+    storage = torch.from_numpy(array).untyped_storage()
+    # On this one object: torch itself would say that it is not shared, and move it into memory of its own,
+    # so that other processes would keep the old one.  A copy of the storage is an ordinary one.
+    reference = weakref.ref(storage)
+    storage.is_shared = _always
+    storage.share_memory_ = reference
+    return storage
+
+
+def _always() -> bool:
+    return True
+
+
+def private_storage(buffer: Any) -> torch.UntypedStorage:
+    """Return the storage over a writable buffer that belongs to this process."""
+    import torch
+
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def find_shared(storage: torch.UntypedStorage, store: Store) -> Root | None:
+    """Return the bytes of a storage in memory that every process may write, else None.
+
+    Memory that torch itself has shared becomes a segment of this process.
+    """
+    if not storage.nbytes():
+        return None
+    found = storage_bytes(storage)
+    place = store.location(found)
+    if place is not None:
+        return found if place.writable and place.for_all else None
+    return _adopt(storage, store) if storage.is_shared() else None
+
+
+_adopted: weakref.WeakKeyDictionary[Store, dict[int, tuple[weakref.ref[Any], Root]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By store and address: the storages that torch has shared, and their memory as a segment."""
+
+
+def _adopt(storage: torch.UntypedStorage, store: Store) -> Root | None:
+    known = _adopted.setdefault(store, {})
+    address = storage.data_ptr()
+    entry = known.get(address)
+    if entry is not None and entry[0]() is storage:
+        return entry[1]
+    opened = _open_memory(address)
+    if opened is None:
+        return None
+    source, offset = opened
+    try:
+        root = store.adopt(source, Access.WRITE, for_all=True)
+    except BaseException:
+        source.close()
+        raise
+
+    def forget(reference: object) -> None:
+        entry = known.get(address)
+        if entry is not None and entry[0] is reference:
+            del known[address]
+
+    array = root[offset : offset + storage.nbytes()]
+    known[address] = weakref.ref(storage, forget), array
+    return array
+
+
+def _open_memory(address: int) -> tuple[SegmentSource, int] | None:
+    """Open the file that is mapped at an address; return it, and where in it the address lies.
+
+    None if there is none that every process may write, or the system does not say.
+    """
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                start, _, stop = line[: line.index(" ")].partition("-")
+                if int(start, 16) <= address < int(stop, 16):
+                    break
+            else:
+                return None
+    except OSError:
+        return None
+    _, rights, begin, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
+    if rights[1] != "w" or rights[3] != "s" or not path:
+        return None
+    fd = _descriptor(path[0], int(inode))
+    if fd is None:
+        return None
+    source = SegmentSource(fd, 0, MAPPED_FILES)
+    source.nbytes = os.fstat(fd).st_size
+    return source, address - int(start, 16) + int(begin, 16)
+
+
+def _descriptor(path: str, inode: int) -> int | None:
+    """Return a new descriptor of a mapped file: by its name, or from one that is open."""
+    places = [path]
+    if path.endswith(" (deleted)"):
+        places = [place.path for place in os.scandir("/proc/self/fd") if _is_open_at(place.path, inode)]
+    for place in places:
+        try:
+            fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        if os.fstat(fd).st_ino == inode:
+            return fd
+        os.close(fd)
+    return None
+
+
+def _is_open_at(place: str, inode: int) -> bool:
+    try:
+        return os.stat(place).st_ino == inode
+    except OSError:  # closed since, as that of the listing itself
+        return False
