@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,28 @@ from nbparallel.errors import NotAnArrayError, ReadOnlyArrayError
 from nbparallel.sharing.current import current_store
 from nbparallel.sharing.memory.array_layout import Shape
 from nbparallel.sharing.segment_list import SegmentList
+from nbparallel.sharing.shared_tensors import are_shared, holds_tensors, share_tensors
 from nbparallel.sharing.store import AnyArray, Order
 from nbparallel.sharing.strategies.registry import get_sharing_strategy
+
+if TYPE_CHECKING:
+    import torch
 
 S = TypeVar("S", bound=np.generic)
 
 
-def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
+T = TypeVar("T", bound="torch.Tensor | torch.nn.Module")
+
+
+@overload
+def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]: ...
+
+
+@overload
+def share(x: T, *, strategy: str | None = None) -> T: ...
+
+
+def share(x: Any, *, strategy: str | None = None) -> Any:
     """Return `x` in shared memory, writable by every rank.
 
     Other ranks need not do anything: they see the array when the cell names it, or when it is sent.
@@ -28,6 +43,8 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
     ----------
     x : ndarray of any shape and strides, of any dtype without Python objects
         Read, never written.  Lists and numbers are converted first.
+    x : torch.Tensor or torch.nn.Module
+        A dense tensor of the CPU, or a module whose parameters and buffers all are.
     strategy : str, optional
         Name of a sharing strategy, by default the current one.
 
@@ -37,11 +54,17 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
         `x` itself if it is shared already, else a copy: later writes to `x` do not show in it.  Nothing is
         re-bound: write ``x = nbp.share(x)``.  A view is copied with its own elements only, and keeps its
         shape, dtype and, as far as possible, strides.
+    torch.Tensor or torch.nn.Module
+        `x` itself, moved in place: whatever holds the tensor, or the parameters, sees the shared memory, and
+        tied parameters stay tied.  A view that was made before, or an array of numpy over the old memory,
+        keeps the old values: views and tied tensors are named in a RuntimeWarning.  What torch's
+        ``share_memory_()`` has moved is shared already.
 
     Raises
     ------
     NotAnArrayError, ObjectArrayError
-        `x` is an array of a subclass; it holds Python objects.
+        `x` is an array of a subclass, or a tensor that is sparse, quantised or on another device; it holds
+        Python objects.
     ReadOnlyArrayError
         On a rank: `x` is the notebook's, which did not make it writable.
     SharedMemoryFullError, FileDescriptorLimitError
@@ -56,6 +79,8 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
     >>> is_shared(a), is_shared(a[1:]), is_shared(a + 1)
     (True, True, False)
     """
+    if holds_tensors(x):
+        return share_tensors(x, current_store(), strategy=strategy)
     if type(x) not in (np.ndarray, np.memmap) and isinstance(x, np.ndarray):
         raise NotAnArrayError(
             f"share takes plain numpy arrays, not {type(x).__name__}: share np.asarray(x), or its parts"
@@ -83,12 +108,15 @@ def share(x: npt.NDArray[S], *, strategy: str | None = None) -> npt.NDArray[S]:
 def is_shared(x: object) -> bool:
     """Return whether `x` is an array in shared memory, or a view of one; False for anything else.
 
+    A tensor counts as the array over its memory, also where torch itself has shared it; a module if all its
+    parameters and buffers do.
+
     Examples
     --------
     >>> is_shared(zeros(3)), is_shared([0.0])
     (True, False)
     """
-    return current_store().is_shared(x)
+    return are_shared(x, current_store()) if holds_tensors(x) else current_store().is_shared(x)
 
 
 def segments() -> SegmentList:

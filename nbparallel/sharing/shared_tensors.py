@@ -16,30 +16,30 @@ import warnings
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from nbparallel.errors import NotAnArrayError
 from nbparallel.sharing.store import Store
-from nbparallel.sharing.tensor_storage import find_shared, shared_storage, storage_bytes
+from nbparallel.sharing.tensor_storage import find_shared, is_dense, shared_storage, storage_bytes
+from nbparallel.tensors import array_of, is_tensor
+from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
     import torch
 
-Tensors: TypeAlias = "torch.Tensor | torch.nn.Module"
-"""What holds tensors."""
-
 
 def holds_tensors(x: object) -> bool:
     """Return whether `x` is a tensor or a module of torch; False, at no cost, in a process without torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, (torch.Tensor, torch.nn.Module))
+    if is_tensor(x):
+        return True
+    nn = sys.modules.get("torch.nn")
+    kind = getattr(nn, "Module", None)  # a module that is being imported may lack it
+    return kind is not None and isinstance(x, kind)
 
 
 def tensors_in(x: Any) -> list[torch.Tensor]:
     """Return a tensor itself, or the parameters and buffers of a module, each once."""
-    import torch
-
-    return [x] if isinstance(x, torch.Tensor) else [*x.parameters(), *x.buffers()]
+    return [x] if is_tensor(x) else [*x.parameters(), *x.buffers()]
 
 
 @dataclass(slots=True)
@@ -51,12 +51,12 @@ class _Memory:
 
 
 def are_shared(x: Any, store: Store) -> bool:
-    """Return whether every tensor in `x` lies in memory that all processes of a session may write."""
-    found = tensors_in(x)
-    return bool(found) and all(
-        _is_dense(tensor) and (not tensor.numel() or find_shared(tensor.untyped_storage(), store) is not None)
-        for tensor in found
-    )
+    """Return whether a tensor, or every tensor of a module, lies in shared memory."""
+    return all(is_dense(tensor) and _is_shared(tensor.untyped_storage(), store) for tensor in tensors_in(x))
+
+
+def _is_shared(storage: Any, store: Store) -> bool:
+    return not storage.nbytes() or store.is_shared(storage_bytes(storage)) or bool(storage.is_shared())
 
 
 def move_tensors(
@@ -80,39 +80,69 @@ def move_tensors(
     """
     memories: dict[int, _Memory] = {}
     for tensor in tensors:
-        check_dense(tensor)
+        _check_movable(tensor)
         storage = tensor.untyped_storage()
         memory = memories.setdefault(storage._cdata, _Memory(storage))
-        if not any(tensor is other for other in memory.tensors):
-            memory.tensors.append(tensor)
-    private = [memory for memory in memories.values() if memory.storage.nbytes()]
+        # what it is a view of keeps the memory, and is often not the user's: `torch.arange(6).reshape(2, 3)`
+        for found in (tensor, tensor._base):
+            if found is not None and not any(found is other for other in memory.tensors):
+                memory.tensors.append(found)
     moves = []
-    for memory in private:
-        if find_shared(memory.storage, store) is None:
-            content = storage_bytes(memory.storage)
-            array = store.share(content, strategy=strategy, for_all=True)
-            store.allow_write(array)
-            if array is not content:
-                moves.append((memory, shared_storage(array)))
-    copied, watched = 0, []
-    for memory, storage in moves:
-        for tensor in memory.tensors:
+    for memory in memories.values():
+        storage = _shared_copy(memory.storage, store, strategy)
+        if storage is not None:
+            moves.append((memory.tensors, storage, weakref.ref(memory.storage)))
+    del memories, memory, storage, found  # what lives from here on, something else holds
+    for tensors_, storage, _ in moves:
+        for tensor in tensors_:
             tensor.data = _view_like(tensor, storage)
-        copied += storage.nbytes()
-        watched.append((memory.tensors[0], storage.nbytes(), weakref.ref(memory.storage)))
-    del memories, private, moves
-    for tensor_, nbytes, old in watched:
-        pass
-    return copied, [(tensor, nbytes) for tensor, nbytes, old in watched if old() is not None]
+    left = [(tensors_[0], storage.nbytes()) for tensors_, storage, old in moves if old() is not None]
+    return sum(storage.nbytes() for _, storage, _ in moves), left
+
+
+def _check_movable(tensor: Any) -> None:
+    if not is_dense(tensor):
+        try:
+            array_of(tensor)
+        except TypeError as error:
+            raise NotAnArrayError(f"only dense tensors of the CPU lie in shared memory: {error}") from error
+        raise NotAnArrayError(f"a {type(tensor).__name__} has no memory of its own: share what it consists of")
+    if tensor.is_inference():
+        raise NotAnArrayError(
+            "this tensor was made in torch.inference_mode(), and cannot be given other memory: share `x.clone()`"
+        )
+
+
+def _shared_copy(storage: Any, store: Store, strategy: str | None) -> Any:
+    """Return a copy of a storage in shared memory; None if every process may write it where it is."""
+    if not storage.nbytes() or find_shared(storage, store) is not None:
+        return None
+    content = storage_bytes(storage)
+    array = store.share(content, strategy=strategy, for_all=True)
+    store.allow_write(array)
+    return None if array is content else shared_storage(array)
+
+
+def _view_like(tensor: Any, storage: Any) -> Any:
+    import torch
+
+    view = torch.empty(0, dtype=tensor.dtype).set_(
+        storage, tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
+    torch._C._set_conj(view, tensor.is_conj())
+    torch._C._set_neg(view, tensor.is_neg())
+    return view
 
 
 def share_tensors(x: Any, store: Store, *, strategy: str | None = None) -> Any:
     """Move a tensor or a module into shared memory and return it; warn if something else holds old memory."""
-    copied, left = move_tensors(tensors_in(x), store, strategy=strategy)
+    _, left = move_tensors(tensors_in(x), store, strategy=strategy)
     if left:
+        text = ", ".join(f"a tensor of shape {tuple(tensor.shape)} ({size_text(n)})" for tensor, n in left[:3])
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         warnings.warn(
-            f"{_shown(left)} moved into shared memory, but something else (a view, a tensor that is tied to "
-            "it) still holds the old memory: writes to one are not seen in the other",
+            f"{text}{more} moved into shared memory, but something else (a view, a tensor that is tied to it) "
+            "still holds the old memory: writes to one are not seen in the other",
             RuntimeWarning,
             stacklevel=3,
         )

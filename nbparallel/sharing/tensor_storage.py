@@ -13,6 +13,7 @@ is not touched: so nothing that views it, in Python or in C++, is left behind on
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
 
 MAPPED_FILES = "mmap"
 """Strategy of segments that are files which something else has made."""
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a view, with strides, of memory on the CPU."""
+    torch = sys.modules["torch"]
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and bool(torch._C._has_storage(tensor))
+    )
 
 
 class _StorageBytes:

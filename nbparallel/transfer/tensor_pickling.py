@@ -80,7 +80,7 @@ def _reducers() -> Mapping[type, Reducer]:
 
 def _reduce_tensor(tensors: list[Any], store: ArrayStore, tensor: Any) -> Reduced:
     if (
-        not _is_dense(tensor)
+        not tensor_storage.is_dense(tensor)
         or tensor.__dict__
         or tensor._backward_hooks
         or tensor.is_conj()
@@ -98,17 +98,6 @@ def _reduce_tensor(tensors: list[Any], store: ArrayStore, tensor: Any) -> Reduce
         tuple(tensor.size()),
         tensor.stride(),
         tensor.requires_grad,
-    )
-
-
-def _is_dense(tensor: Any) -> bool:
-    torch = sys.modules["torch"]
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and torch._C._has_storage(tensor)
     )
 
 
