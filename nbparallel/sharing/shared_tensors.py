@@ -55,6 +55,14 @@ def are_shared(x: Any, store: Store) -> bool:
     return all(is_dense(tensor) and _is_shared(tensor.untyped_storage(), store) for tensor in tensors_in(x))
 
 
+def are_writable(x: Any, store: Store) -> bool:
+    """Return whether every process may write a tensor, or every tensor of a module, in shared memory."""
+    return all(
+        is_dense(tensor) and (not tensor.numel() or find_shared(tensor.untyped_storage(), store) is not None)
+        for tensor in tensors_in(x)
+    )
+
+
 def _is_shared(storage: Any, store: Store) -> bool:
     return not storage.nbytes() or store.is_shared(storage_bytes(storage)) or bool(storage.is_shared())
 
@@ -78,38 +86,61 @@ def move_tensors(
     NotAnArrayError
         One of them cannot lie in shared memory; nothing has changed.
     """
-    memories: dict[int, _Memory] = {}
-    for tensor in tensors:
-        _check_movable(tensor)
-        storage = tensor.untyped_storage()
-        memory = memories.setdefault(storage._cdata, _Memory(storage))
-        # what it is a view of keeps the memory, and is often not the user's: `torch.arange(6).reshape(2, 3)`
-        for found in (tensor, tensor._base):
-            if found is not None and not any(found is other for other in memory.tensors):
-                memory.tensors.append(found)
-    moves = []
-    for memory in memories.values():
-        storage = _shared_copy(memory.storage, store, strategy)
-        if storage is not None:
-            moves.append((memory.tensors, storage, weakref.ref(memory.storage)))
-    del memories, memory, storage, found  # what lives from here on, something else holds
-    for tensors_, storage, _ in moves:
-        for tensor in tensors_:
+    moves = _copies(_memories(tensors), store, strategy)
+    for over_it, storage, _ in moves:
+        for tensor in over_it:
             tensor.data = _view_like(tensor, storage)
-    left = [(tensors_[0], storage.nbytes()) for tensors_, storage, old in moves if old() is not None]
+    left = [(over_it[0], storage.nbytes()) for over_it, storage, old in moves if old() is not None]
     return sum(storage.nbytes() for _, storage, _ in moves), left
 
 
-def _check_movable(tensor: Any) -> None:
+def _memories(tensors: Iterable[Any]) -> list[_Memory]:
+    found: dict[int, _Memory] = {}
+    for tensor in tensors:
+        check_movable(tensor)
+        storage = tensor.untyped_storage()
+        memory = found.setdefault(storage._cdata, _Memory(storage))
+        # what it is a view of keeps the memory, and is often not the user's: `torch.arange(6).reshape(2, 3)`
+        for viewer in (tensor, tensor._base):
+            if viewer is not None and not any(viewer is other for other in memory.tensors):
+                memory.tensors.append(viewer)
+    return list(found.values())
+
+
+def _copies(
+    memories: Iterable[_Memory], store: Store, strategy: str | None
+) -> list[tuple[list[Any], Any, weakref.ref[Any]]]:
+    """Return for each private memory its tensors, its copy in shared memory, and whether it still lives."""
+    copies = []
+    for memory in memories:
+        storage = _shared_copy(memory.storage, store, strategy)
+        if storage is not None:
+            copies.append((memory.tensors, storage, weakref.ref(memory.storage)))
+    return copies
+
+
+def check_movable(tensor: Any) -> None:
+    """Check that a tensor can be given memory that is shared.
+
+    Raises
+    ------
+    NotAnArrayError
+        It has none of its own, or torch would not let it have another.
+    """
+    if hasattr(tensor, "materialize"):
+        raise NotAnArrayError("a parameter of this module has no memory yet: pass a batch through it first")
     if not is_dense(tensor):
         try:
             array_of(tensor)
         except TypeError as error:
             raise NotAnArrayError(f"only dense tensors of the CPU lie in shared memory: {error}") from error
-        raise NotAnArrayError(f"a {type(tensor).__name__} has no memory of its own: share what it consists of")
+        raise NotAnArrayError(
+            f"a {type(tensor).__name__} has no memory of its own: share what it consists of"
+        )
     if tensor.is_inference():
         raise NotAnArrayError(
-            "this tensor was made in torch.inference_mode(), and cannot be given other memory: share `x.clone()`"
+            "this tensor was made in torch.inference_mode(), and cannot be given other memory: share "
+            "`x.clone()`, made outside"
         )
 
 
@@ -138,10 +169,12 @@ def share_tensors(x: Any, store: Store, *, strategy: str | None = None) -> Any:
     """Move a tensor or a module into shared memory and return it; warn if something else holds old memory."""
     _, left = move_tensors(tensors_in(x), store, strategy=strategy)
     if left:
-        text = ", ".join(f"a tensor of shape {tuple(tensor.shape)} ({size_text(n)})" for tensor, n in left[:3])
+        text = ", ".join(
+            f"a tensor of shape {tuple(tensor.shape)} ({size_text(n)})" for tensor, n in left[:3]
+        )
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         warnings.warn(
-            f"{text}{more} moved into shared memory, but something else (a view, a tensor that is tied to it) "
+            f"{text}{more} moved into shared memory, but something else (a view, a tied tensor) "
             "still holds the old memory: writes to one are not seen in the other",
             RuntimeWarning,
             stacklevel=3,

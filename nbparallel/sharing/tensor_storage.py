@@ -5,9 +5,9 @@ of them lives.  torch is never imported here before the user has imported it.
 
 Note [torch's own shared memory]
 --------------------------------
-``share_memory_()`` puts a storage into a file in memory that torch has mapped.  It becomes one of our segments
-by its descriptor, as a user's file does in `file_arrays`: the same pages, mapped once more.  The storage itself
-is not touched: so nothing that views it, in Python or in C++, is left behind on other memory.
+``share_memory_()`` puts a storage into a file in memory that torch has mapped.  It becomes one of our
+segments by its descriptor, as a user's file does in `file_arrays`: the same pages, mapped once more.  The
+storage itself is not touched: so nothing that views it, in Python or in C++, is left on other memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.memory.mapping import Access, Root
-from nbparallel.sharing.store import Store
 from nbparallel.sharing.strategies.strategy import SegmentSource
 
 if TYPE_CHECKING:
@@ -39,7 +39,18 @@ def is_dense(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_nested
         and bool(torch._C._has_storage(tensor))
+        and not hasattr(tensor, "materialize")  # a lazy module's parameter, before the first batch
     )
+
+
+class LocatingStore(Protocol):
+    """What is needed of `Store`."""
+
+    def location(self, x: object) -> Location | None:
+        """Return segment and bytes of a shared array, None if it is not shared."""
+
+    def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
+        """Return the root of memory that was made elsewhere."""
 
 
 class _StorageBytes:
@@ -61,7 +72,7 @@ def storage_bytes(storage: torch.UntypedStorage) -> Root:
 
 
 def shared_storage(array: Root) -> torch.UntypedStorage:
-    """Return the storage over an array of bytes in shared memory: the same memory, which torch calls shared."""
+    """Return the storage over an array of bytes in shared memory: which torch calls shared as well."""
     import torch
 
     storage = torch.from_numpy(array).untyped_storage()
@@ -86,7 +97,7 @@ def private_storage(buffer: Any) -> torch.UntypedStorage:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def find_shared(storage: torch.UntypedStorage, store: Store) -> Root | None:
+def find_shared(storage: torch.UntypedStorage, store: LocatingStore) -> Root | None:
     """Return the bytes of a storage in memory that every process may write, else None.
 
     Memory that torch itself has shared becomes a segment of this process.
@@ -100,13 +111,13 @@ def find_shared(storage: torch.UntypedStorage, store: Store) -> Root | None:
     return _adopt(storage, store) if storage.is_shared() else None
 
 
-_adopted: weakref.WeakKeyDictionary[Store, dict[int, tuple[weakref.ref[Any], Root]]] = (
+_adopted: weakref.WeakKeyDictionary[LocatingStore, dict[int, tuple[weakref.ref[Any], Root]]] = (
     weakref.WeakKeyDictionary()
 )
 """By store and address: the storages that torch has shared, and their memory as a segment."""
 
 
-def _adopt(storage: torch.UntypedStorage, store: Store) -> Root | None:
+def _adopt(storage: torch.UntypedStorage, store: LocatingStore) -> Root | None:
     known = _adopted.setdefault(store, {})
     address = storage.data_ptr()
     entry = known.get(address)

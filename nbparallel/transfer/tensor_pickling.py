@@ -1,14 +1,14 @@
 """Reducers for torch's tensors: their memory beside the stream, or by handle if every rank may write it.
 
-A storage travels once in each stream, and every tensor over it is rebuilt as the view that it was.  What is no
-dense tensor on the CPU, and what has state of its own (a subclass, attributes, hooks), torch takes apart; the
-storages inside come back here.  torch's own reducers would copy each storage into the stream, several times.
+A storage travels once in each stream, and every tensor over it is rebuilt as the view that it was.  What is
+no dense tensor on the CPU, and what has state of its own (a subclass, attributes, hooks), torch takes apart;
+the storages inside come back here.  torch's reducers would copy each storage into the stream, several times.
 
 Note [ties]
 -----------
-Names that share a tensor, such as a model and its optimiser, are pickled each by itself.  A stream numbers its
-tensors (`Tensors.numbered`); whoever sends several streams at once can say which of them are one tensor, and
-the receiver makes one (`Ties`).
+Names that share a tensor, such as a model and its optimiser, are pickled each by itself.  A stream numbers
+its tensors (`pickling.Serialised.tensors`); a sender of several streams at once can say which of them are one
+tensor, and the receiver makes one (`Ties`).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _reduce_storage(tensors: list[Any], store: ArrayStore, storage: Any) -> Redu
     content = tensor_storage.storage_bytes(storage)
     if content.nbytes < LARGE:
         return _small_storage, (content.tobytes(),)
-    return tensor_storage.private_storage, (pickle.PickleBuffer(content),)
+    return tensor_storage.private_storage, (pickle.PickleBuffer(content.data),)
 
 
 def _small_storage(content: bytes) -> Any:

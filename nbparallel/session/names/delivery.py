@@ -27,8 +27,10 @@ from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.session.names.share_arrays import check_shareable, from_file_call, is_array, move_arrays
+from nbparallel.session.names.tensor_names import share_tensors_of
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
+from nbparallel.sharing.shared_tensors import are_writable, holds_tensors
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer.pickling import Serialised
 from nbparallel.wire.name_updates import NameKind, NameUpdate
@@ -207,14 +209,14 @@ class NameDelivery:
         ]
 
     def share(self, names: Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
-        """Move arrays into shared memory and make them writable by ranks; return lines for the user.
+        """Move arrays, tensors and modules into shared memory that ranks may write; return lines.
 
         Raises
         ------
         UnknownNameError
             The notebook has no such name.
         NotAnArrayError, ObjectArrayError
-            It is no array; it is one of Python objects.
+            It is none of them; it is an array of Python objects.
         ReadOnlyArrayError
             The notebook's own array is flagged read-only.
         """
@@ -223,15 +225,20 @@ class NameDelivery:
             for name in names:
                 check_shareable(name, namespace)
             opened = [name for name in dict.fromkeys(names) if not self._all_may_write(namespace[name])]
-            notes = self._move(names, namespace, {}, for_all=True)
-            for name in names:
+            tensors = [name for name in names if holds_tensors(namespace[name])]
+            arrays = [name for name in names if name not in tensors]
+            notes = share_tensors_of(tensors, namespace, self._store) if tensors else []
+            notes += self._move(arrays, namespace, {}, for_all=True)
+            for name in arrays:
                 self._store.allow_write(namespace[name])
             if opened:
                 notes.append(f"ranks may write {', '.join(opened)} from now on")
             return tuple(notes)
 
-    def _all_may_write(self, array: Any) -> bool:
-        place = self._store.location(array)
+    def _all_may_write(self, value: Any) -> bool:
+        if holds_tensors(value):
+            return are_writable(value, self._store)
+        place = self._store.location(value)
         return place is not None and place.for_all
 
     @property

@@ -26,6 +26,7 @@ from nbparallel.errors import (
     resembling,
 )
 from nbparallel.session.names.free_names import is_ipythons
+from nbparallel.sharing.shared_tensors import holds_tensors
 from nbparallel.wire.units import size_text
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -245,7 +246,7 @@ def _still_held(watched: list[tuple[str, weakref.ref[AnyArray], int]]) -> list[s
 
 
 def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
-    """Check that the array of this name can be made writable by ranks.
+    """Check that the array, or what holds tensors, of this name can be made writable by ranks.
 
     Raises
     ------
@@ -260,11 +261,13 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
         hint = resembling(name, (key for key in namespace if not is_ipythons(key)))
         raise UnknownNameError(f"the notebook has no variable {name!r}{hint}")
     value = namespace[name]
+    if holds_tensors(value):
+        return  # what cannot be moved raises before anything is
     if type(value) is not np.ndarray:
         way = from_file_call(value) if isinstance(value, np.memmap) else f"np.array({name})"
         raise NotAnArrayError(
-            f"{name!r} is of type {type(value).__qualname__}, and only plain numpy arrays lie in shared "
-            f"memory: `{name} = {way}` makes one"
+            f"{name!r} is of type {type(value).__qualname__}, and only plain numpy arrays, and "
+            f"tensors and modules of torch, lie in shared memory: `{name} = {way}` makes an array"
         )
     if not is_array(value):
         raise ObjectArrayError(
