@@ -169,8 +169,11 @@ class DeadlockError(NbParallelError, RuntimeError):
     """Ranks wait for each other, or for one that will never answer."""
 
 
-class CollectiveTimeoutError(NbParallelError, TimeoutError):
-    """A time-out that the caller asked for ran out; the message lists the missing ranks."""
+class CollectiveTimeoutError(NbParallelError, TimeoutError, RuntimeError):
+    """A time-out that the caller asked for ran out; the message lists the missing ranks.
+
+    It is a `RuntimeError` too: scripts for torch catch that.
+    """
 
 
 class CellTimeoutError(NbParallelError, TimeoutError):

@@ -28,12 +28,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbparallel.distributed.api._operation import Timeout
+from nbparallel.distributed.api.backends import (
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    is_xccl_available,
+)
 from nbparallel.distributed.api.cartesian import CartesianGrid
 from nbparallel.distributed.api.locks import NamedLock
 from nbparallel.distributed.api.p2p_op import P2POp
 from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
-from nbparallel.distributed.group import Group
+from nbparallel.distributed.group import Group, set_own_rank
 from nbparallel.distributed.operators import ReduceOp
 from nbparallel.distributed.work import Work
 from nbparallel.errors import misspelt
@@ -53,9 +62,17 @@ __all__ = [
     "call_with_rank",
     "current",
     "destroy_process_group",
+    "get_node_local_rank",
     "init_process_group",
     "is_available",
+    "is_backend_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
     "set_current",
 ]
 __all__.extend(OPERATIONS)
@@ -71,6 +88,7 @@ def set_current(communicator: Communicator | None) -> None:
     """Make `communicator` the one that the functions of this module use."""
     global _current
     _current = communicator
+    set_own_rank(-1 if communicator is None else communicator.rank)
 
 
 def current() -> Communicator:
@@ -97,6 +115,24 @@ def is_available() -> bool:
 def is_initialized() -> bool:
     """Return whether this process is a rank."""
     return _current is not None
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return this rank's number on its machine: all ranks are on one.
+
+    A process that is no rank yet has what its launcher has set as LOCAL_RANK, else `fallback_rank`.
+
+    Raises
+    ------
+    RuntimeError
+        It has neither.
+    """
+    if _current is not None:
+        return _current.rank
+    found = os.environ.get("LOCAL_RANK", fallback_rank)
+    if found is None:
+        raise RuntimeError("this process is no rank, and LOCAL_RANK is not set: pass a fallback_rank")
+    return int(found)
 
 
 def init_process_group(
@@ -310,9 +346,11 @@ globals().update({name: _operation(name) for name in OPERATIONS if name not in g
 if TYPE_CHECKING:  # one line for each, so that type checkers and editors know them; a test compares
     _typed = current()
     all_gather = _typed.all_gather
+    all_gather_coalesced = _typed.all_gather_coalesced
     all_gather_into_tensor = _typed.all_gather_into_tensor
     all_gather_object = _typed.all_gather_object
     all_gather_single = _typed.all_gather_single
+    all_reduce_coalesced = _typed.all_reduce_coalesced
     all_to_all = _typed.all_to_all
     all_to_all_single = _typed.all_to_all_single
     assert_same = _typed.assert_same
@@ -323,6 +361,7 @@ if TYPE_CHECKING:  # one line for each, so that type checkers and editors know t
     exscan = _typed.exscan
     gather = _typed.gather
     gather_object = _typed.gather_object
+    get_backend = _typed.get_backend
     get_global_rank = _typed.get_global_rank
     get_group_rank = _typed.get_group_rank
     get_process_group_ranks = _typed.get_process_group_ranks
@@ -336,6 +375,8 @@ if TYPE_CHECKING:  # one line for each, so that type checkers and editors know t
     minloc = _typed.minloc
     monitored_barrier = _typed.monitored_barrier
     new_group = _typed.new_group
+    new_subgroups = _typed.new_subgroups
+    new_subgroups_by_enumeration = _typed.new_subgroups_by_enumeration
     recv_object_list = _typed.recv_object_list
     reduce = _typed.reduce
     reduce_scatter = _typed.reduce_scatter

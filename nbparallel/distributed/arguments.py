@@ -130,6 +130,12 @@ def check_output(x: Any, operation: str) -> AnyArray:
     return x.view(np.ndarray)
 
 
+def check_list(values: Any, operation: str, what: str) -> None:
+    """Raise if `values` is no list or tuple."""
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"{operation} needs a list of {what}, not {type(values).__name__}")
+
+
 def check_outputs(outputs: Any, size: int, operation: str, name: str) -> list[AnyArray]:
     """Return the arrays that `operation` is to fill, one for each member, none over another."""
     if not isinstance(outputs, list | tuple):

@@ -16,6 +16,13 @@ from nbparallel.errors import rank_list
 
 WORLD = None
 """torch's name of the group of all ranks, as in ``group=dist.group.WORLD``."""
+_own_rank = -1
+
+
+def set_own_rank(rank: int) -> None:
+    """Let groups know which rank this process is; -1: none."""
+    global _own_rank
+    _own_rank = rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +40,13 @@ class Group:
     ranks: tuple[int, ...]
     tag: str = ""
 
-    @property
     def size(self) -> int:
-        """How many members there are."""
+        """Return how many members there are."""
         return len(self.ranks)
+
+    def rank(self) -> int:
+        """Return this rank's place in the group; -1 if it is no member."""
+        return self.ranks.index(_own_rank) if _own_rank in self.ranks else -1
 
     def __len__(self) -> int:
         return len(self.ranks)

@@ -30,6 +30,8 @@ class ReduceOp(enum.StrEnum):
     BAND = "band"
     BOR = "bor"
     BXOR = "bxor"
+    PREMUL_SUM = enum.nonmember("premul_sum")
+    """torch's name; `find_operator` says what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,11 +136,15 @@ def find_operator(op: object) -> Operator:
     ValueError
         There is no such operator; the message lists them.
     """
+    if type(op).__name__ == "RedOpType":  # torch's own ReduceOp.SUM
+        op = getattr(op, "name", op)
     if not isinstance(op, str):
         raise TypeError(
             f"op must be a string or a ReduceOp, not {type(op).__name__}: {', '.join(map(repr, OPERATORS))}"
         )
     found = OPERATORS.get(op.lower())
+    if found is None and op.lower() == ReduceOp.PREMUL_SUM:
+        raise ValueError("the operator 'premul_sum' needs a factor: multiply before, all_reduce(factor * x)")
     if found is None:
         raise ValueError(f"there is no operator {str(op)!r}; choose one of {', '.join(map(repr, OPERATORS))}")
     return found

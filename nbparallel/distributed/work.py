@@ -7,7 +7,8 @@ when its cell ends; never in between, since a rank has one thread.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbparallel.distributed.arguments import deadline
@@ -108,6 +109,29 @@ class Work:
         self.wait()
         return self._value
 
+    def is_success(self) -> bool:
+        """Return whether the operation is completed, and without an error."""
+        return self.is_completed() and self._error is None
+
+    def synchronize(self) -> None:
+        """Wait, as `wait` does; torch's name for work on another device."""
+        self.wait()
+
+    def get_future(self) -> Any:
+        """Wait, and return a completed ``torch.futures.Future`` with the list of what was filled.
+
+        It waits because the operation progresses only then: a future that something waits for elsewhere
+        would never be completed.  It raises what `wait` raises.  torch must have been imported.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise RuntimeError(
+                "get_future returns a torch.futures.Future, and torch is not imported: use result()"
+            )
+        value, future = self.result(), torch.futures.Future()
+        future.set_result(value if isinstance(value, list) else [value])
+        return future
+
     def source_rank(self) -> int:
         """Wait, and return the rank whose message was received; -1 for anything but `irecv`."""
         self.wait()
@@ -139,6 +163,24 @@ class Work:
         """End it with its cell."""
         place = self.ticket.site.place(self.line)
         self.fail(StaleWorkError(f"{self.call}{place} was begun in a cell that has ended since"))
+
+
+def combined_work(works: Sequence[Work], call: str, site: CallSite) -> Work:
+    """Return one work for several that were begun; its result is the list of theirs."""
+    whole = Work(call, site)
+    for work in works:
+        work.ticket.waited = True  # `whole` is reported instead
+
+    def push(deadline_ns: int | None, wait: bool) -> None:
+        for work in works:
+            work._push(deadline_ns, wait)
+        errors = [work._error for work in works if work._error is not None]
+        if errors:
+            whole.fail(errors[0])
+        elif all(work.done for work in works):
+            whole.finish([work._value for work in works])
+
+    return whole.begin(push)
 
 
 def _nothing(deadline_ns: int | None, wait: bool) -> None:

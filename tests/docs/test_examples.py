@@ -1,11 +1,13 @@
 """Every example of the documentation runs, as cells of one kernel per page, in order.
 
 A fence may say why it does not: ```` ```python exec="false" reason="…" ````, or which exception the cell
-is there to show: ```` ```python raises="ZeroDivisionError" ````.
+is there to show: ```` ```python raises="ZeroDivisionError" ````, or what its page needs beyond what every
+installation has: ```` ```python needs="torch" ````.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +62,10 @@ def test_blocks_that_do_not_run_say_why(page: Path) -> None:
 )
 def test_examples_run(page: Path, kernel: Kernel) -> None:
     """Every block ends as it says: without an error, or with the one that it shows."""
+    needed = {example.options.get("needs", "re") for example in examples(page)}
+    missing = [module for module in needed if importlib.util.find_spec(module) is None]
+    if missing:
+        pytest.skip(f"{page.name} needs {', '.join(missing)}, which is not installed")
     for example in examples(page):
         if example.options.get("exec") == "false":
             continue

@@ -6,7 +6,8 @@ from pathlib import Path
 import nbparallel.distributed as dist
 from nbparallel.distributed.operators import OPERATORS
 
-PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "operations.md").read_text()
+REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
+PAGE = (REFERENCE / "operations.md").read_text()
 NOT_FOR_USERS = {"Communicator", "call_with_rank", "current", "set_current"}  # what the engine uses
 
 

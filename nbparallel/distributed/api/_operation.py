@@ -19,7 +19,7 @@ from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.work import Tickets, Work
+from nbparallel.distributed.work import Tickets, Work, combined_work
 
 T = TypeVar("T")
 GroupLike = Group | None
@@ -163,6 +163,12 @@ class OperationBase:
         work.begin(push)
         self._run_step(start)
         self._context.operations += 1
+        return work
+
+    def _combine(self, works: Sequence[Work], name: str) -> Work:
+        """Return one work for several; its result is the list of theirs."""
+        work = combined_work(works, f"{name}(async_op=True)", self._context.call_site)
+        self._tickets.add(work)
         return work
 
     def _message_group(self, group: GroupLike) -> GroupState:

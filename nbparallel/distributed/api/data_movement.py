@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout, predefined
+from nbparallel.distributed.api._operation import (
+    GroupLike,
+    OperationBase,
+    Timeout,
+    predefined,
+    untraced,
+)
 from nbparallel.distributed.arguments import (
     MISSING,
+    check_list,
     check_output,
     deadline,
     equal_parts,
@@ -134,6 +141,44 @@ class DataMovement(OperationBase):
         value, to_fill = value_and_outputs(tensor_list, tensor, "all_gather")
         outputs = call.outputs(to_fill)
         return call.move(ALL_GATHER, (value,), outputs, filled=tensor_list if outputs else None)
+
+    @untraced
+    def all_gather_coalesced(
+        self,
+        output_tensor_lists: Sequence[Sequence[Any]],
+        input_tensor_list: Sequence[Any],
+        group: GroupLike = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Call `all_gather` for each of several arrays.
+
+        Parameters
+        ----------
+        output_tensor_lists : list of lists of arrays
+            ``output_tensor_lists[r][i]`` is filled with array i of rank r.
+        input_tensor_list : list of arrays
+            Of this rank.
+
+        Returns
+        -------
+        list or Work
+            `output_tensor_lists`; with `async_op` one `Work` for all.
+        """
+        name = "all_gather_coalesced"
+        check_list(input_tensor_list, name, "arrays")
+        check_list(output_tensor_lists, name, "lists of arrays, one for each rank")
+        for outputs in output_tensor_lists:
+            check_list(outputs, name, "lists of arrays, one for each rank")
+            if len(outputs) != len(input_tensor_list):
+                raise ValueError(
+                    f"{name}: a list to fill has {len(outputs)} arrays, and each rank brings "
+                    f"{len(input_tensor_list)}"
+                )
+        rows = [[outputs[i] for outputs in output_tensor_lists] for i in range(len(input_tensor_list))]
+        found = [
+            self.all_gather(row, x, group, async_op) for row, x in zip(rows, input_tensor_list, strict=True)
+        ]
+        return self._combine(found, name) if async_op else output_tensor_lists
 
     @predefined
     def gather(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.api._operation import GroupLike, OperationBase, untraced
-from nbparallel.distributed.arguments import check_group_rank
+from nbparallel.distributed.api.backends import BACKEND
+from nbparallel.distributed.arguments import check_group_rank, check_list
 from nbparallel.distributed.collectives.movements import ALL_GATHER
 from nbparallel.distributed.group import Group, checked_ranks
 
@@ -69,6 +70,74 @@ class GroupOperations(OperationBase):
             return None
         order = sorted((key, i) for i, (other, key) in enumerate(found) if other == color)
         return Group(tuple(ranks[i] for _, i in order), "" if group is None else group.tag)
+
+    @untraced
+    def new_subgroups(
+        self,
+        group_size: int | None = None,
+        group: GroupLike = None,
+        timeout: object = None,
+        backend: object = None,
+        pg_options: object = None,
+        group_desc: object = None,
+    ) -> tuple[Group | None, list[Group]]:
+        """Divide a group into groups of `group_size` neighbours: ``mine, groups = dist.new_subgroups(2)``.
+
+        No other rank has to call it.  By default the ranks of a machine form one group: that is all of them.
+
+        Returns
+        -------
+        tuple of Group or None, and list of Group
+            This rank's group, None if it is no member of `group`; and all of them.
+
+        Raises
+        ------
+        ValueError
+            The number of ranks is no multiple of `group_size`.
+        """
+        ranks = self.get_process_group_ranks(group)
+        size = len(ranks) if group_size is None else group_size
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise TypeError(f"group_size must be an int, not {type(size).__name__}")
+        if size < 1 or len(ranks) % size:
+            raise ValueError(f"group_size={size} must divide the number of ranks, {len(ranks)}")
+        parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
+        return self.new_subgroups_by_enumeration(parts)
+
+    @untraced
+    def new_subgroups_by_enumeration(
+        self,
+        ranks_per_subgroup_list: Sequence[Iterable[int]],
+        timeout: object = None,
+        backend: object = None,
+        pg_options: object = None,
+        group_desc: object = None,
+    ) -> tuple[Group | None, list[Group]]:
+        """Return this rank's of several groups that share no rank (None: it is in none), and all of them.
+
+        No other rank has to call it.
+
+        Raises
+        ------
+        ValueError
+            A rank is in two of the groups; and as `new_group`.
+        """
+        check_list(ranks_per_subgroup_list, "new_subgroups_by_enumeration", "lists of ranks")
+        groups = [self.new_group(ranks) for ranks in ranks_per_subgroup_list]
+        members = [rank for group in groups for rank in group]
+        if len(set(members)) < len(members):
+            twice = min(rank for rank in members if members.count(rank) > 1)
+            raise ValueError(
+                f"rank {twice} is in more than one of ranks_per_subgroup_list: use new_group for each"
+            )
+        return next((group for group in groups if self.rank in group), None), groups
+
+    @untraced
+    def get_backend(self, group: GroupLike = None) -> str:
+        """Return ``"nbparallel"``, for every group."""
+        if group is not None:
+            self._group_table.know(group)
+        return BACKEND
 
     @untraced
     def get_rank(self, group: GroupLike = None) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed.api._operation import GroupLike, OperationBase
+from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
 from nbparallel.distributed.collectives.movements import ALL_GATHER, GATHER, SCATTER
 
 
 class ObjectLists(OperationBase):
-    """Operations that fill lists; all members of the group must call the same."""
+    """Operations on lists of objects; torch's `device`, `use_batch` and `weights_only` mean nothing here."""
+
+    send: Callable[..., None]
+    recv: Callable[..., Any]
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
         """Fill a list, one element for each rank, with the objects of all."""
@@ -23,7 +28,6 @@ class ObjectLists(OperationBase):
         object_gather_list: list[Any] | None = None,
         dst: int | None = None,
         group: GroupLike = None,
-        *,
         group_dst: int | None = None,
     ) -> None:
         """Fill a list on rank `dst`, one element for each rank, with the objects of all."""
@@ -44,7 +48,7 @@ class ObjectLists(OperationBase):
         object_list: list[Any],
         src: int | None = None,
         group: GroupLike = None,
-        *,
+        device: object = None,
         group_src: int | None = None,
     ) -> None:
         """Replace the elements of a list by those of the list on rank `src`, which has the same length."""
@@ -66,7 +70,6 @@ class ObjectLists(OperationBase):
         scatter_object_input_list: list[Any] | None = None,
         src: int | None = None,
         group: GroupLike = None,
-        *,
         group_src: int | None = None,
     ) -> None:
         """Put this rank's of the objects on rank `src` into the first element of the output list."""
@@ -83,6 +86,49 @@ class ObjectLists(OperationBase):
         if call.state.index == root:
             values = _check_list(scatter_object_input_list, call.size, "scatter_object_list")
         scatter_object_output_list[0] = call.move(SCATTER, values, (), root)
+
+    def send_object_list(
+        self,
+        object_list: list[Any],
+        dst: int | None = MISSING,
+        group: GroupLike = None,
+        device: object = None,
+        group_dst: int | None = None,
+        use_batch: bool = False,
+    ) -> None:
+        """Send a list of any objects to rank `dst`, which must call `recv_object_list`."""
+        if not isinstance(object_list, list):
+            raise TypeError(f"send_object_list sends a list, not {type(object_list).__name__}")
+        self.send(object_list, dst, group, group_dst=group_dst)
+
+    def recv_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = ANY_SOURCE,
+        group: GroupLike = None,
+        device: object = None,
+        group_src: int | None = None,
+        use_batch: bool = False,
+    ) -> int | None:
+        """Replace the elements of a list by those of the list that was sent; return the sender.
+
+        Raises
+        ------
+        ValueError
+            The list that came has another length; the elements stay as they were.
+        """
+        if not isinstance(object_list, list):
+            raise TypeError(f"recv_object_list fills a list, not {type(object_list).__name__}")
+        value, source = self.recv(None, src, group, 0, group_src, return_source=True)
+        if source is None:
+            return None
+        if not isinstance(value, list) or len(value) != len(object_list):
+            sent = f"a list of {len(value)}" if isinstance(value, list) else type(value).__name__
+            raise ValueError(
+                f"rank {source} sent {sent}, and the list to fill has {len(object_list)} elements"
+            )
+        object_list[:] = value
+        return int(source)
 
 
 def _check_list(values: Any, size: int, operation: str) -> list[Any]:

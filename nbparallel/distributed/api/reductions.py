@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout, predefined
+from nbparallel.distributed.api._operation import (
+    GroupLike,
+    OperationBase,
+    Timeout,
+    predefined,
+    untraced,
+)
 from nbparallel.distributed.arguments import (
     MISSING,
+    check_list,
     check_output,
     deadline,
     equal_parts,
@@ -73,7 +81,6 @@ class Reductions(OperationBase):
         group: GroupLike = None,
         async_op: bool = False,
         device_ids: object = None,
-        *,
         timeout: Timeout = None,
     ) -> Any:
         """Return when every rank has called it; torch's `device_ids` mean nothing here.
@@ -111,6 +118,27 @@ class Reductions(OperationBase):
         """
         call = self._operation("monitored_barrier", group, timeout)
         call.run(GroupCollectives.monitored_barrier, NonblockingCalls.barrier)
+
+    @untraced
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Any], op: str = "sum", group: GroupLike = None, async_op: bool = False
+    ) -> Any:
+        """Call `all_reduce` for each of several values: ``all_reduce_coalesced([x, y])``.
+
+        Parameters
+        ----------
+        tensors : list of arrays or numbers
+            Arrays are reduced in place, one after the other: if ranks differ in one, those before it are
+            reduced already.
+
+        Returns
+        -------
+        list or Work
+            The results; with `async_op` one `Work` for all.
+        """
+        check_list(tensors, "all_reduce_coalesced", "values")
+        found = [self.all_reduce(x, op, group, async_op) for x in tensors]
+        return self._combine(found, "all_reduce_coalesced") if async_op else found
 
     @predefined
     def reduce(

@@ -35,16 +35,21 @@ WRONG: dict[str, list[Any]] = {
 }
 """What is wrong for a parameter wherever it stands; the other lists are named in `TABLE`."""
 ROOTS = {"src", "dst", "group_src", "group_dst", "global_rank", "group_rank"}
-FLAGS = {"view", "async_op", "return_source", "wait_all_ranks", "shuffle", "drop_last", "on", "device_ids"}
+FLAGS = {
+    "view", "async_op", "return_source", "wait_all_ranks", "shuffle", "drop_last", "on", "device_ids",
+    "device", "use_batch", "backend", "pg_options", "group_desc",
+}  # fmt: skip
 """Taken by their truth, as everywhere in Python; or torch's, and not looked at."""
 ANYTHING = {
     ("send", "tensor"), ("isend", "tensor"), ("sendrecv", "tensor"), ("broadcast", "tensor"),
     ("gather", "tensor"),
     ("all_gather", "tensor"), ("all_gather_object", "obj"), ("gather_object", "obj"), ("assert_same", "x"),
+    ("new_subgroups", "timeout"), ("new_subgroups_by_enumeration", "timeout"),
 }  # fmt: skip
 """Every value is right here, or is compared with what the other ranks pass."""
 OTHERS = {"current", "set_current", "is_available", "is_initialized", "call_with_rank", "strict_sync"} | {
-    "init_process_group", "destroy_process_group",
+    "init_process_group", "destroy_process_group", "get_node_local_rank", "is_torchelastic_launched",
+    *(f"is_{name}_available" for name in ("backend", "gloo", "mpi", "nccl", "ucc", "xccl")),
 }  # fmt: skip
 """No operations; `test_init_process_group` looks at those that join processes."""
 
@@ -71,6 +76,14 @@ def table(me: int) -> dict[str, tuple[Arguments, dict[str, list[Any]]]]:
         "recv_object_list": ({"object_list": [1], "src": me}, {"object_list": OBJECTS[:-2]}),
         "broadcast": ({"tensor": x, "src": me}, {}),
         "all_reduce": ({"tensor": x}, {"tensor": ARRAY[:1] + ARRAY[2:]}),
+        "all_reduce_coalesced": ({"tensors": [x]}, {"tensors": [1, "x", None, {0: x}, object(), x]}),
+        "all_gather_coalesced": (
+            {"output_tensor_lists": [pair[:1], pair[1:]], "input_tensor_list": [x]},
+            {
+                "output_tensor_lists": [1, "xy", None, {0: x}, object(), x, [x, x], [1, 1], [[], []]],
+                "input_tensor_list": [1, "xy", None, {0: x}, object(), x, []],
+            },
+        ),
         "barrier": ({}, {}),
         "monitored_barrier": ({}, {}),
         "scan": ({"tensor": x}, {"tensor": ARRAY[:1] + ARRAY[2:]}),
@@ -157,6 +170,12 @@ def table(me: int) -> dict[str, tuple[Arguments, dict[str, list[Any]]]]:
                 "tag": [1, None, b"x", ["x"], object()],
             },
         ),
+        "new_subgroups": ({}, {"group_size": [*NO_INT, 0, -1, 3]}),
+        "new_subgroups_by_enumeration": (
+            {"ranks_per_subgroup_list": [[0], [1]]},
+            {"ranks_per_subgroup_list": [1, "x", None, {0: 1}, object(), [[0, 0]], [[]], [[0, 1], [1]]]},
+        ),
+        "get_backend": ({}, {}),
         "split": ({"color": 0}, {"color": NO_INT, "key": NO_INT}),
         "get_rank": ({}, {}),
         "get_world_size": ({}, {}),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nbparallel.distributed as dist
-from nbparallel.distributed import Communicator
+from nbparallel.distributed import Communicator, Work
 
 TORCH = {
     "send": "tensor dst group tag group_dst",
@@ -23,7 +29,7 @@ TORCH = {
     "gather": "tensor gather_list dst group async_op group_dst",
     "scatter": "tensor scatter_list src group async_op group_src",
     "all_to_all": "output_tensor_list input_tensor_list group async_op",
-    "barrier": "group async_op device_ids",
+    "barrier": "group async_op device_ids timeout",
 }
 
 
@@ -84,3 +90,59 @@ def test_new_group_knows_its_arguments(ranks: Any) -> None:
         assert dist.is_available()
 
     ranks(3, work)
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "torch-distributed.md"
+HERE = {"group", *dist.__all__}
+OTHER_PARAMETERS = {"new_group", "reduce_scatter"}
+"""Functions whose parameters differ, as the page says; what torch's scripts pass works."""
+PROGRAM = """
+import inspect, json, torch.distributed as dist
+
+def parameters(name):
+    try:
+        return [p for p in inspect.signature(vars(dist)[name]).parameters if not p.startswith("_")]
+    except (KeyError, TypeError, ValueError):
+        return None  # deprecated, no function, or not one of Python
+
+names = [name for name in dir(dist) if not name.startswith("_")]
+members = {kind: dir(getattr(dist, kind)) for kind in ("Work", "ReduceOp")}
+print(json.dumps([{name: parameters(name) for name in names}, members]))
+"""
+
+
+def missing_names() -> set[str]:
+    """Return the names of the page's table of those that are not here."""
+    _, _, table = PAGE.read_text().partition("## Names that are not here")
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return set(re.findall(r"`([\w.]+)`", " ".join(rows)))
+
+
+def test_no_name_is_both_here_and_missing() -> None:
+    """A name that was added has left the table."""
+    here = HERE | {f"Work.{name}" for name in dir(Work)}
+    assert not missing_names() & here
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed: no names to compare"
+)
+def test_every_name_of_torch_is_here_or_explained() -> None:
+    """Public names of torch.distributed, of its works and operators; and the places of all parameters."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    functions, members = json.loads(done.stdout.splitlines()[-1])
+    missing = missing_names()
+    unexplained = set(functions) - HERE - missing
+    unexplained |= {
+        f"Work.{name}" for name in members["Work"] if name[0] != "_" and not hasattr(Work, name)
+    } - missing
+    operators = {name for name in members["ReduceOp"] if name.isupper()}
+    assert not unexplained | {name for name in operators if not hasattr(dist.ReduceOp, name)}
+    assert len(operators) > 8
+    assert not {name for name in missing if "." not in name} - set(functions), "torch has them no more"
+    for name in set(functions) & set(dist.__all__) - OTHER_PARAMETERS:
+        theirs, function = functions[name], getattr(dist, name)
+        if theirs is not None and inspect.isroutine(function):
+            kinds = inspect.signature(function).parameters.values()
+            assert [p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD] == theirs, name
