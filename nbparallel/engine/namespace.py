@@ -22,6 +22,7 @@ from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.content import content_digest
 from nbparallel.transfer.pickling import loads
+from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
 from nbparallel.wire.name_updates import CellSource, NameKind, NameUpdate
@@ -176,12 +177,13 @@ class RankNames:
         copied: list[str] = []
         handles: dict[str, ArrayHandle] = {}
         deleted = []
+        tensors: dict[int, Any] = {}
         for update in updates:
             remember_sources(update.sources)
             if update.kind is NameKind.DELETE:
                 deleted.append(update.name)
             elif update.kind is NameKind.DEFINITION:
-                cls = self._load(update)
+                cls = self._load(update, tensors)
                 self._classes[id(cls)] = cls
             elif update.unless_assigned and self.is_own(update.name):
                 continue
@@ -191,7 +193,7 @@ class RankNames:
             elif update.kind is NameKind.MODULE:
                 values[update.name] = _import(update)
             else:
-                values[update.name] = self._load(update)
+                values[update.name] = self._load(update, tensors)
                 copied.append(update.name)
         notes = [
             f"{name} was replaced: the notebook has changed it since this rank assigned it"
@@ -268,7 +270,7 @@ class RankNames:
             self._attached[key] = weakref.ref(array)
         return array
 
-    def _load(self, update: NameUpdate) -> Any:
+    def _load(self, update: NameUpdate, tensors: dict[int, Any]) -> Any:
         # The kernel identifies classes: one that was defined again is another, however alike.
         return loads(
             update.data,
@@ -277,6 +279,7 @@ class RankNames:
             main_globals=self._namespace,
             name=update.name,
             match_classes=False,
+            ties=Ties(dict(update.ties), tensors),
         )
 
     def _delete(self, name: str) -> None:

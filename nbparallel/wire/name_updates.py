@@ -54,6 +54,8 @@ class NameUpdate:
     """A rank that assigned the name itself keeps its own value."""
     sources: tuple[CellSource, ...] = ()
     """Of the functions in `data`; no part of the value, which is the same when its cell has run again."""
+    ties: tuple[tuple[int, int], ...] = ()
+    """Tensors in `data` that other updates contain as well: number in `data`, number among all of them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As that of handles: a cell may name ten thousand arrays.
@@ -67,6 +69,7 @@ class NameUpdate:
             self.modules,
             self.unless_assigned,
             self.sources,
+            self.ties,
         )
 
 

@@ -160,6 +160,43 @@ def test_a_module_arrives_with_tied_weights_and_learns(pair):
     assert not torch.equal(pair.rank["model"].a.weight, pair.notebook["model"].a.weight)
 
 
+def test_names_with_tensors_in_common_have_them_on_the_ranks(pair):
+    """A model and its optimiser: `step` moves the model, whichever cell used which of them first."""
+    pair.type(MODEL + "optimiser = torch.optim.SGD(model.parameters(), 0.1)\nweight = model.a.weight")
+    step = "before = model.a.weight.clone(); model(torch.rand(8, 300)).sum().backward(); optimiser.step()"
+    pair.run(step)
+    same = "optimiser.param_groups[0]['params'][0] is model.a.weight"
+    assert pair.run(same)
+    assert pair.run("not torch.equal(model.a.weight, before)")
+    assert pair.run(f"{same} and weight is model.b.weight")
+    assert pair.notes == (
+        "model was sent again: it has tensors in common with weight",
+        "optimiser was sent again: it has tensors in common with weight",
+        "model was replaced: the notebook has changed it, and what this rank changed in it is lost",
+        "optimiser was replaced: the notebook has changed it, and what this rank changed in it is lost",
+    )
+    pair.run(f"{same} and weight is model.b.weight")
+    assert pair.sent() == []
+    pair.run("weight")
+    pair.type("optimiser.param_groups[0]['lr'] = 0.2")
+    pair.run("optimiser")
+    assert pair.sent() == ["optimiser"]
+    assert pair.run(same), "they came with different cells"
+    assert sorted(pair.sent()) == ["model", "optimiser"]
+    pair.type("model.eval()")
+    assert pair.run(f"{same} and not model.training")
+    pair.run("model.train(); optimiser")
+    assert pair.sent() == []
+
+
+def test_a_shared_model_and_its_optimiser_learn_together(pair):
+    """The optimiser of a shared model finds the gradients on the rank; the notebook sees the steps."""
+    pair.type(MODEL + "optimiser = torch.optim.SGD(model.parameters(), 0.1)")
+    before = pair.notebook["model"].a.weight.detach().clone()
+    pair.run("model(torch.rand(8, 300)).sum().backward(); optimiser.step()", share=["model"])
+    assert not torch.equal(pair.notebook["model"].a.weight, before)
+
+
 def test_what_torch_takes_apart_itself_travels_too(pair):
     """Subclasses, attributes, conjugated and sparse tensors, storages and optimisers arrive equal."""
     pair.type(

@@ -32,6 +32,8 @@ class CellInputs:
         Lines for the user.
     sent : list of Value
         Values that at least one rank was sent; the caller fills it.
+    tied : dict of str to frozenset of str
+        Names whose values have tensors in common, by each of them; `find_ties` fills it.
     copied : dict of str to int
         Bytes copied to move arrays; the caller fills it.
     broker : SegmentBroker
@@ -48,6 +50,7 @@ class CellInputs:
         self._main: Mapping[str, Any] = {} if main is None else main.__dict__
         self._arrays: list[str] = []
         self._mentioned: set[str] = set()
+        self._with_tensors: list[Value] = []
         self._queue: list[tuple[str, str | None, bool]] = []
         self._seen: set[str] = set()
         self.values: dict[str, Value] = {}
@@ -55,6 +58,7 @@ class CellInputs:
         self.assigned: set[str] = set()
         self.notes: list[str] = []
         self.sent: list[Value] = []
+        self.tied: dict[str, frozenset[str]] = {}
         self.copied: dict[str, int] = {}
 
     def gather(self, free: FreeNames) -> None:
@@ -99,6 +103,19 @@ class CellInputs:
         """Encode by value the arrays that could not be shared."""
         for name in self._arrays:
             self._encode(name, None, doubtful=False)
+
+    def find_ties(self) -> None:
+        """Find the tensors that several values contain, such as those of a model and its optimiser."""
+        places: dict[int, list[tuple[Value, int]]] = {}
+        for value in self._with_tensors:
+            tensors = () if value.serialised is None else value.serialised.tensors
+            for number, tensor in enumerate(tensors):
+                places.setdefault(id(tensor), []).append((value, number))
+        for shared, found in enumerate(found for found in places.values() if len(found) > 1):
+            names = frozenset[str]().union(*(self.tied.get(v.name, {v.name}) for v, _ in found))
+            self.tied.update(dict.fromkeys(names, names))
+            for value, number in found:
+                value.ties += ((number, shared),)
 
     def bind(self, bindings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Look names up in `bindings` from now on, and return it."""
@@ -161,6 +178,8 @@ class CellInputs:
                 raise
             raise UnpicklableError(f"{error} (the cell uses it through {user})") from error.__cause__
         self.values[name] = value
+        if value.serialised is not None and value.serialised.tensors:
+            self._with_tensors.append(value)
 
     def _follow(self, serialised: Serialised, name: str) -> None:
         """Queue the names that functions inside use; encode the classes that it refers to."""

@@ -15,9 +15,10 @@ it has not changed the rank takes the value only if it has none of its own.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,8 @@ class GatheredNames:
     """Where they were looked up."""
     bindings: Mapping[str, Any]
     """What it holds, or held when the cell was put into a queue."""
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Of this cell among all."""
 
     @property
     def is_frozen(self) -> bool:
@@ -156,6 +159,7 @@ class NameDelivery:
                 notes += self._move(private, namespace, inputs.copied)
                 inputs.encode_arrays()
             inputs.copy_arrays()
+            inputs.find_ties()
             return GatheredNames(free, inputs, notes, namespace, namespace)
 
     def freeze(self, names: GatheredNames, ranks: Sequence[int]) -> None:
@@ -168,7 +172,7 @@ class NameDelivery:
             classes, values = names.inputs.classes, names.inputs.values.values()
             wanted = [value for value in values if value.serialised and _nbytes(value.serialised) <= SMALL]
             for row in [self._ranks.get(rank, RankVersions()) for rank in ranks]:
-                wanted += [*row.needed_definitions(classes), *row.needed(values)]
+                wanted += [*row.needed_definitions(classes), *row.needed(values, names.inputs.tied)]
             for value in wanted:
                 value.update(self._store, self._broker, unless_assigned=False)
 
@@ -186,8 +190,14 @@ class NameDelivery:
                 raise StaleWorkError(
                     "the ranks were started again while this cell waited for its turn: run it again"
                 )
+            again = {name for rank in ranks for name in self._sent_again(rank, inputs)}
             updates = {rank: self._updates(rank, names) for rank in ranks}
             notes = [*names.notes, *self._costly_notes(inputs)]
+            notes += [
+                f"{name} was sent again: it has tensors in common with {', '.join(others)}"
+                for name in sorted(again)
+                if (others := sorted(inputs.tied[name] - again))
+            ]
             notes += _memmap_notes({value.name for value in inputs.sent}, names.bindings)
             self._namespace = names.namespace
             return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied))
@@ -326,7 +336,7 @@ class NameDelivery:
         pending = row.pending = PendingVersions()
         definitions = row.needed_definitions(inputs.classes)
         pending.classes.update({identifier: value.key for identifier, value in inputs.classes.items()})
-        needed = row.needed(inputs.values.values())
+        needed = row.needed(inputs.values.values(), inputs.tied)
         lost = [value.name for value in (*definitions, *needed) if value.is_only_referred_to]
         if names.is_frozen and lost:
             raise StaleWorkError(
@@ -336,6 +346,8 @@ class NameDelivery:
         for value in needed:
             keeps = not row.value_changed(value, namespace.get(value.name, ABSENT))
             updates.append(value.update(self._store, self._broker, unless_assigned=keeps))
+            if value.name in inputs.tied:
+                pending.deliveries[value.name] = names.number
             row.send(value, pending)
         inputs.sent += [*definitions, *needed]
         if names.namespace is self._namespace:
@@ -348,6 +360,15 @@ class NameDelivery:
             if not is_ipythons(name) and name not in inputs.values:
                 pending.baselines[name] = self._baseline(name, row, inputs, namespace)
         return tuple(updates)
+
+    def _sent_again(self, rank: int, inputs: CellInputs) -> list[str]:
+        """Return the names that a rank has and needs again, so that their tensors are those of others."""
+        row = self._ranks.get(rank)
+        if row is None or not inputs.tied:
+            return []
+        values = inputs.values.values()
+        new = {value.name for value in row.needed(values)}
+        return [v.name for v in row.needed(values, inputs.tied) if v.name not in new]
 
     def _baseline(
         self, name: str, row: RankVersions, inputs: CellInputs, namespace: Mapping[str, Any]

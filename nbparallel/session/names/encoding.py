@@ -92,6 +92,8 @@ class Value:
     """The message; made when the first rank needs it."""
     seconds: float = 0.0
     """Processor time that it took to make `key`, which every cell does that uses the name."""
+    ties: tuple[tuple[int, int], ...] = ()
+    """Tensors inside that other values of the cell contain as well; see `NameUpdate.ties`."""
     memory_key: Hashable = field(init=False)
     """The part of the key that identifies the value; the rest is the right to write it."""
     _updates: dict[bool, NameUpdate] = field(init=False, default_factory=dict, repr=False)
@@ -119,7 +121,9 @@ class Value:
             if self.pickled is None:
                 self.pickled = self.serialised.pack(store, broker=broker)
             data, sources = self.pickled.data, cell_sources(self.serialised.files)
-        return NameUpdate(self.name, self.kind, self.handle, data, self.modules, unless_assigned, sources)
+        return NameUpdate(
+            self.name, self.kind, self.handle, data, self.modules, unless_assigned, sources, self.ties
+        )
 
 
 class SharedArrays:

@@ -13,13 +13,15 @@ A table with a row for each rank and name.  Before a cell a rank needs ``values 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from nbparallel.session.names.encoding import Value
 from nbparallel.wire.name_updates import NameKind
 
+NO_TIES: Mapping[str, frozenset[str]] = MappingProxyType({})
 ABSENT = object()
 """The value of a name that the notebook does not have."""
 
@@ -96,6 +98,7 @@ class PendingVersions:
     """None: the name is deleted."""
     classes: dict[str, Hashable] = field(default_factory=dict)
     baselines: dict[str, Baseline] = field(default_factory=dict)
+    deliveries: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -108,17 +111,31 @@ class RankVersions:
     """Keys of class definitions, by the id of the class."""
     baselines: dict[str, Baseline] = field(default_factory=dict)
     """Of names that a cell assigned since they were delivered."""
+    deliveries: dict[str, int] = field(default_factory=dict)
+    """Of names whose tensors others have as well: with which cell they came; those of one cell are tied."""
     pending: PendingVersions | None = None
     """Changes that the rank has not confirmed."""
 
-    def needed(self, values: Iterable[Value]) -> list[Value]:
-        """Return the values of which the rank does not have this version, in order."""
+    def needed(self, values: Collection[Value], tied: Mapping[str, frozenset[str]] = NO_TIES) -> list[Value]:
+        """Return the values of which the rank does not have this version, in order.
+
+        Of names that are `tied`, each to a set that contains it, all are needed if one of them is, or if they
+        came with different cells.
+        """
         versions = self.versions
-        return [
+        found = [
             value
             for value in values
             if (known := versions.get(value.name)) is None or not known.covers(value)
         ]
+        if not tied:
+            return found
+        again = {name for value in found for name in tied.get(value.name, ())}
+        for names in set(tied.values()):
+            if len({self.deliveries.get(name, -1) for name in names}) > 1:
+                again |= names
+        new = {id(value) for value in found}
+        return [value for value in values if id(value) in new or value.name in again]
 
     def needed_definitions(self, classes: Mapping[str, Value]) -> list[Value]:
         """Return the definitions of classes, given by their ids, of which the rank lacks this version."""
@@ -138,12 +155,14 @@ class RankVersions:
             return
         for name, version in pending.versions.items():
             self.baselines.pop(name, None)
+            self.deliveries.pop(name, None)
             if version is None:
                 self.versions.pop(name, None)
             else:
                 self.versions[name] = version
         self.classes.update(pending.classes)
         self.baselines.update(pending.baselines)
+        self.deliveries.update(pending.deliveries)
 
     def array_moved(self, name: str, before: Hashable, after: Hashable) -> None:
         """Have an array delivered from its new memory, without replacing what the rank assigned."""

@@ -238,7 +238,7 @@ def test_a_memmap_points_to_from_file(pair, tmp_path, suffix, mode):
     ("make", "error", "text"),
     [
         ("x = 1", UnknownNameError, "no variable 'xx'; did you mean 'x'"),
-        ("xx = [1]", NotAnArrayError, r"'xx' is of type list, .*`xx = np.array\(xx\)` makes one"),
+        ("xx = [1]", NotAnArrayError, r"'xx' is of type list, .*`xx = np.array\(xx\)` makes an array"),
         ("xx = np.array([None])", ObjectArrayError, r"Python objects.*astype"),
         ("xx = np.ma.zeros(3)", NotAnArrayError, "MaskedArray"),
         ("xx = np.zeros(3); xx.flags.writeable = False", ReadOnlyArrayError, "xx.flags.writeable = True"),
