@@ -21,7 +21,8 @@ class NbParallel(Configurable):
     output = Enum(
         ("rank", "stream"),
         "rank",
-        help="rank: output is in rank order when the cell has ended; stream: it stays as it came.",
+        help="rank: output is in rank order when the cell has ended; stream: it stays as it came, which a "
+        "log that cannot be cleared needs (papermill.execute_notebook with log_output).",
     ).tag(config=True)
     timeout = Float(0.0, min=0.0, help="Seconds after which a cell is interrupted; 0: never.").tag(
         config=True

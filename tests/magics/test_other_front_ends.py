@@ -102,12 +102,20 @@ Client(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3")
 """
 
 
-def test_papermills_log_holds_output_once(tmp_path: Path) -> None:
-    """Though it came in another order than that of the ranks: such a log keeps what is cleared elsewhere."""
-    program = tmp_path / "papermill"  # by this name the kernel knows it
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("papermill", ""), ("program.py", "\n%config NbParallel.output = 'stream'")],
+    ids=["command", "library"],
+)
+def test_papermills_log_holds_output_once(tmp_path: Path, name: str, setting: str) -> None:
+    """Though it came in another order than that of the ranks: such a log keeps what is cleared elsewhere.
+
+    The kernel knows the command by its name; a program that calls papermill sets what decision 5 says.
+    """
+    program = tmp_path / name
     program.write_text(PAPERMILL)
     cells = (
-        "%load_ext nbparallel\n%config NbParallel.welcome = False",
+        f"%load_ext nbparallel\n%config NbParallel.welcome = False{setting}",
         "%%parallel -n 2\nimport time\ntime.sleep(0.3 * (1 - rank))\nprint('rank', rank, flush=True)\n"
         "time.sleep(0.3)\nrank * 10",
     )
