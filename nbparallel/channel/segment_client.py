@@ -26,6 +26,7 @@ from nbparallel.wire.segments import (
     Notice,
     NoticeKind,
     Register,
+    creator_of,
     pack_path,
     pack_segment,
     pack_use,
@@ -248,7 +249,11 @@ class SegmentClient:
             elif frame.kind is Kind.FETCHED:
                 # The request was given up: its time-out passed, or it was interrupted.
                 self._notices.append(Notice(NoticeKind.UNCLAIMED_HOLD, Fetched.unpack(frame.payload).segment))
-            elif frame.kind is not Kind.LOST:
+            elif frame.kind is Kind.LOST:
+                lost = Lost.unpack(frame.payload)  # of others' segments: the request was given up
+                if lost.reason is LostReason.DESCRIPTORS and creator_of(lost.segment) == self.client:
+                    self._notices.append(Notice(NoticeKind.NOT_KEPT, lost.segment))
+            else:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
         finally:
             frame.close()

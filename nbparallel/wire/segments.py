@@ -2,7 +2,8 @@
 
 ``REGISTER`` (with the descriptor), ``RELEASE``, ``HOLD``, ``ALLOW_WRITE``, ``FORGET``, ``FREED``, ``INTEND``
 and ``REMOVED`` go one way, to the supervisor.  ``FETCH`` is answered by ``FETCHED`` (with a descriptor) or by
-``LOST``, which carry the question's number.  ``IDLE``, ``DROP``, ``ENDED`` and ``UNMAP`` come unasked.
+``LOST``, which carry the question's number.  ``IDLE``, ``DROP``, ``ENDED`` and ``UNMAP`` come unasked, and to
+a segment's creator ``LOST``, when its descriptor was not kept and another client asked for it.
 
 What a client holds is a set: fetching a segment twice is one hold, and one ``RELEASE`` ends it.
 
@@ -346,6 +347,8 @@ class NoticeKind(enum.Enum):
     """To a client that keeps its memory mapped: no client holds it, it may be used again under a later id."""
     UNMAP = "unmap"
     """To a client that keeps a memory mapped: its owner has returned it to the system."""
+    NOT_KEPT = "not kept"
+    """To its creator: the supervisor had no room for the descriptor; send it with the next handle again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,26 @@ def test_a_reader_gets_a_descriptor_for_reading(server):
     answer.close()
 
 
+def test_a_descriptor_that_was_not_kept_may_come_again():
+    """Its creator learns that it was asked for; what comes when one is kept changes nothing."""
+    server = SegmentServer(max_descriptors=0)
+    server.client_joined(0)
+    server.client_joined(1)
+    assert register(server) == []
+    refusal, notice = fetch(server, 1)
+    assert (refusal.client, refusal.sequence) == (1, 5)
+    assert (notice.client, notice.sequence) == (0, 0)
+    for reply in (refusal, notice):
+        assert Lost.unpack(reply.payload) == Lost(SEGMENT, LostReason.DESCRIPTORS)
+    server._max_descriptors = 1
+    for _ in range(2):
+        assert register(server) == []
+    (answer,) = fetch(server, 1)
+    assert answer.kind is Kind.FETCHED
+    answer.close()
+    server.close()
+
+
 def test_what_is_unknown_waits_once(server):
     """A question about an unknown segment waits until the others have been read, then is refused."""
     assert fetch(server, 1) == []

@@ -99,6 +99,7 @@ class OwnSegments:
         """Retire what only a session that has ended used."""
         self.registrar.disconnect(broker)
         for session_id, segment in list(self.by_id.items()):
+            segment.not_kept.discard(broker)
             if segment.registered.pop(broker, None) is None:
                 continue
             if segment.own:

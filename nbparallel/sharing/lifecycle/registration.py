@@ -100,13 +100,13 @@ class SegmentRegistrar:
         if broker is None or segment.broker is broker:
             return segment.id
         session_id = segment.registered.get(broker)
-        if session_id is not None:
+        if session_id is not None and broker not in segment.not_kept:
             return session_id
         if segment.block is not None:
             self._register(segment, broker, segment.id, segment.block.source.fd, segment.block.source.path)
             return segment.id
         # From one session into another: the same memory under an id of ours.
-        session_id = self.new_id()
+        session_id = session_id or self.new_id()
         source, source_id = segment.reach()
         fd = source.fetch(source_id, writable=segment.writable)
         try:
@@ -127,6 +127,7 @@ class SegmentRegistrar:
             )
             self._own[session_id] = segment
             segment.registered[broker] = session_id
+            segment.not_kept.discard(broker)
         except BaseException:
             # Whether an interrupted message went out is not known: take it back, which harms in no case.
             segment.registered.pop(broker, None)

@@ -70,6 +70,8 @@ class Segment:
     """False if its strategy reuses nothing, or a session that knew it ended: a dying rank might write."""
     registered: dict[SegmentBroker, int] = field(default_factory=dict)
     """Sessions that know it, and under which id (another one, if it came from a different session)."""
+    not_kept: set[SegmentBroker] = field(default_factory=set)
+    """Those of them that had no room for its descriptor."""
     mappings: dict[Access, Mapping] = field(default_factory=dict)
     """Mappings of a fetched segment that arrays use: at most one for each right."""
     region: Region | None = None

@@ -98,6 +98,8 @@ class SegmentTable:
                 self.sessions.release(broker, session_id)
         elif segment is None:
             self.sessions.forget(broker, session_id)
+        elif kind is NoticeKind.NOT_KEPT:
+            segment.not_kept.add(broker)
         elif segment.own and not segment.used and segment.registered.pop(broker, None) is not None:
             if kind is NoticeKind.DROP:
                 segment.poolable = False

@@ -36,14 +36,14 @@ def spare() -> int:
 
 
 def check_descriptor(fd: int) -> None:
-    """Return if a fresh descriptor leaves enough to others.
+    """Return if a fresh descriptor, and the duplicate that mapping it makes, leave enough to others.
 
     Raises
     ------
     FileDescriptorLimitError
         The table is nearly full.
     """
-    if fd >= descriptor_limit() - spare():
+    if fd + 1 >= descriptor_limit() - spare():
         raise descriptor_error(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 
 

@@ -10,7 +10,7 @@ from nbparallel.wire.segments import LostReason
 
 @dataclass(frozen=True, slots=True)
 class StoreDescriptor:
-    """Keep the descriptor that came with the event."""
+    """Keep the descriptor that came with the event, if none is kept yet."""
 
     segment: int
 

@@ -177,13 +177,13 @@ class Ledger:
             ]
         entry = self.entries.get(segment)
         if entry is not None:
-            # Sent twice (an interrupt): the first descriptor stays.
+            # Sent twice: after an interrupt, or for a descriptor that was not kept (a kept one stays).
             if entry.nbytes != message.nbytes:
                 return [Disconnect(client, f"segment {segment:#x} was registered again with another size")]
             entry.writable |= message.writable
             entry.unwanted = False
             self._hold(client, segment, entry)
-            return []
+            return [StoreDescriptor(segment)]
         if message.path and not self._names.add(message.path, client):
             return [Disconnect(client, f"client {client} registered {message.path}, which is another's")]
         if message.memory and not self._is_of(client, message):

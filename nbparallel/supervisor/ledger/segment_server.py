@@ -32,6 +32,7 @@ from nbparallel.wire.segments import (
     LostReason,
     Register,
     Release,
+    creator_of,
     pack_segment,
     pack_use,
 )
@@ -197,8 +198,11 @@ class SegmentServer:
     def _keep(self, segment: int, frame: Frame | None) -> None:
         if frame is None or not frame.fds:
             raise InternalError("the ledger wants to keep a descriptor that was never sent")
+        if segment in self._fds:
+            return
         if self._has_room(frame.fds[-1]):
             self._fds[segment] = frame.fds.pop()
+            self._inodes.pop(segment, None)
             return
         # Otherwise only its number is known; it may still be found by its name, if it has one.
         status = os.fstat(frame.fds[-1])
@@ -210,6 +214,13 @@ class SegmentServer:
             answer = Fetched(grant.segment, grant.nbytes, grant.writable)
             return [Reply(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
         outgoing = [_lost(grant.client, grant.segment, fd, grant.sequence)]
+        creator = creator_of(grant.segment)
+        if (
+            fd is LostReason.DESCRIPTORS
+            and grant.segment not in self._fds
+            and creator in self._ledger.clients
+        ):
+            outgoing.append(_lost(creator, grant.segment, fd, 0))
         if grant.fresh:
             outgoing += self._perform(self._ledger.step(grant.client, Release(grant.segment)))
         return outgoing

@@ -256,3 +256,65 @@ def test_f45_a_name_that_somebody_removes(nbytes):
         """,
         NBYTES=nbytes,
     )
+
+
+@pytest.mark.time_limit(60)
+def test_f42_what_the_supervisor_refused_goes_out_when_there_is_room_again():
+    """The same array, from the notebook as from a rank; not only a new one."""
+    run(
+        """
+        with nbp.Session(2) as session:
+            session.run("1")
+            supervisor = session.statistics().supervisor_pid
+            limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+            array = nbp.full(300_000, 7.0)
+            session.run("mine = nbp.full(300_000, 3.0) if rank == 0 else None")
+            hand_out = "if rank == 0: send(mine, 1, view=True)\\nelse: x = recv(src=0); assert x[-1] == 3"
+            # it leaves a quarter of the table free
+            used = max(map(int, os.listdir(f"/proc/{supervisor}/fd")))
+            resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (used + 1, limits[1]))
+            for attempt in range(2):
+                for refused in (lambda: session.push(array=array), lambda: session.run(hand_out)):
+                    try:
+                        refused()
+                    except ParallelError as error:
+                        texts = [str(each) for each in error.errors.values()]
+                        assert any("supervisor has no file descriptor left" in text for text in texts), texts
+                    else:
+                        raise AssertionError("it was handed out")
+            resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
+            session.run(hand_out)
+            session.push(array=array)
+            assert list(session.run("float(array[-1])").values) == [7.0] * 2
+        """
+    )
+
+
+def test_f42_the_reserve_is_left_to_other_code():
+    """Shared arrays stop early: files, pipes and a session can still be opened, as many as the error says."""
+    run(
+        """
+        from nbparallel.sharing.memory.process_limits import LEAST_SPARE, MOST_SPARE, spare
+        for limit, expected in ((48, LEAST_SPARE), (256, 32), (1024, MOST_SPARE)):
+            lower(limit)
+            assert spare() == expected, spare()
+            arrays = []
+            try:
+                while len(arrays) < limit:
+                    arrays.append(nbp.empty(300_000, "u1"))
+            except FileDescriptorLimitError as error:
+                assert f"of which shared arrays leave {expected} to other code" in str(error), error
+            else:
+                raise AssertionError("there was no limit")
+            files = []
+            try:
+                while True:
+                    files.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                pass
+            for file in files:
+                os.close(file)
+            assert expected <= len(files) <= expected + 2, (limit, len(files), expected)
+            arrays = None
+        """
+    )
