@@ -135,6 +135,11 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     return int(found)
 
 
+def is_session_rank() -> bool:
+    """Return whether this process is a rank that a session has started."""
+    return _current is not None and _group is None
+
+
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 
 from nbparallel.distributed.api._operation import UNTRACED, OnOperation
 from nbparallel.distributed.api.assert_same import AssertSame
@@ -104,6 +105,7 @@ class Communicator(
         self.unreleased: list[str] = []
         """Locks that the last cell has not released."""
         self._closed = False
+        self._at_end: list[tuple[Callable[[], None], Callable[[], None]]] = []
         _living.add(self)
 
     def record(self) -> None:
@@ -164,8 +166,15 @@ class Communicator(
             As the operations themselves.
         """
         self.unreleased = self.locks.release_all()  # before it waits for ranks that may wait for a lock
+        for finish, _ in self._at_end:
+            finish()
         if self._context.ready:
             self._run_step(self._finish)
+
+    def at_end(self, finish: Callable[[], None], drop: Callable[[], None]) -> None:
+        """Call `finish` when this cell's code has ended well, and `drop` at the end of the cell."""
+        if (finish, drop) not in self._at_end:
+            self._at_end.append((finish, drop))
 
     def _finish(self) -> None:
         self._receiver.drain()
@@ -180,6 +189,8 @@ class Communicator(
 
         `could_receive` is false where no code of the user ran: what a deadlock is to mention stays.
         """
+        while self._at_end:
+            self._at_end.pop()[1]()
         self._receiver.drop()
         self._group_table.drop()
         self.unreleased += self.locks.release_all()
@@ -218,6 +229,11 @@ class Communicator(
     def failed(self) -> bool:
         """Whether this epoch is invalid: the next cell needs a new communicator."""
         return self._context.cause is not None
+
+    @property
+    def cell_ranks(self) -> tuple[int, ...]:
+        """The ranks that the cell runs on."""
+        return self._context.cell.ranks
 
     @property
     def wait_ns(self) -> int:

@@ -1,0 +1,345 @@
+"""A process group of torch whose operations are those of `nbparallel.distributed`.
+
+torch calls these methods, under these names, with lists of tensors: from Python, and from C++ code in
+backward passes of DistributedDataParallel.  Roots and peers are ranks of the group.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.distributed import ProcessGroup, Work
+from torch.distributed.constants import default_pg_timeout
+
+from nbparallel import distributed
+from nbparallel.distributed import Communicator, Group
+from nbparallel.distributed.arguments import rows_of
+from nbparallel.distributed.work import Work as Operation
+from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
+from nbparallel.torch_backend.reduce_operators import operator_of
+from nbparallel.torch_backend.tensor_memory import Array, as_array, has_numpy, reduce_bits
+
+Tensors = Sequence[Any]
+Options = dict[str, Any]
+Run = Callable[[Communicator, Options], None]
+NAME = "nbparallel"
+_NO_OPTIONS: Options = {}
+
+
+class BackendGroup(ProcessGroup):
+    """Some ranks as torch sees them.
+
+    It belongs to no epoch: each operation looks for the communicator of its time, so that a group that was
+    made before a failure works after it.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        The members, as ranks of our world, in the order of the group.
+    name : str
+        torch's name of the group, the same on all members; empty for the first.
+    timeout : float or None
+        Of each operation, in seconds.
+    leave : callable, optional
+        Called when torch destroys the group.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        index: int,
+        *,
+        name: str,
+        timeout: float | None,
+        leave: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(index, len(ranks))
+        self.ranks, self.timeout, self._index, self._leave = ranks, timeout, index, leave
+        communicator = distributed.current()
+        whole = not name and ranks == tuple(range(communicator.world_size))
+        self.group = None if whole else Group(ranks, f"torch {name}".strip())
+
+    # -- what torch asks -----------------------------------------------------------------------------------
+
+    def rank(self) -> int:
+        """Return this rank's place in the group."""
+        return self._index
+
+    def size(self) -> int:
+        """Return the number of members."""
+        return len(self.ranks)
+
+    getRank, getSize = rank, size  # noqa: N815  their names in C++
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the name that users pass."""
+        return NAME
+
+    def name(self) -> str:
+        """Return the same."""
+        return NAME
+
+    def __repr__(self) -> str:
+        return f"<torch process group of backend {NAME}, ranks {list(self.ranks)}>"
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Set the time-out of later operations."""
+        self.timeout = seconds_of(timeout)
+
+    def shutdown(self) -> None:
+        """Leave: what torch calls when the group is destroyed."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+    abort = shutdown
+
+    # -- reductions ------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> Work:
+        """Combine each tensor of all members in place."""
+        operator, factor = operator_of(opts.reduceOp)
+        group = self.group
+        values = [(tensor, as_array(tensor)) for tensor in tensors]
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for tensor, array in values:
+                if factor is not None:
+                    tensor.detach().mul_(factor)
+                if has_numpy(tensor):
+                    communicator.all_reduce(array, operator, group, **options)
+                else:
+                    reduce_bits(tensor, communicator.all_gather(array, group=group, **options), operator)
+
+        return self._call(run, tensors, opts)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+        """Combine each tensor of all members, in place on one."""
+        operator, factor = operator_of(opts.reduceOp)
+        group, root = self.group, self.ranks[opts.rootRank]
+        values = [(tensor, as_array(tensor)) for tensor in tensors]
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for tensor, array in values:
+                if factor is not None:
+                    array = as_array(tensor.detach() * factor)
+                if has_numpy(tensor):
+                    total = communicator.reduce(array, root, operator, group, **options)
+                    if total is not None and factor is not None:
+                        as_array(tensor)[...] = total
+                    continue
+                parts = communicator.gather(array, None, root, group, **options)
+                if parts is not None:
+                    reduce_bits(tensor, parts, operator)
+
+        return self._call(run, tensors, opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
+        """Combine lists of tensors of all members; each keeps its own element."""
+        values = [[as_array(part) for part in parts] for parts in inputs]
+        return self._reduce_scatter(outputs, values, opts)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:
+        """Combine one tensor of all members; each keeps its own part."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+        """Do this for several."""
+        values: list[Any] = []
+        for output, whole in zip(outputs, inputs, strict=True):
+            rows = _rows(as_array(whole), output, self.size(), "reduce_scatter")
+            in_one = rows.ndim > 1 and has_numpy(output)
+            values.append(rows.reshape(-1, *rows.shape[2:]) if in_one else list(rows))
+        return self._reduce_scatter(outputs, values, opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, outputs: Tensors, values: Sequence[Any], opts: Any) -> Work:
+        operator, factor = operator_of(opts.reduceOp)
+        group = self.group
+        calls = [(output, as_array(output), parts) for output, parts in zip(outputs, values, strict=True)]
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for output, target, parts in calls:
+                if factor is not None:
+                    parts = [part * factor for part in parts]
+                if has_numpy(output):
+                    communicator.reduce_scatter(target, parts, operator, group, **options)
+                else:
+                    came = communicator.all_to_all(list(parts), group=group, **options)
+                    reduce_bits(output, came, operator)
+
+        return self._call(run, outputs, opts)
+
+    # -- movements -------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+        """Fill each tensor with the root's."""
+        group, root = self.group, self.ranks[opts.rootRank]
+        arrays = [as_array(tensor) for tensor in tensors]
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for array in arrays:
+                communicator.broadcast(array, root, group, **options)
+
+        return self._call(run, tensors, opts)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+        """Fill lists of tensors with those of all members."""
+        rows = [[as_array(target) for target in targets] for targets in outputs]
+        return self._all_gather(rows, inputs, [list(targets) for targets in outputs], opts)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any) -> Work:
+        """Fill one tensor with those of all members."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+        """Do this for several."""
+        pairs = zip(outputs, inputs, strict=True)
+        rows = [list(_rows(as_array(output), x, self.size(), "all_gather")) for output, x in pairs]
+        return self._all_gather(rows, inputs, list(outputs), opts)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+        """Fill, for each member, a list of tensors."""
+        return self.allgather([[member[i] for member in outputs] for i in range(len(inputs))], inputs, opts)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _all_gather(self, rows: Sequence[list[Array]], inputs: Tensors, value: Any, opts: Any) -> Work:
+        group = self.group
+        values = [as_array(x) for x in inputs]
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for arrays, array in zip(rows, values, strict=True):
+                communicator.all_gather(arrays, array, group, **options)
+
+        return self._call(run, value, opts)
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+        """Fill lists of tensors of one member with those of all."""
+        group, root = self.group, self.ranks[opts.rootRank]
+        values = [as_array(x) for x in inputs]
+        rows: list[Any] = [[as_array(target) for target in targets] for targets in outputs]
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for array, arrays in zip(values, rows or [None] * len(values), strict=True):
+                communicator.gather(array, arrays, root, group, **options)
+
+        return self._call(run, [list(targets) for targets in outputs], opts)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
+        """Fill each member's tensor with its element of one member's list."""
+        group, root = self.group, self.ranks[opts.rootRank]
+        targets = [as_array(output) for output in outputs]
+        values: list[Any] = [[as_array(part) for part in parts] for parts in inputs]
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for target, parts in zip(targets, values or [None] * len(targets), strict=True):
+                communicator.scatter(target, parts, root, group, **options)
+
+        return self._call(run, outputs, opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+        """Give every member one tensor of every member."""
+        targets, values = [as_array(output) for output in outputs], [as_array(x) for x in inputs]
+        return self._all_to_all(targets, values, outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any,
+    ) -> Work:
+        """Give every member some rows of a tensor."""
+        targets = rows_of(
+            as_array(output), output_split_sizes or None, self.size(), "all_to_all_single", "output"
+        )
+        values = rows_of(
+            as_array(input), input_split_sizes or None, self.size(), "all_to_all_single", "input"
+        )
+        return self._all_to_all(targets, values, [output], opts)
+
+    alltoall_base = all_to_all_single
+
+    def _all_to_all(self, targets: Any, values: Any, value: Any, opts: Any) -> Work:
+        group = self.group
+
+        def run(communicator: Communicator, options: Options) -> None:
+            communicator.all_to_all(targets, values, group, **options)
+
+        return self._call(run, value, opts)
+
+    def barrier(self, opts: Any) -> Work:
+        """Return when every member has called it."""
+        group = self.group
+
+        def run(communicator: Communicator, options: Options) -> None:
+            communicator.barrier(group, **options)
+
+        return self._call(run, [], opts)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Return when every member has called it, or raise with the missing ones after a time."""
+        Deferred.run_all()
+        limit = self.timeout if timeout is None else seconds_of(timeout)
+        distributed.current().monitored_barrier(self.group, limit, wait_all_ranks)
+
+    def _call(self, run: Run, value: Any, opts: Any) -> Work:
+        """Run a collective, or begin it."""
+        communicator = distributed.current()
+        timeout = self.timeout if opts.timeout <= NO_TIME else seconds_of(opts.timeout)
+        options: Options = _NO_OPTIONS if timeout is None else {"timeout": timeout}
+        if opts.asyncOp:
+            return Deferred(lambda: run(communicator, options), value, communicator)
+        Deferred.run_all()
+        run(communicator, options)
+        return DONE
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
+        """Send a tensor, which may be changed when this returns."""
+        (tensor,) = tensors
+        operation = distributed.current().isend(as_array(tensor), self.ranks[dst], self.group, tag)
+        return DONE if operation.done else self._message(operation, tensors)
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
+        """Begin to receive a tensor of one member."""
+        (tensor,) = tensors
+        operation = distributed.current().irecv(as_array(tensor), self.ranks[src], self.group, tag)
+        return self._message(operation, tensors)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        """Begin to receive a tensor of any member."""
+        (tensor,) = tensors
+        operation = distributed.current().irecv(as_array(tensor), distributed.ANY_SOURCE, self.group, tag)
+        return self._message(operation, tensors)
+
+    def _message(self, operation: Operation, value: Any) -> Work:
+        return MessageWork(operation, list(value), self.timeout, self.ranks.index)
+
+
+def seconds_of(timeout: datetime.timedelta | float) -> float | None:
+    """Return a time-out in seconds; None for torch's default and what is longer: that means no limit here."""
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
+    return seconds if seconds < default_pg_timeout.total_seconds() else None
+
+
+def _rows(whole: Array, part: Any, size: int, operation: str) -> Array:
+    """Return one array for all members as a row for each, of the shape of `part`."""
+    if whole.size != size * part.numel():
+        raise ValueError(
+            f"{operation} of {size} ranks needs one tensor with {size} times the {part.numel()} elements of "
+            f"the other, and it has {whole.size}"
+        )
+    rows = whole.view()
+    rows.shape = (size, *part.shape)  # raises where it could only be copied
+    return rows

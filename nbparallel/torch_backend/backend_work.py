@@ -1,0 +1,201 @@
+"""What the operations of the backend return to torch.
+
+A collective with ``async_op=True`` is *deferred*: it runs when it is waited for, before the next operation
+that blocks, or when the cell ends, in the order in which the program has begun them.  So all ranks run them
+alike, whichever of them waits first, and by the algorithms of operations that block; no thread makes progress
+behind the user's back.  In a backward pass the engine of autograd runs them when the pass has ended: torch's
+DistributedDataParallel queues its own last step behind that.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.autograd import Variable
+from torch.distributed import Work
+from torch.futures import Future
+
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.work import Work as Operation
+from nbparallel.errors import StaleWorkError
+
+NO_TIME = datetime.timedelta(0)
+"""How torch's C++ code says that there is no time-out."""
+
+
+class BackendWork(Work):
+    """An operation that has ended; the base of those that have not.
+
+    Parameters
+    ----------
+    value : list of tensors
+        What it fills.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        super().__init__()
+        self._value = value
+
+    def wait(self, timeout: datetime.timedelta = NO_TIME) -> bool:
+        """Return True when the operation has ended; it can be called again."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do the same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether `wait` would return, or raise, immediately."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return whether the operation has ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that has failed, else None."""
+        return None
+
+    def result(self) -> Any:
+        """Wait, and return the tensors that were filled."""
+        self.wait()
+        return self._value
+
+    def source_rank(self) -> int:
+        """Return the place in the group of a message's sender; -1 for anything but a receive."""
+        return -1
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors.
+
+        In a backward pass it is completed when the pass ends.  Elsewhere it is completed already: torch's
+        futures wait in C++ code, where nothing could make progress.
+        """
+        future: Any = Future()
+        if torch._C._current_graph_task_id() < 0:
+            self.wait()
+            future.set_result(self._value)
+        else:
+            Variable._execution_engine.queue_callback(lambda: future.set_result(self.result()))
+        return future
+
+
+DONE = BackendWork()
+"""Of an operation that has filled what the caller has."""
+
+
+class MessageWork(BackendWork):
+    """A message under way.
+
+    Parameters
+    ----------
+    operation : Work of nbparallel.distributed
+        What was begun.
+    timeout : float or None
+        The group's, in seconds.
+    place : callable
+        Returns a rank's place in the group.
+    """
+
+    def __init__(
+        self, operation: Operation, value: Any, timeout: float | None, place: Callable[[int], int]
+    ) -> None:
+        super().__init__(value)
+        self._operation, self._timeout, self._place = operation, timeout, place
+
+    def wait(self, timeout: datetime.timedelta = NO_TIME) -> bool:
+        """Return True when it has arrived.
+
+        Raises
+        ------
+        NbParallelError
+            As `nbparallel.distributed.recv`; after a time-out it can be called again.
+        """
+        if not self._operation.done:
+            Deferred.run_all()
+        return self._operation.wait(timeout.total_seconds() if timeout > NO_TIME else self._timeout)
+
+    def is_completed(self) -> bool:
+        """Return whether `wait` would return, or raise, immediately."""
+        return self._operation.is_completed()
+
+    def exception(self) -> BaseException | None:
+        """Return its error, if it has failed."""
+        return self._operation.exception()
+
+    def source_rank(self) -> int:
+        """Wait, and return the place of the sender in the group."""
+        self.wait()
+        return self._place(self._operation.source_rank())
+
+
+class Deferred(BackendWork):
+    """A collective that was begun, and runs later."""
+
+    _queue: ClassVar[deque[Deferred]] = deque()
+    """Of this process, in the order in which they were begun."""
+
+    def __init__(self, run: Callable[[], None], value: Any, communicator: Communicator) -> None:
+        super().__init__(value)
+        self._run: Callable[[], None] | None = run
+        self._error: BaseException | None = None
+        if not self._queue:
+            communicator.at_end(Deferred.run_all, Deferred.drop_all)
+        self._queue.append(self)
+
+    def wait(self, timeout: datetime.timedelta = NO_TIME) -> bool:
+        """Run what was begun up to this operation; return True.
+
+        Raises
+        ------
+        NbParallelError
+            As the operation itself, of `nbparallel.distributed`.
+        """
+        while self._run is not None:
+            self._run_next()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Run what was begun up to this operation; return True: nothing goes on behind the user's back."""
+        try:
+            self.wait()
+        except Exception:  # noqa: BLE001  `wait` raises it again
+            return True
+        return True
+
+    def exception(self) -> BaseException | None:
+        """Return its error, if it has failed."""
+        return self._error
+
+    @classmethod
+    def run_all(cls) -> None:
+        """Run what was begun."""
+        while cls._queue:
+            cls._run_next()
+
+    @classmethod
+    def drop_all(cls) -> None:
+        """Forget what was begun: its cell has failed."""
+        while cls._queue:
+            work = cls._queue.popleft()
+            work._run, work._error = None, StaleWorkError("it was begun in a cell that has failed since")
+
+    @classmethod
+    def _run_next(cls) -> None:
+        work = cls._queue.popleft()
+        run, work._run = work._run, None
+        assert run is not None, "what is in the queue has not run"
+        try:
+            run()
+        except BaseException as error:
+            work._error = error
+            raise

@@ -1,0 +1,88 @@
+"""Which of our ranks a process group of torch consists of, and how processes of a script meet."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from typing import Any
+
+import torch.distributed
+
+from nbparallel import distributed
+from nbparallel.torch_backend.backend_group import BackendGroup, seconds_of
+
+_PLACE = "nbparallel"
+"""The key under which rank 0 tells the others where to meet."""
+
+
+def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
+    """Return a process group; what torch calls for each group of the backend.
+
+    Raises
+    ------
+    ValueError
+        The group is none of ranks of this cell.
+    NbParallelError
+        The processes of a script could not meet.
+    """
+    name, index, size = options.group_id, options.group_rank, options.group_size
+    members = tuple(options.global_ranks_in_group)
+    timeout = seconds_of(options.timeout)
+    if members:
+        first = torch.distributed.distributed_c10d._get_default_group()
+        if not isinstance(first, BackendGroup):  # one that gloo or another backend made: all ranks, in order
+            ranks = members
+        else:
+            ranks = tuple([first.ranks[member] for member in members])
+        return BackendGroup(ranks, index, name=name, timeout=timeout)
+    leave = None
+    if not distributed.is_initialized():
+        _meet(options.store, index, size, options.timeout)
+        leave = distributed.destroy_process_group
+    ranks = ranks_of(index, size)
+    if not ranks:
+        mine = distributed.current()
+        raise ValueError(
+            f"init_process_group was called with rank={index} and world_size={size} on rank {mine.rank} of "
+            f"{mine.world_size}, in a cell of {len(mine.cell_ranks)} ranks: leave both out"
+        )
+    return BackendGroup(ranks, index, name="", timeout=timeout, leave=leave)
+
+
+def ranks_of(index: int, size: int) -> tuple[int, ...]:
+    """Return our ranks that are the `size` ranks of torch's world, of which this is number `index`.
+
+    That are all, those of the cell, or this one alone; empty if none of them fits.
+    """
+    communicator = distributed.current()
+    for ranks in (tuple(range(communicator.world_size)), communicator.cell_ranks, (communicator.rank,)):
+        if len(ranks) == size and 0 <= index < size and ranks[index] == communicator.rank:
+            return ranks
+    return ()
+
+
+def _meet(store: Any, rank: int, size: int, timeout: Any) -> None:
+    """Join the world of the processes that share a store of torch."""
+    if rank == 0:
+        name = f"nbparallel-{os.geteuid()}-torch-{secrets.token_hex(8)}"
+        place = os.path.join(tempfile.gettempdir(), name)
+        store.set(_PLACE, f"{_machine()}\n{place}")
+    else:
+        machine, place = store.get(_PLACE).decode().split("\n", 1)
+        if machine != _machine():
+            raise ValueError(
+                f"rank 0 runs on another machine or in another container than rank {rank}: the ranks of the "
+                "backend nbparallel share memory; use gloo between machines"
+            )
+    distributed.init_process_group(init_method=f"file://{place}", rank=rank, world_size=size, timeout=timeout)
+
+
+def _machine() -> str:
+    """Return what is the same for all processes that can share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.stat('/dev/shm').st_dev}"
+    except OSError:  # not Linux
+        return os.uname().nodename

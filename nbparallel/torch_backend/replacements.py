@@ -1,0 +1,79 @@
+"""What is replaced in torch.distributed, because torch leaves no other way.
+
+Everywhere: `monitored_barrier`, which refuses all backends but gloo.  On the ranks of a session only:
+
+* the default backend of CPU tensors, which is ours;
+* `init_process_group`, because a cell may run again: a second call destroys what the first has made;
+* the rendezvous of ``env://``: ranks of one cell meet through it, and need no port.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+NAME = "nbparallel"
+Handler = Callable[..., Iterator[tuple[Any, int, int]]]
+
+
+def replace_everywhere(distributed: Any) -> None:
+    """Make `monitored_barrier` of torch take groups of ours."""
+    c10d = distributed.distributed_c10d
+    original = c10d.monitored_barrier
+
+    @functools.wraps(original)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        from nbparallel.torch_backend.backend_group import BackendGroup
+
+        mine = c10d._get_default_group() if group is None else group
+        if isinstance(mine, BackendGroup):
+            mine.monitored_barrier(timeout, wait_all_ranks)
+        else:
+            original(group, timeout, wait_all_ranks)
+
+    c10d.monitored_barrier = distributed.monitored_barrier = monitored_barrier
+
+
+def replace_on_session_rank(distributed: Any) -> None:
+    """Make `init_process_group` work in a cell, with any backend, as often as it is called."""
+    c10d = distributed.distributed_c10d
+    handlers = distributed.rendezvous.__globals__["_rendezvous_handlers"]
+    distributed.Backend.default_device_backend_map["cpu"] = NAME
+    handlers["env"] = _meeting(handlers["env"])
+    original = c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend: str | None = None, *args: Any, **options: Any) -> None:
+        if c10d.is_initialized():
+            c10d.destroy_process_group()
+        c10d._world.group_count = (
+            0  # one that failed may have counted, and ranks would name groups differently
+        )
+        original(NAME if backend is None else backend, *args, **options)
+
+    c10d.init_process_group = distributed.init_process_group = init_process_group
+
+
+def _meeting(original: Handler) -> Handler:
+    """Return the handler of ``env://`` for ranks of a session; others' worlds meet as torch does it."""
+
+    @functools.wraps(original)
+    def meet(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        from nbparallel.torch_backend.cell_store import store_of
+        from nbparallel.torch_backend.membership import ranks_of
+
+        asked = dict(parse_qsl(urlsplit(url).query))
+        rank = int(asked.get("rank", os.environ["RANK"]))
+        size = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
+        ranks = ranks_of(rank, size)
+        store = store_of(ranks) if ranks else None
+        if store is None:
+            yield from original(url, **options)
+            return
+        yield store, rank, size
+        raise RuntimeError("ranks of a session meet once: call init_process_group() again")
+
+    return meet
