@@ -2,12 +2,11 @@
 
 torch is optional, and imported in this room only, never before the user imports it::
 
-    import torch                       torch calls the entry point of `registration`: a name, nothing is loaded
+    import torch                       registration   torch calls this entry point: a name, nothing is loaded
     init_process_group("nbparallel")   membership     which ranks: those of the cell, or a world that meets
                                                       through torch's store
       torch.distributed.all_reduce(t)  backend_group  the same operation of `nbparallel.distributed`
-        t.numpy()                      tensor_memory  the tensor's memory as an array, nothing is copied
         Work                           backend_work   what torch waits for; completed by whoever waits
 
-On the ranks of a session torch's rendezvous is ours (`cell_rendezvous`): it needs no port.
+On the ranks of a session torch's rendezvous is ours (`replacements`, `cell_store`): it needs no port.
 """

@@ -17,9 +17,10 @@ from nbparallel import distributed
 from nbparallel.distributed import Communicator, Group
 from nbparallel.distributed.arguments import rows_of
 from nbparallel.distributed.work import Work as Operation
+from nbparallel.tensors import array_of as as_array
+from nbparallel.tensors.bits import AnyArray
 from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
 from nbparallel.torch_backend.reduce_operators import operator_of
-from nbparallel.torch_backend.tensor_memory import Array, as_array, has_numpy, reduce_bits
 
 Tensors = Sequence[Any]
 Options = dict[str, Any]
@@ -100,18 +101,12 @@ class BackendGroup(ProcessGroup):
 
     def allreduce(self, tensors: Tensors, opts: Any) -> Work:
         """Combine each tensor of all members in place."""
-        operator, factor = operator_of(opts.reduceOp)
-        group = self.group
-        values = [(tensor, as_array(tensor)) for tensor in tensors]
+        operator, group = operator_of(opts.reduceOp), self.group
+        arrays = [as_array(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
-            for tensor, array in values:
-                if factor is not None:
-                    tensor.detach().mul_(factor)
-                if has_numpy(tensor):
-                    communicator.all_reduce(array, operator, group, **options)
-                else:
-                    reduce_bits(tensor, communicator.all_gather(array, group=group, **options), operator)
+            for array in arrays:
+                communicator.all_reduce(array, operator, group, **options)
 
         return self._call(run, tensors, opts)
 
@@ -119,22 +114,12 @@ class BackendGroup(ProcessGroup):
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """Combine each tensor of all members, in place on one."""
-        operator, factor = operator_of(opts.reduceOp)
-        group, root = self.group, self.ranks[opts.rootRank]
-        values = [(tensor, as_array(tensor)) for tensor in tensors]
+        operator, group, root = operator_of(opts.reduceOp), self.group, self.ranks[opts.rootRank]
+        arrays = [as_array(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
-            for tensor, array in values:
-                if factor is not None:
-                    array = as_array(tensor.detach() * factor)
-                if has_numpy(tensor):
-                    total = communicator.reduce(array, root, operator, group, **options)
-                    if total is not None and factor is not None:
-                        as_array(tensor)[...] = total
-                    continue
-                parts = communicator.gather(array, None, root, group, **options)
-                if parts is not None:
-                    reduce_bits(tensor, parts, operator)
+            for array in arrays:
+                communicator.reduce(array, root, operator, group, **options)
 
         return self._call(run, tensors, opts)
 
@@ -152,27 +137,19 @@ class BackendGroup(ProcessGroup):
         values: list[Any] = []
         for output, whole in zip(outputs, inputs, strict=True):
             rows = _rows(as_array(whole), output, self.size(), "reduce_scatter")
-            in_one = rows.ndim > 1 and has_numpy(output)
-            values.append(rows.reshape(-1, *rows.shape[2:]) if in_one else list(rows))
+            values.append(rows.reshape(-1, *rows.shape[2:]) if rows.ndim > 1 else list(rows))
         return self._reduce_scatter(outputs, values, opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, outputs: Tensors, values: Sequence[Any], opts: Any) -> Work:
-        operator, factor = operator_of(opts.reduceOp)
-        group = self.group
-        calls = [(output, as_array(output), parts) for output, parts in zip(outputs, values, strict=True)]
+        operator, group = operator_of(opts.reduceOp), self.group
+        targets = [as_array(output) for output in outputs]
 
         def run(communicator: Communicator, options: Options) -> None:
-            for output, target, parts in calls:
-                if factor is not None:
-                    parts = [part * factor for part in parts]
-                if has_numpy(output):
-                    communicator.reduce_scatter(target, parts, operator, group, **options)
-                else:
-                    came = communicator.all_to_all(list(parts), group=group, **options)
-                    reduce_bits(output, came, operator)
+            for target, parts in zip(targets, values, strict=True):
+                communicator.reduce_scatter(target, parts, operator, group, **options)
 
         return self._call(run, outputs, opts)
 
@@ -211,7 +188,7 @@ class BackendGroup(ProcessGroup):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _all_gather(self, rows: Sequence[list[Array]], inputs: Tensors, value: Any, opts: Any) -> Work:
+    def _all_gather(self, rows: Sequence[list[AnyArray]], inputs: Tensors, value: Any, opts: Any) -> Work:
         group = self.group
         values = [as_array(x) for x in inputs]
 
@@ -303,7 +280,7 @@ class BackendGroup(ProcessGroup):
         run(communicator, options)
         return DONE
 
-    # -- messages ----------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
         """Send a tensor, which may be changed when this returns."""
@@ -333,7 +310,7 @@ def seconds_of(timeout: datetime.timedelta | float) -> float | None:
     return seconds if seconds < default_pg_timeout.total_seconds() else None
 
 
-def _rows(whole: Array, part: Any, size: int, operation: str) -> Array:
+def _rows(whole: AnyArray, part: Any, size: int, operation: str) -> AnyArray:
     """Return one array for all members as a row for each, of the shape of `part`."""
     if whole.size != size * part.numel():
         raise ValueError(

@@ -18,13 +18,16 @@ _NAMES = {
 }
 
 
-def operator_of(reduce_op: Any) -> tuple[str, Any]:
-    """Return our name of an operator, and the factor of ``PREMUL_SUM``, else None."""
+def operator_of(reduce_op: Any) -> str:
+    """Return our name of an operator.
+
+    Raises
+    ------
+    ValueError
+        There is none: ``PREMUL_SUM`` multiplies first, which gloo does not know either.
+    """
     kind = getattr(reduce_op, "op", reduce_op)
     name = _NAMES.get(kind)
-    if name is not None:
-        return name, None
-    if kind == ReduceOp.PREMUL_SUM:
-        _, factor = reduce_op.__getstate__()
-        return "sum", factor
-    raise ValueError(f"the backend nbparallel has no operator {kind}")
+    if name is None:
+        raise ValueError(f"the backend nbparallel has no {kind}: multiply the tensor first, and use SUM")
+    return name

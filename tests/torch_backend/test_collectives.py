@@ -1,0 +1,63 @@
+"""torch's collectives and messages over our memory: bit for bit what gloo gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import nbparallel as nbp
+from tests.torch_backend.programs import COLLECTIVES, MESSAGES
+
+CALL = "matrix({dtypes}, {shapes}, {members}, {modes})"
+ALL_DTYPES = ["float32", "float64", "float16", "uint8", "int8", "int32", "int64"]
+
+
+def matrix(**choices: object) -> str:
+    """Return the program with some dtypes, shapes, groups and modes."""
+    return COLLECTIVES + CALL.format(**choices)
+
+
+def test_collectives_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
+    """Every collective of the world and of a group gives gloo's bits, blocking or not."""
+    choices = {"dtypes": ["float32", "int64"], "shapes": [(2, 3)], "members": [None, [0, 1]]}
+    values = both(session, matrix(**choices, modes=[False, True]))
+    assert len(values[0]) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("members", [[None], [[0, 2], [1, 2, 3], [3, 1, 0, 2]]])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_all_dtypes_and_shapes(
+    four: nbp.Session, both: Callable[..., list[object]], members: object, asynchronous: bool
+) -> None:
+    """The same for all dtypes that gloo has, for other shapes, four ranks and overlapping groups."""
+    shapes = [(1,), (2, 3), (4097,), (0, 3)]
+    both(four, matrix(dtypes=ALL_DTYPES, shapes=shapes, members=members, modes=[asynchronous]))
+
+
+def test_messages_and_objects_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
+    """send, recv, isend, irecv, tags, any source, batches, lists of objects and coalesced operations."""
+    both(session, MESSAGES)
+
+
+@pytest.mark.slow
+def test_messages_of_four(four: nbp.Session, both: Callable[..., list[object]]) -> None:
+    """The same between four ranks."""
+    both(four, MESSAGES)
+
+
+def test_what_gloo_lacks(session: nbp.Session) -> None:
+    """int16 is reduced, tensors that are not contiguous filled, and 0-d ones reduced."""
+    found = session.run(
+        """
+td.init_process_group()
+a = torch.full((3,), rank + 1, dtype=torch.int16); td.all_reduce(a)
+c = torch.zeros(2, 3).t(); c += rank; td.all_reduce(c)
+d = torch.tensor(float(rank)); td.all_reduce(d, td.ReduceOp.AVG)
+e = torch.zeros(3, requires_grad=True); td.broadcast(e, 1)
+a.tolist(), c.tolist(), d.item(), td.get_backend()
+""",
+        namespace={},
+    ).values
+    assert list(found) == [([3] * 3, [[1.0, 1.0]] * 3, 0.5, "nbparallel")] * 2
