@@ -16,12 +16,14 @@ ENTRY_POINT = "[torch.backends]\nnbparallel = nbparallel.torch_backend.registrat
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason in the summary."""
-    if importlib.util.find_spec("torch") is None:
-        missing = pytest.mark.skip(reason="torch is not installed: its backend is not tested")
-        for item in items:
-            if "torch_backend" in item.path.parts:
-                item.add_marker(missing)
+    """Skip, with the reason in the summary; where torch is, every rank takes seconds to import it."""
+    missing = importlib.util.find_spec("torch") is None
+    for item in items:
+        if "torch_backend" in item.path.parts:
+            if missing:
+                item.add_marker(pytest.mark.skip(reason="torch is not installed: its backend is not tested"))
+            if item.get_closest_marker("time_limit") is None:
+                item.add_marker(pytest.mark.time_limit(200))
 
 
 @pytest.fixture(scope="package")
