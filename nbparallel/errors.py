@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from nbparallel.escaping import encodable
+from nbparallel.text.escaping import encodable
 
 
 def rank_list(ranks: Iterable[int]) -> str:

@@ -27,7 +27,7 @@ from nbparallel.errors import (
     ReadOnlyArrayError,
     resembling,
 )
-from nbparallel.escaping import encodable
+from nbparallel.text.escaping import encodable
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
 _OURS = (

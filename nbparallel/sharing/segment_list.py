@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbparallel.sharing.lifecycle.segment import SegmentStatistics
-from nbparallel.table import Table, TableView
+from nbparallel.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 SHOWN = 50

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 
 from nbparallel.errors import rank_list
-from nbparallel.escaping import escape_html
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
+from nbparallel.text.escaping import escape_html
 from nbparallel.wire.units import seconds_text, size_text
 
 _STRONG = re.compile(r"\*\*(.+?)\*\*")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nbparallel.escaping import escape_html
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
@@ -20,6 +19,7 @@ from nbparallel.session.monitoring.timeline import (
     Span,
     Timeline,
 )
+from nbparallel.text.escaping import escape_html
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
 from nbparallel_widgets.times import ticks

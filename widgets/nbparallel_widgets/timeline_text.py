@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbparallel.escaping import visible
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
@@ -14,7 +13,8 @@ from nbparallel.session.monitoring.timeline import (
     RankRow,
     Timeline,
 )
-from nbparallel.table import Table
+from nbparallel.text.escaping import visible
+from nbparallel.text.table import Table
 from nbparallel.wire.units import seconds_text
 from nbparallel_widgets.times import ticks
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
-from nbparallel.table import Table, TableView
+from nbparallel.text.table import Table, TableView
 from nbparallel.wire.inspection import Origin
 from nbparallel.wire.units import size_text
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
-from nbparallel.table import Table, TableView
+from nbparallel.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 FILES_FREE = 512

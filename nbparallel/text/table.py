@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from nbparallel.escaping import escape_html, visible
+from nbparallel.text.escaping import escape_html, visible
 
 _LEFT = ' style="text-align:left"'
 

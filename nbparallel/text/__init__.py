@@ -1,0 +1,1 @@
+"""Text for people: tables, and characters that terminals, HTML and streams can show."""
