@@ -99,6 +99,7 @@ def show_warnings_at_callers() -> None:
         if frame is None:
             return show(message)  # type: ignore[no-any-return]
         names = frame.f_globals
+        # as `warn` does: without the names themselves, in which CPython 3.13 wants a loader
         return warnings.warn_explicit(
             message.message,
             message.category,
@@ -106,8 +107,7 @@ def show_warnings_at_callers() -> None:
             frame.f_lineno,
             names.get("__name__", "<string>"),
             names.setdefault("__warningregistry__", {}),
-            names,
-            message.source,
+            source=message.source,
         )
 
     module._showwarnmsg = show_at_caller
