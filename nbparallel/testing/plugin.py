@@ -31,7 +31,7 @@ from nbparallel.testing.leaks import LeakCheck, suspicious_words
 from nbparallel.testing.turns import Turns
 from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
 
-pytest_plugins = ["nbparallel.testing.tiers", "nbparallel.testing.waiting"]
+pytest_plugins = ["nbparallel.testing.tiers", "nbparallel.testing.waiting", "nbparallel.testing.sessions"]
 
 BUSY_LIMIT_FACTOR = 3.0
 """On a busy core everything takes at least twice as long; limits grow by this."""
@@ -62,8 +62,9 @@ class BusyCore:
 
 
 _watchdog = pytest.StashKey[Watchdog]()
-_failed = pytest.StashKey[bool]()
 _hung = pytest.StashKey[str]()
+failed = pytest.StashKey[bool]()
+"""Set on a test's node when the test has failed."""
 _busy_core = pytest.StashKey[BusyCore]()
 _turns = pytest.StashKey[Turns]()
 _left_by_workers = pytest.StashKey[list[str]]()
@@ -140,8 +141,8 @@ def pytest_runtest_makereport(
     if watchdog.expired and watchdog.name == item.nodeid:
         item.stash[_hung] = watchdog.expired
     if report.failed:
-        item.stash[_failed] = True
-    if report.when == "teardown" and report.passed and not item.stash.get(_failed, False):
+        item.stash[failed] = True
+    if report.when == "teardown" and report.passed and not item.stash.get(failed, False):
         lines = suspicious_words(report.capstderr)
         if lines and "stderr" not in _allowed(item):
             report.outcome = "failed"
@@ -166,7 +167,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[LeakCheck]:
     """
     check = LeakCheck()
     yield check
-    if request.node.stash.get(_failed, False):
+    if request.node.stash.get(failed, False):
         check.end_processes()
         return
     leaks = check.settle(allowed=_allowed(request.node))
@@ -259,7 +260,7 @@ def shared_kernel(
             yield fresh
         return
     yield usable[0]
-    if request.node.stash.get(_failed, False):
+    if request.node.stash.get(failed, False):
         usable.clear()
     else:
         usable[0].reset()

@@ -45,7 +45,10 @@ def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) 
         assert "\\ud800" in failed.evalue, failed.evalue
     assert "a\\ud800" in text(kernel.run("%parallel print('a\\ud800')"))
     # `str`: a cell of a bare literal has a docstring, which CPython 3.13 encodes when it compiles
-    for cell in ("globals()['n\\ud800'] = 1\ndisplay({'text/plain': 'd\\ud800'}, raw=True)", "str('v\\ud800')"):
+    for cell in (
+        "globals()['n\\ud800'] = 1\ndisplay({'text/plain': 'd\\ud800'}, raw=True)",
+        "str('v\\ud800')",
+    ):
         assert kernel.run(f"%%parallel\n{cell}").status == "ok"
     who = kernel.run("%parallel_who")
     assert "n\\ud800" in who.displays[0]["text/plain"]

@@ -211,8 +211,8 @@ def test_status_and_stop(kernel: Kernel) -> None:
 
 @pytest.mark.alone
 def test_loading_is_quick(kernel: Kernel) -> None:
-    """`%load_ext nbparallel` takes less than 0.15 s and imports no numpy."""
-    kernel.run("import time, sys; t = time.perf_counter()\n%load_ext nbparallel\nt = time.perf_counter() - t")
+    """`%load_ext nbparallel` takes less than 0.15 s of a processor and imports no numpy."""
+    kernel.run("import time, sys; t = time.thread_time()\n%load_ext nbparallel\nt = time.thread_time() - t")
     assert kernel.run("'numpy' in sys.modules").result == "False"
     assert float(kernel.run("t").result) < 0.15
 

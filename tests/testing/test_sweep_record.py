@@ -48,6 +48,7 @@ def test_z(): raise AssertionError
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_a_second_run_leaves_out_what_has_passed(pytester):
     """A failed test runs again, a passed one does not."""

@@ -121,6 +121,7 @@ def test_a_name_of_another_worker_is_no_leak(number):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_workers_do_not_meet(pytester: pytest.Pytester) -> None:
     """A test that is `alone` has no test beside it; what a worker's test leaves is that test's leak only."""
@@ -146,15 +147,16 @@ def test_late(promised):
 """
 
 
+@pytest.mark.time_limit(90)
 def test_repetitions_fail_at_the_promise(pytester: pytest.Pytester) -> None:
     """One run may be late on a shared machine, and says how late; repetitions may not."""
     pytester.makepyfile(PROMISE)
     once = pytester.runpytest_subprocess(
-        "-p", "nbparallel.testing.plugin", "--junit-xml", "report.xml", timeout=15
+        "-p", "nbparallel.testing.plugin", "--junit-xml", "report.xml", timeout=40
     )
     once.assert_outcomes(passed=2)
     assert re.search(
         r'"seconds of 0.1 promised" value="0\.1[5-9]', (pytester.path / "report.xml").read_text()
     )
-    often = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", "--repeat", "2", timeout=15)
+    often = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", "--repeat", "2", timeout=40)
     often.assert_outcomes(passed=2, failed=2)

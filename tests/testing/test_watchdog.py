@@ -87,10 +87,12 @@ def test_long_by_itself():
 """
 
 
+@pytest.mark.slow
+@pytest.mark.time_limit(60)
 def test_tests_can_be_made_harder(pytester: pytest.Pytester) -> None:
     """`--repeat` runs a test many times, `--busy-core` on one core; the spinning process goes at the end."""
     pytester.makepyfile(REPEATED)
     options = ("-p", "nbparallel.testing.plugin", "--repeat", "5", "--busy-core")
-    result = pytester.runpytest_subprocess(*options, timeout=15)
+    result = pytester.runpytest_subprocess(*options, timeout=40)
     result.assert_outcomes(passed=5 + 1)
     assert "still there" not in result.stdout.str()

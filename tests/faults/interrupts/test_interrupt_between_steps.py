@@ -55,6 +55,8 @@ class Press:
     def run(self, function: Callable[[], object]) -> bool:
         """Call `function`; return whether it was interrupted."""
         former = sys.gettrace()
+        # CPython 3.12 makes events of instructions only where some frame wanted them before tracing begins
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._on_call)
         try:
             function()

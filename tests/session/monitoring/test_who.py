@@ -87,7 +87,7 @@ def test_kinds_of_names() -> None:
     store.close()
 
 
-def test_real_ranks_tell_their_names() -> None:
+def test_real_ranks_tell_their_names(three_ranks: Session) -> None:
     """Types and shapes of every rank, also with hostile objects, and the ranks go on as before."""
     namespace: dict[str, Any] = {"x": np.ones((4, 3)), "words": ["a"] * 3}
     evil = (
@@ -96,72 +96,69 @@ def test_real_ranks_tell_their_names() -> None:
         "    shape = property(lambda self: exit(1))\n"
         "evil = Evil()\n"
     )
-    with Session(3) as session:
-        session.run(evil + "words, x\nmine = rank if rank else 'zero'\nimport math", namespace=namespace)
-        seen = session.who()
-        assert seen.answered == (0, 1, 2)
-        how = {record.name: (record.how, record.ranks[1].looks) for record in seen.names}
-        assert how == {
-            "Evil": ("own", "class"),
-            "evil": ("own", "Evil"),
-            "mine": ("differs", "int"),
-            "words": ("copied", "list of 3"),
-            "x": ("shared", "ndarray (4, 3) float64"),
-        }
-        assert session.run("x.sum()", namespace=namespace).values == [12.0] * 3
+    three_ranks.run(evil + "words, x\nmine = rank if rank else 'zero'\nimport math", namespace=namespace)
+    seen = three_ranks.who()
+    assert seen.answered == (0, 1, 2)
+    how = {record.name: (record.how, record.ranks[1].looks) for record in seen.names}
+    assert how == {
+        "Evil": ("own", "class"),
+        "evil": ("own", "Evil"),
+        "mine": ("differs", "int"),
+        "words": ("copied", "list of 3"),
+        "x": ("shared", "ndarray (4, 3) float64"),
+    }
+    assert three_ranks.run("x.sum()", namespace=namespace).values == [12.0] * 3
 
 
 @pytest.mark.slow
-def test_a_busy_rank_is_not_waited_for() -> None:
+def test_a_busy_rank_is_not_waited_for(three_ranks: Session) -> None:
     """While rank 0 runs a cell, rank 1 tells its names and rank 0 is named; a stopped one is, too."""
-    with Session(3) as session:
-        session.run("a = rank")
-        cell = threading.Thread(
-            target=session.run, args=("import time\ntime.sleep(2)",), kwargs={"ranks": [0]}
-        )
-        cell.start()
-        while session.statistics().ranks[0].state == "idle":
-            time.sleep(0.01)
-        seen = session.who({})
-        assert (seen.busy, seen.answered) == ((0,), (1, 2))
-        assert cell.is_alive()
-        assert set(seen.names[0].ranks) == {1, 2}
-        cell.join(30)
-        pid = session.statistics().ranks[1].pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            seen = session.who({})
-            assert (dict(seen.silent), seen.answered) == ({1: ""}, (0, 2))
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        os.kill(pid, signal.SIGKILL)
-        while session.statistics().ranks[1].state != "dead":
-            time.sleep(0.01)
-        assert session.who({}).dead == (1,)
-        assert session.run("rank").values == [0, 1, 2]
+    three_ranks.run("a = rank")
+    cell = threading.Thread(
+        target=three_ranks.run, args=("import time\ntime.sleep(2)",), kwargs={"ranks": [0]}
+    )
+    cell.start()
+    while three_ranks.statistics().ranks[0].state == "idle":
+        time.sleep(0.01)
+    seen = three_ranks.who({})
+    assert (seen.busy, seen.answered) == ((0,), (1, 2))
+    assert cell.is_alive()
+    assert set(seen.names[0].ranks) == {1, 2}
+    cell.join(30)
+    pid = three_ranks.statistics().ranks[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        seen = three_ranks.who({})
+        assert (dict(seen.silent), seen.answered) == ({1: ""}, (0, 2))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGKILL)
+    while three_ranks.statistics().ranks[1].state != "dead":
+        time.sleep(0.01)
+    assert three_ranks.who({}).dead == (1,)
+    assert three_ranks.run("rank").values == [0, 1, 2]
 
 
-def test_asking_while_cells_come_and_go() -> None:
+def test_asking_while_cells_come_and_go(two_ranks: Session) -> None:
     """A thread that asks all the time disturbs neither values nor output of the cells."""
-    with Session(2) as session:
-        stop = threading.Event()
-        asked: list[Any] = []
+    stop = threading.Event()
+    asked: list[Any] = []
 
-        def ask() -> None:
-            while not stop.is_set():
-                asked.append(session.who({}))
+    def ask() -> None:
+        while not stop.is_set():
+            asked.append(two_ranks.who({}))
 
-        thread = threading.Thread(target=ask)
-        thread.start()
-        try:
-            for number in range(30):
-                result = session.run(f"x = all_reduce({number})\nprint(x)\nx")
-                assert result.values == [2 * number] * 2
-                assert [result.ranks[rank].stdout for rank in (0, 1)] == [f"{2 * number}\n"] * 2
-        finally:
-            stop.set()
-            thread.join(30)
-        assert asked
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for number in range(30):
+            result = two_ranks.run(f"x = all_reduce({number})\nprint(x)\nx")
+            assert result.values == [2 * number] * 2
+            assert [result.ranks[rank].stdout for rank in (0, 1)] == [f"{2 * number}\n"] * 2
+    finally:
+        stop.set()
+        thread.join(30)
+    assert asked
 
 
 def test_no_ranks_no_names() -> None:

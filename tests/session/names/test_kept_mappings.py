@@ -30,10 +30,9 @@ os.getpid()
 
 
 @pytest.fixture
-def ranks():
-    """Start three ranks that count what they say; return the session and their process ids."""
-    with nbp.Session(3) as session:
-        yield session, session.run(COUNT, namespace={}).values
+def ranks(three_ranks):
+    """Give three ranks that count what they say: the session and their process ids."""
+    return three_ranks, three_ranks.run(COUNT, namespace={}).values
 
 
 SEND = """

@@ -127,7 +127,7 @@ except CollectiveMismatchError as error:
 
 
 @pytest.mark.time_limit(60)
-def test_calls_and_background_cells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calls_and_background_cells(capsys: pytest.CaptureFixture[str], two_ranks: Session) -> None:
     """A function's messages are named where its output goes, a background cell's in its result."""
 
     def one_way() -> None:
@@ -135,21 +135,20 @@ def test_calls_and_background_cells(capsys: pytest.CaptureFixture[str]) -> None:
 
         dist.isend(dist.get_rank(), 1 - dist.get_rank())
 
-    with Session(2) as session:
-        session.call(one_way)
-        assert "nbparallel: 2 messages were not received, and dropped at the end of the call: rank 0 to " in (
-            capsys.readouterr().err
-        )
-        pending = session.submit("isend('text', rank)\nbarrier()")
-        (note,) = pending.result().notes
-        assert "rank 0 to rank 0, rank 1 to rank 1 (line 1, tag 0)" in note
-        with pytest.raises(ParallelError, match="waits in recv"):
-            session.run("recv(src=rank)")
+    two_ranks.call(one_way)
+    assert "nbparallel: 2 messages were not received, and dropped at the end of the call: rank 0 to " in (
+        capsys.readouterr().err
+    )
+    pending = two_ranks.submit("isend('text', rank)\nbarrier()")
+    (note,) = pending.result().notes
+    assert "rank 0 to rank 0, rank 1 to rank 1 (line 1, tag 0)" in note
+    with pytest.raises(ParallelError, match="waits in recv"):
+        two_ranks.run("recv(src=rank)")
 
 
 @pytest.mark.fault("F35")
 @pytest.mark.time_limit(60)
-def test_memory_of_dropped_messages_is_released() -> None:
+def test_memory_of_dropped_messages_is_released(two_ranks: Session) -> None:
     """Of copies, streams, shared arrays and pickles, private or by handle; streams work after it."""
     send = """
 import numpy as np
@@ -172,26 +171,24 @@ else:
         recv(buffer, src=0, tag=tag)
         assert (buffer == tag).all()
 """
-    with Session(2) as session:
-        session.run("import numpy as np\n" + receive)
-        for _ in range(3):
-            (note,) = session.run(send).notes
-            assert note.startswith("7 messages were not received")
-            session.run("pass")  # both ranks have dropped what there was
-            assert session.run(IN_USE, ranks=[0]).values[0] == 0
-            assert session.run(receive).notes == ()
+    two_ranks.run("import numpy as np\n" + receive)
+    for _ in range(3):
+        (note,) = two_ranks.run(send).notes
+        assert note.startswith("7 messages were not received")
+        two_ranks.run("pass")  # both ranks have dropped what there was
+        assert two_ranks.run(IN_USE, ranks=[0]).values[0] == 0
+        assert two_ranks.run(receive).notes == ()
 
 
 @pytest.mark.time_limit(60)
-def test_streams_that_stay_survive_those_that_are_dropped() -> None:
+def test_streams_that_stay_survive_those_that_are_dropped(two_ranks: Session) -> None:
     """A message that stays is whole, though later ones of the same stream were dropped or received."""
-    with Session(2) as session:
-        prime = "import numpy as np\nx = np.zeros(20_000)\nrecv(x, src=0) if rank else send(x, 1)"
-        session.run(prime)
-        session.run("send(np.full(20_000, 1.0), 1, tag=1)", ranks=[0])
-        (note,) = session.run("if rank == 0: send(np.full(20_000, 2.0), 1, tag=2)").notes
-        assert note.startswith("1 message was not received, and dropped")
-        many = """
+    prime = "import numpy as np\nx = np.zeros(20_000)\nrecv(x, src=0) if rank else send(x, 1)"
+    two_ranks.run(prime)
+    two_ranks.run("send(np.full(20_000, 1.0), 1, tag=1)", ranks=[0])
+    (note,) = two_ranks.run("if rank == 0: send(np.full(20_000, 2.0), 1, tag=2)").notes
+    assert note.startswith("1 message was not received, and dropped")
+    many = """
 if rank == 0:
     for i in range(9): send(np.full(20_000, 3.0 + i), 1)
 barrier()  # they have taken the places of chunks that count as taken
@@ -200,20 +197,19 @@ if rank:
         recv(x, src=0)
         assert (x == 3.0 + i).all()
 """
-        assert session.run(many).notes == ()
-        assert session.run("recv(x, src=0, tag=1)\nx.min(), x.max()", ranks=[1]).values[1] == (1.0, 1.0)
+    assert two_ranks.run(many).notes == ()
+    assert two_ranks.run("recv(x, src=0, tag=1)\nx.min(), x.max()", ranks=[1]).values[1] == (1.0, 1.0)
 
 
 @pytest.mark.time_limit(60)
-def test_what_is_left_is_counted_right() -> None:
+def test_what_is_left_is_counted_right(two_ranks: Session) -> None:
     """Random cells: messages of all sizes, some received, over several turns of the rings."""
     draw = random.Random(7)
-    with Session(2) as session:
-        for _ in range(40):
-            sizes = [draw.choice((0, 1, 3, 500, 9000)) for _ in range(draw.randrange(12))]
-            received = draw.randrange(len(sizes) + 1)
-            order = draw.choice(("sizes", "reversed(sizes)"))
-            code = f"""
+    for _ in range(40):
+        sizes = [draw.choice((0, 1, 3, 500, 9000)) for _ in range(draw.randrange(12))]
+        received = draw.randrange(len(sizes) + 1)
+        order = draw.choice(("sizes", "reversed(sizes)"))
+        code = f"""
 sizes = {sizes}
 if rank == 0:
     for size in sizes:
@@ -223,17 +219,17 @@ if rank == 1:
     for size in list({order})[:{received}]:
         recv(src=0, tag=size)
 """
-            if order != "sizes":
-                sizes.reverse()
-            left = Counter(sizes[received:])
-            notes = session.run(code).notes
-            total = sum(left.values())
-            assert len(notes) == bool(left)
-            assert not left or notes[0].startswith(f"{total} message{'s' if total > 1 else ''} ")
+        if order != "sizes":
+            sizes.reverse()
+        left = Counter(sizes[received:])
+        notes = two_ranks.run(code).notes
+        total = sum(left.values())
+        assert len(notes) == bool(left)
+        assert not left or notes[0].startswith(f"{total} message{'s' if total > 1 else ''} ")
 
 
 @pytest.mark.time_limit(60)
-def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch, three_ranks: Session) -> None:
     """No ring is read, and no rank is sent anything, after a cell whose messages were all received."""
 
     def refuse(*_: object) -> None:
@@ -242,14 +238,13 @@ def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cell_messages, "in_ring", refuse)
     monkeypatch.setattr(cell_messages.CellMessages, "_settle", refuse)
     x = nbp.share(np.zeros(100_000))
-    with Session(3) as session:
-        session.run("pass")
-        code = """
+    three_ranks.run("pass")
+    code = """
 sendrecv(x, (rank + 1) % 3, (rank - 1) % 3)
 total = all_reduce(rank, group=dist.new_group([0, 1])) if rank < 2 else 0
 send(rank, 0)
 [recv() for _ in range(3)] if rank == 0 else None
 barrier()
 """
-        assert session.run(code, namespace={"x": x}).notes == ()
-        session.run("barrier()")
+    assert three_ranks.run(code, namespace={"x": x}).notes == ()
+    three_ranks.run("barrier()")

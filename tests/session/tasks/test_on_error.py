@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError
@@ -11,11 +9,10 @@ from nbparallel.session import Session
 
 
 @pytest.fixture
-def three() -> Iterator[Session]:
+def three(three_ranks: Session) -> Session:
     """Three ranks."""
-    with Session(3) as session:
-        session.run("import os, time")
-        yield session
+    three_ranks.run("import os, time")
+    return three_ranks
 
 
 def _failing(session: Session, cell: str, on_error: str = "continue") -> ParallelError:

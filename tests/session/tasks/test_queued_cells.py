@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,9 @@ WAIT = "import time\nwhile not flag[0]:\n    time.sleep(0.005)\n"
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
+def session(two_ranks: Session) -> Session:
     """Two ranks."""
-    with Session(2) as session:
-        yield session
-    dict.clear(session._names.namespace or {})  # type: ignore[arg-type]  # the fixture keeps the session
+    return two_ranks
 
 
 def occupy(session: Session) -> tuple[PendingCell, dict[str, Any]]:
@@ -135,20 +132,19 @@ def test_what_waits_ends_with_the_session() -> None:
     wait_until(lambda: all(thread.name != "nbparallel-pending" for thread in threading.enumerate()))
 
 
-def test_ranks_that_are_lost_in_between() -> None:
+def test_ranks_that_are_lost_in_between(two_ranks: Session) -> None:
     """A small object comes with the cell; a large one that the rank had is missed with its name."""
     namespace: dict[str, Any] = {"flag": np.zeros(1), "small": [1], "large": [np.ma.zeros(300_000)]}
-    with Session(2) as session:
-        session.run("small, large", namespace=namespace)
-        die = "import os, signal\nrank == 1 and os.kill(os.getpid(), signal.SIGKILL)"
-        first = session.submit(f"{WAIT}{die}", namespace=namespace)
-        one, two = (session.submit(name, namespace=namespace, queue=True) for name in ("small", "large"))
-        namespace["flag"][0] = 1
-        assert isinstance(first.exception(30), ParallelError)
-        assert one.result(30).values == [[1], [1]]
-        with pytest.raises(StaleWorkError, match="rank 1 has lost large while this cell waited"):
-            two.result(30)
-        assert session.run("len(large)", namespace=namespace).values == [1, 1]
+    two_ranks.run("small, large", namespace=namespace)
+    die = "import os, signal\nrank == 1 and os.kill(os.getpid(), signal.SIGKILL)"
+    first = two_ranks.submit(f"{WAIT}{die}", namespace=namespace)
+    one, two = (two_ranks.submit(name, namespace=namespace, queue=True) for name in ("small", "large"))
+    namespace["flag"][0] = 1
+    assert isinstance(first.exception(30), ParallelError)
+    assert one.result(30).values == [[1], [1]]
+    with pytest.raises(StaleWorkError, match="rank 1 has lost large while this cell waited"):
+        two.result(30)
+    assert two_ranks.run("len(large)", namespace=namespace).values == [1, 1]
 
 
 def test_a_handle_can_be_kept(session: Session) -> None:

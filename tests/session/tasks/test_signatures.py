@@ -8,6 +8,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel import errors
 from nbparallel.errors import UnknownNameError
+from nbparallel.session import Session
 
 
 def test_errors_are_where_a_notebook_looks_for_them() -> None:
@@ -19,24 +20,22 @@ def test_errors_are_where_a_notebook_looks_for_them() -> None:
         nbp.ParalelError  # noqa: B018
 
 
-def test_share_in_one_string_or_several() -> None:
+def test_share_in_one_string_or_several(two_ranks: Session) -> None:
     """As behind the magic's flag, or one by one; without a namespace nothing can be shared."""
     names = {"a": np.zeros(2), "b": np.zeros(2)}
-    with nbp.Session(2) as session:
-        session.run("a[rank] = b[rank] = 1", namespace=names, share="a, b")
-        assert (names["a"].tolist(), names["b"].tolist()) == ([1, 1], [1, 1])
-        session.run("a[rank] = 2", namespace=names, share=iter(["a"]))
-        assert names["a"].tolist() == [2, 2]
-        with pytest.raises(UnknownNameError, match="none was passed: add namespace="):
-            session.run("1", share=["a"])
-        with pytest.raises(TypeError, match="call needs a function, not str"):
-            session.call("rank")  # type: ignore[arg-type]
+    two_ranks.run("a[rank] = b[rank] = 1", namespace=names, share="a, b")
+    assert (names["a"].tolist(), names["b"].tolist()) == ([1, 1], [1, 1])
+    two_ranks.run("a[rank] = 2", namespace=names, share=iter(["a"]))
+    assert names["a"].tolist() == [2, 2]
+    with pytest.raises(UnknownNameError, match="none was passed: add namespace="):
+        two_ranks.run("1", share=["a"])
+    with pytest.raises(TypeError, match="call needs a function, not str"):
+        two_ranks.call("rank")  # type: ignore[arg-type]
 
 
-def test_a_result_is_looked_up_by_rank() -> None:
+def test_a_result_is_looked_up_by_rank(three_ranks: Session) -> None:
     """`result[rank]` and iteration give everything about a rank; one that took no part is a KeyError."""
-    with nbp.Session(3) as session:
-        result = session.run("print('hello', rank); rank * 10", ranks=[0, 2])
+    result = three_ranks.run("print('hello', rank); rank * 10", ranks=[0, 2])
     assert (result[2].value, result[2].stdout, len(result)) == (20, "hello 2\n", 2)
     assert [one.rank for one in result] == [0, 2]
     with pytest.raises(KeyError):
@@ -59,7 +58,7 @@ def test_spawn_takes_what_torchs_takes() -> None:
             nbp.spawn(mark, args)  # type: ignore[arg-type]
 
 
-def test_wrong_options_are_refused_before_anything_starts() -> None:
+def test_wrong_options_are_refused_before_anything_starts(two_ranks: Session) -> None:
     """Time-outs, seeds, names and ranks of a wrong kind raise on the caller; ranks may be any collection."""
     wrong: list[tuple[type[Exception], dict[str, object]]] = [
         (TypeError, {"timeout": "1"}),
@@ -70,16 +69,15 @@ def test_wrong_options_are_refused_before_anything_starts() -> None:
         (ValueError, {"seed": -1}),
         (TypeError, {"share": [3], "namespace": {}}),
     ]
-    with nbp.Session(2) as session:
-        for kind, options in wrong:
-            with pytest.raises(kind, match=next(iter(options))):
-                session.run("print('it ran')", **options)  # type: ignore[arg-type]
-        for ranks in ([1], (1,), {1}, range(1, 2), np.array([1]), iter([1])):
-            assert list(session.run("rank", ranks=ranks, timeout=np.float64(60)).values) == [1]  # type: ignore[arg-type]
-        for ranks in (1, "1", [1.0], [True], ["1"]):
-            with pytest.raises(TypeError, match="as \\[0, 2\\]"):
-                session.run("rank", ranks=ranks)  # type: ignore[arg-type]
-        assert session.run("rank", timeout=float("inf")).values == [0, 1]
+    for kind, options in wrong:
+        with pytest.raises(kind, match=next(iter(options))):
+            two_ranks.run("print('it ran')", **options)  # type: ignore[arg-type]
+    for ranks in ([1], (1,), {1}, range(1, 2), np.array([1]), iter([1])):
+        assert list(two_ranks.run("rank", ranks=ranks, timeout=np.float64(60)).values) == [1]  # type: ignore[arg-type]
+    for ranks in (1, "1", [1.0], [True], ["1"]):
+        with pytest.raises(TypeError, match="as \\[0, 2\\]"):
+            two_ranks.run("rank", ranks=ranks)  # type: ignore[arg-type]
+    assert two_ranks.run("rank", timeout=float("inf")).values == [0, 1]
 
 
 def test_strategies_are_a_set_of_names() -> None:

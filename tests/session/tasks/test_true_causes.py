@@ -66,15 +66,14 @@ def test_broken_builtins_are_named_and_put_back(session: Session, how: str) -> N
     assert list(session.run("len([1]) + isinstance(1, int)").values) == [2, 2]
 
 
-def test_a_rank_without_most_builtins_lives() -> None:
+def test_a_rank_without_most_builtins_lives(two_ranks: Session) -> None:
     """Every second name of the module is gone: the rank reports it, and runs the next cell."""
     cell = "import builtins\nif rank:\n    for name in sorted(vars(builtins))[::2]:\n"
     cell += "        if name.islower(): setattr(builtins, name, None)\n"
-    with Session(2) as session:
-        before = [rank.pid for rank in session.statistics().ranks]
-        assert isinstance(error_of(session, f"{cell}barrier()"), DamagedRankError)
-        assert list(session.run("sum(range(3)) + all_reduce(1)").values) == [5, 5]
-        assert [rank.pid for rank in session.statistics().ranks] == before
+    before = [rank.pid for rank in two_ranks.statistics().ranks]
+    assert isinstance(error_of(two_ranks, f"{cell}barrier()"), DamagedRankError)
+    assert list(two_ranks.run("sum(range(3)) + all_reduce(1)").values) == [5, 5]
+    assert [rank.pid for rank in two_ranks.statistics().ranks] == before
 
 
 def test_a_function_that_was_replaced_on_purpose_stays() -> None:
@@ -135,13 +134,12 @@ def test_a_stream_that_was_closed_is_open_again(session: Session, fd: int, print
 
 
 @pytest.mark.parametrize("cell", ["os.closerange(3, 200)", "os.closerange(0, 200)"])
-def test_closed_sockets_are_named(cell: str) -> None:
+def test_closed_sockets_are_named(cell: str, two_ranks: Session) -> None:
     """The rank ends, and the error says why; it comes back with the next cell."""
-    with Session(2) as session:
-        found = error_of(session, f"import os\nif rank: {cell}\nbarrier()")
-        assert isinstance(found, RankDiedError)
-        assert "ended, because code on it closed file descriptors that are not its own" in str(found)
-        assert list(session.run("all_reduce(1)").values) == [2, 2]
+    found = error_of(two_ranks, f"import os\nif rank: {cell}\nbarrier()")
+    assert isinstance(found, RankDiedError)
+    assert "ended, because code on it closed file descriptors that are not its own" in str(found)
+    assert list(two_ranks.run("all_reduce(1)").values) == [2, 2]
 
 
 def test_a_misspelt_operation_is_suggested(session: Session) -> None:
