@@ -28,6 +28,14 @@ _BARS = """node => [...node.querySelectorAll("td.nbp-bar svg")].map(bar => {
     const box = bar.getBoundingClientRect();
     return [Math.round(box.left), Math.round(box.width)];
 })"""
+_HEADS = """node => {
+    const words = [...node.querySelectorAll(".nbp-ranks thead th.nbp-n")].map(head => {
+        const words = document.createRange();
+        words.selectNodeContents(head);
+        return words.getBoundingClientRect();
+    });
+    return words.slice(1).map((word, i) => Math.round(word.left - words[i].right));
+}"""
 _FOCUSED = "() => document.activeElement.textContent"
 
 
@@ -53,7 +61,7 @@ def closed(lab: object) -> object:
 
 
 def _look_at(notebook: NotebookPage, panel: LabCell, name: str, pictures: Path) -> None:
-    """Nothing may be cut off at any width in any theme; of each theme, axe must find nothing."""
+    """Nothing may be cut off, nor may words touch, at any width in any theme; axe must find nothing."""
     for theme, width in itertools.product(THEMES, WIDTHS):
         notebook.resize(width)
         notebook.use_theme(theme)
@@ -63,6 +71,7 @@ def _look_at(notebook: NotebookPage, panel: LabCell, name: str, pictures: Path) 
         assert len({tuple(bar) for bar in bars}) == 1
         assert bars[0][1] > width / 3
         panel.picture(pictures / f"{name}-{width}-{theme}.png")
+        assert min(apart := panel.output.evaluate(_HEADS)) >= 8, (width, apart)
         if width == max(WIDTHS):
             assert panel.violations() == ""
 

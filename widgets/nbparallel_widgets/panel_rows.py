@@ -79,7 +79,7 @@ def ranks_html(activity: SessionActivity) -> str:
         f'<table class="nbp-ranks"><caption>{marked_html(sentence(activity))}</caption>'
         f'<thead><tr><th scope="col" class="nbp-rank">rank</th>'
         f'<th scope="col" class="nbp-bar">{_axis(places, unit, end)}</th>'
-        f'{names}<th scope="col" class="nbp-n">{_OWN}</th>'
+        f'{names}<th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
         f'<th scope="col" class="nbp-state">state</th></tr></thead><tbody>{rows}</tbody></table>'
         + "".join(f"<p>{escape_html(line)}</p>" for line in _rest(activity, shown))
     )

@@ -47,21 +47,23 @@ white-space:nowrap;line-height:1.5;min-width:0}
 .nbp-scroll{overflow-x:auto;margin-bottom:8px}
 .nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px}
 .nbp-folds summary{cursor:pointer}
-.nbp code{white-space:nowrap}
+.nbp.nbp code{white-space:nowrap}
 .nbp-press{display:none}
 #main .nbp-word{display:none}
 #main .nbp-press{display:inline-block!important;font:inherit;color:inherit;background:none;border:1px solid;
 border-radius:3px;padding:0 8px;cursor:pointer}
 @container (max-width:72em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:5.6em 5.6em 5.6em 7em 1fr;padding-bottom:4px}
+.nbp.nbp .nbp-ranks tr{grid-template-columns:6em 5.6em 5.4em 7em 1fr;column-gap:4px;padding-bottom:4px}
 .nbp.nbp .nbp-ranks .nbp-bar{grid-column:2/-1}
 .nbp.nbp .nbp-ranks .nbp-n,.nbp.nbp .nbp-ranks .nbp-state{font-size:12px}
 .nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
 @container (max-width:42em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:1fr .95fr .95fr 1.25fr}
+.nbp.nbp .nbp-ranks tr{grid-template-columns:1.1fr 1fr .95fr 1fr;column-gap:9px}
+.nbp.nbp .nbp-ranks thead tr{align-items:end}
 .nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0}
 .nbp.nbp .nbp-ranks .nbp-n{padding:1px 0}
-.nbp.nbp .nbp-ranks th.nbp-n{font-size:11px}}
+.nbp.nbp .nbp-ranks th.nbp-n{font-size:11px}
+.nbp.nbp .nbp-ranks th.nbp-own{white-space:normal;line-height:1.2}}
 </style>"""
 """Sent once with a panel, not with each of its figures."""
 
