@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.runtime.call_site import receive_text
-from nbparallel.distributed.runtime.shared_arrays import AnyArray
-from nbparallel.errors import ReadOnlyArrayError, rank_list
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand, read_only
+from nbparallel.errors import rank_list
+from nbparallel.tensors import is_tensor
 
 
 def part_of(n: int, part: int, parts: int) -> slice:
@@ -117,17 +118,19 @@ def deadline(timeout: float | datetime.timedelta | None) -> int | None:
 
 
 def check_output(x: Any, operation: str) -> AnyArray:
-    """Return an array that `operation` is to fill, as a plain one."""
-    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+    """Return an array (or tensor) that `operation` is to fill, as a plain one."""
+    array = as_operand(x)
+    if array is None:
         raise TypeError(f"{operation} fills numpy arrays, not {type(x).__name__}")
-    if x.dtype.hasobject:
+    if array.dtype.hasobject:
         raise TypeError(f"{operation} cannot fill an array of Python objects; without it the values return")
-    if not x.flags.writeable:
-        raise ReadOnlyArrayError(
+    if not array.flags.writeable:
+        raise read_only(
+            x,
             f"{operation} fills this array, and it is read-only: pass `x.copy()`, which is filled and "
-            "returned"
+            "returned",
         )
-    return x.view(np.ndarray)
+    return array
 
 
 def check_list(values: Any, operation: str, what: str) -> None:
@@ -202,7 +205,7 @@ def parts_of(x: Any, size: int, operation: str) -> list[Any]:
 
     The first parts of an array are longer by one if it does not divide evenly, as `numpy.array_split`.
     """
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray) or is_tensor(x):
         if x.ndim == 0:
             raise ValueError(f"{operation} splits an array along axis 0, and this one has no axis")
         return [x[part_of(len(x), part, size)] for part in range(size)]  # what `array_split` does, quicker
@@ -218,7 +221,7 @@ def parts_of(x: Any, size: int, operation: str) -> list[Any]:
 
 def rows_of(x: Any, sizes: Any, size: int, operation: str, name: str) -> list[AnyArray]:
     """Return the parts of an array along axis 0, of these sizes, or equal ones."""
-    array = x if isinstance(x, np.ndarray) else None
+    array = as_operand(x)
     if array is None or array.ndim == 0:
         raise TypeError(
             f"{name} of {operation} must be an array with at least one axis, not {type(x).__name__}"
@@ -243,14 +246,15 @@ def rows_of(x: Any, sizes: Any, size: int, operation: str, name: str) -> list[An
 
 def equal_parts(x: Any, like: AnyArray, size: int, operation: str, name: str) -> list[AnyArray]:
     """Return the parts of `x`, each of the shape of `like`, behind each other or stacked."""
-    if not isinstance(x, np.ndarray):
+    array = as_operand(x)
+    if array is None:
         raise TypeError(f"{name} of {operation} must be an array, not {type(x).__name__}")
-    if x.shape == (size, *like.shape):
-        return [x[i, ...] for i in range(size)]
-    if like.ndim and x.shape == (size * like.shape[0], *like.shape[1:]):
-        return np.split(x, size)
+    if array.shape == (size, *like.shape):
+        return [array[i, ...] for i in range(size)]
+    if like.ndim and array.shape == (size * like.shape[0], *like.shape[1:]):
+        return np.split(array, size)
     raise ValueError(
-        f"{name} of {operation} has shape {x.shape}, and {size} parts of shape {like.shape} make "
+        f"{name} of {operation} has shape {array.shape}, and {size} parts of shape {like.shape} make "
         f"{(size, *like.shape)}" + (f" or {(size * like.shape[0], *like.shape[1:])}" if like.ndim else "")
     )
 
@@ -272,10 +276,9 @@ def check_buffer(buffer: Any, src: Any, tag: Any) -> AnyArray | None:
     """
     if buffer is None:
         return None
-    is_array = isinstance(buffer, np.ndarray) and not isinstance(buffer, np.ma.MaskedArray)
-    if is_array and buffer.flags.writeable and not buffer.dtype.hasobject:
-        plain: AnyArray = buffer.view(np.ndarray)
-        return plain
+    array = as_operand(buffer)
+    if array is not None and array.flags.writeable and not array.dtype.hasobject:
+        return array
     tag = tag if isinstance(tag, int) else 0
     if isinstance(buffer, int | np.integer) and not isinstance(buffer, bool):
         raise TypeError(
@@ -284,8 +287,8 @@ def check_buffer(buffer: Any, src: Any, tag: Any) -> AnyArray | None:
         )
     call = receive_text("recv", src if isinstance(src, int) else None, tag)
     instead = f"`x = {call}` needs none, and returns a new one"
-    if not is_array:
+    if array is None:
         raise TypeError(f"recv fills numpy arrays, not {type(buffer).__name__}; {instead}")
-    if buffer.dtype.hasobject:
+    if array.dtype.hasobject:
         raise TypeError(f"recv cannot fill an array of Python objects; {instead}")
-    raise ReadOnlyArrayError(f"recv fills this array, and it is read-only; {instead}")
+    raise read_only(buffer, f"recv fills this array, and it is read-only; {instead}")

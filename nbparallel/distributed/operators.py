@@ -5,6 +5,7 @@ To add an operator, add a row to `OPERATORS` (and its name to `ReduceOp`); every
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import operator
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from nbparallel import tensors
+from nbparallel.tensors import bits_name, bits_operator, number_kind
 
 _NUMERIC = "biufcmM"
 """Kinds of dtypes that can be reduced at all."""
@@ -62,7 +66,10 @@ def _greater(a: Any, b: Any) -> Any:
 
 
 def _divide(total: Any, count: int) -> Any:
-    total /= count
+    if type(total) is np.ndarray and total.dtype.kind == "V":  # ml_dtypes divides by its own numbers alone
+        np.divide(total, total.dtype.type(count), out=total)
+    else:
+        total /= count
     return total
 
 
@@ -121,9 +128,11 @@ lowest location of several."""
 
 
 def shown_dtype(dtype: Any) -> str:
-    """Return a dtype as messages name it; of pairs that of the values."""
-    names = getattr(dtype, "names", None)
-    return str(dtype["value"] if names else dtype)
+    """Return a dtype, or the word that stands for one, as messages name it; of pairs that of the values."""
+    if isinstance(dtype, str):
+        return dtype
+    names = dtype.names or ()
+    return tensors.shown_dtype(dtype["value"] if "value" in names else dtype)
 
 
 def find_operator(op: object) -> Operator:
@@ -151,17 +160,42 @@ def find_operator(op: object) -> Operator:
 
 
 @functools.lru_cache(maxsize=1024)
-def check_dtype(op: Operator, dtype: np.dtype[Any]) -> None:
-    """Reject a dtype that numpy cannot reduce in place; cached, since asking numpy takes microseconds."""
-    if dtype.kind not in op.kinds and op.hint:
+def operator_for(op: Operator, dtype: np.dtype[Any]) -> Operator:
+    """Return the operator as it works on arrays of a dtype; cached, since asking numpy takes microseconds.
+
+    That is itself, but for bits of elements that only torch computes with.
+
+    Raises
+    ------
+    TypeError
+        Arrays of this dtype cannot be reduced in place.
+    """
+    if bits_name(dtype):
+        return _operator_for_bits(op, bits_name(dtype))
+    kind = number_kind(dtype)
+    if kind not in op.kinds and op.hint:
         raise TypeError(f"op={op.name!r} " + op.hint.format(dtype=dtype))
-    if dtype.kind not in _NUMERIC:
+    if kind not in _NUMERIC:
         raise TypeError(f"op={op.name!r} needs numbers, and this array has dtype {dtype}")
-    probe = np.empty(0, dtype)
+    probe = np.ones(1 if kind != dtype.kind else 0, dtype)  # what stands for extensions may fail with a value
     try:
         op.ufunc(probe, probe, out=probe)
+        if op.finish is not None and probe.size:
+            op.finish(probe, 2)
     except TypeError as error:
         raise TypeError(f"op={op.name!r} does not work for arrays of dtype {dtype}") from error
+    return op
+
+
+def _operator_for_bits(op: Operator, name: str) -> Operator:
+    try:
+        compute = bits_operator(op.ufunc.__name__, name)
+    except TypeError as error:
+        shown = name.removeprefix("torch.")
+        raise TypeError(f"op={op.name!r} does not work for tensors of dtype {shown}: {error}") from error
+    finish = None if op.finish is None else compute.divide
+    # A NaN may come out with other bits where torch works at many elements at a time.
+    return dataclasses.replace(op, ufunc=compute, finish=finish, inexact_kinds="V")
 
 
 def combine(op: Operator, inputs: Sequence[Any], out: Any) -> None:

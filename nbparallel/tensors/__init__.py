@@ -7,7 +7,8 @@ numpy arrays alone; it asks `as_array` about what is none, and `tensor_of` gives
 
 from nbparallel.tensors.bits import bits_dtype, bits_name, bits_operator, readable_bits, shown_dtype
 from nbparallel.tensors.conversion import array_of, as_array, is_tensor, tensor_of
-from nbparallel.tensors.extension_dtypes import describe_extension, extension_kind, rebuild_extension
+from nbparallel.tensors.extension_dtypes import describe_extension, number_kind, rebuild_extension
+from nbparallel.tensors.parameters import gradient_of, is_module, named_gradients
 
 __all__ = [
     "array_of",
@@ -16,8 +17,11 @@ __all__ = [
     "bits_name",
     "bits_operator",
     "describe_extension",
-    "extension_kind",
+    "gradient_of",
+    "is_module",
     "is_tensor",
+    "named_gradients",
+    "number_kind",
     "readable_bits",
     "rebuild_extension",
     "shown_dtype",

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.tensors.bits import PREFIX, bits_name
+
 MODULE = "ml_dtypes"
 _FORM = re.compile(rf"{MODULE}\.[a-z][a-z0-9_]{{1,40}}")
 _KINDS = (("uint", "u"), ("int", "i"), ("bfloat", "f"), ("float", "f"), ("bcomplex", "c"), ("complex", "c"))
@@ -35,12 +37,13 @@ def rebuild_extension(form: str) -> np.dtype[Any] | None:
     return np.dtype(kind) if isinstance(kind, type) and issubclass(kind, np.generic) else None
 
 
-def extension_kind(dtype: np.dtype[Any]) -> str:
+def number_kind(dtype: np.dtype[Any]) -> str:
     """Return the kind of numbers that a dtype holds, as ``dtype.kind`` says it of those of numpy.
 
-    >>> extension_kind(np.dtype(float))
-    'f'
+    >>> number_kind(np.dtype(float)), number_kind(np.dtype([("torch.bfloat16", "<u2")]))
+    ('f', 'f')
     """
-    if dtype.kind == "V" and dtype.type.__module__ == MODULE:
-        return next((kind for start, kind in _KINDS if dtype.type.__name__.startswith(start)), "V")
-    return dtype.kind
+    if dtype.kind != "V":
+        return dtype.kind
+    name = dtype.type.__name__ if dtype.type.__module__ == MODULE else bits_name(dtype).removeprefix(PREFIX)
+    return next((kind for start, kind in _KINDS if name.startswith(start)), "V")

@@ -12,14 +12,14 @@ from nbparallel.tensors import (
     bits_name,
     bits_operator,
     describe_extension,
-    extension_kind,
     is_tensor,
+    number_kind,
     readable_bits,
     rebuild_extension,
     shown_dtype,
     tensor_of,
 )
-from tests.tensors.optional import needs_ml_dtypes, needs_torch, torch
+from tests.tensors.optional import Exporter, needs_ml_dtypes, needs_torch, torch
 
 DTYPES = [
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
@@ -121,19 +121,6 @@ def test_torch_computes_with_elements_that_numpy_lacks():
         bits_operator("add", "torch.float8_e5m2")
 
 
-class Exporter:
-    """An array of another library, as far as DLPack shows it."""
-
-    def __init__(self, array, device=1):
-        self.array, self.device = array, device
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return (self.device, 0)
-
-
 def test_what_exports_dlpack_is_taken_for_reading():
     """The same memory, read-only; on another device than the CPU it is refused in one sentence."""
     x = np.arange(6.0).reshape(2, 3)
@@ -175,7 +162,7 @@ def test_dtypes_of_ml_dtypes_are_described_by_name():
     for name, kind in {"bfloat16": "f", "float8_e4m3fn": "f", "int4": "i", "uint2": "u"}.items():
         dtype = np.dtype(getattr(ml_dtypes, name))
         assert rebuild_extension(describe_extension(dtype)) == dtype
-        assert extension_kind(dtype) == kind
+        assert number_kind(dtype) == kind
         assert bits_name(dtype) == ""
     assert describe_extension(np.dtype(float)) == ""
     for other in ("os.system", "ml_dtypes.finfo", "ml_dtypes.nothing", "ml_dtypes._custom_floats", "<f8"):

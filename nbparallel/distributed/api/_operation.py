@@ -19,7 +19,9 @@ from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import in_kind_of
 from nbparallel.distributed.work import Tickets, Work, combined_work
+from nbparallel.tensors import is_tensor
 
 T = TypeVar("T")
 GroupLike = Group | None
@@ -143,13 +145,17 @@ class OperationBase:
         describe: Callable[..., NonblockingCall],
         args: Sequence[Any],
         filled: Any = None,
+        like: Any = None,
     ) -> Work:
-        """Start a nonblocking collective of a group; `filled`, if given, is its result."""
+        """Start a nonblocking collective of a group; results are as in `OperationCall.run`."""
         work = Work(f"{name}(async_op=True)", self._context.call_site)
 
         def start() -> None:
             collectives = state.collectives or self._group_table.open(state, None)
             movement, complete = describe(collectives.nonblocking, *args)
+            if is_tensor(like):
+                compute = complete
+                complete = lambda found: in_kind_of(like, compute(found))  # noqa: E731
             pending = PendingOperation(movement, complete, work, filled)
             self._tickets.add(work)
             collectives.pending.add(pending)
@@ -244,13 +250,21 @@ class OperationCall:
         nonblocking: Callable[..., NonblockingCall],
         *args: Any,
         filled: Any = None,
+        like: Any = None,
     ) -> Any:
         """Run an operation that has a blocking algorithm of its own.
 
         It is ``blocking(collectives, *args, deadline_ns)`` or ``nonblocking(calls, *args)``: functions and
         their arguments, since a lambda for each call costs as much as the two calls that it saves to write.
+
+        Parameters
+        ----------
+        filled : object, optional
+            What the user passed to be filled: it is returned instead of the result.
+        like : object, optional
+            If it is a tensor, new arrays return as tensors.
         """
         if self._async_op:
-            return self._base._start(self.state, self._name, nonblocking, args, filled)
+            return self._base._start(self.state, self._name, nonblocking, args, filled, like)
         found = self._base._run(self.state, self._deadline_ns, blocking, *args)
-        return found if filled is None else filled
+        return in_kind_of(like, found) if filled is None else filled

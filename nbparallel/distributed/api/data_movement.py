@@ -27,6 +27,7 @@ from nbparallel.distributed.arguments import (
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, SCATTER
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
+from nbparallel.distributed.runtime.shared_arrays import as_operand
 from nbparallel.errors import ReadOnlyArrayError
 
 
@@ -268,12 +269,12 @@ class DataMovement(OperationBase):
             values = parts_of(tensor if scatter_list is None else scatter_list, call.size, "scatter")
         elif scatter_list is not None:
             raise ValueError(f"only rank {source}, the source, passes a scatter_list")
-        elif tensor is not None and not isinstance(tensor, np.ndarray):
+        elif tensor is not None and (array := as_operand(tensor)) is None:
             raise TypeError(
                 f"{_only_the_source(source, call.state.ranks)}; the others may pass an array to fill, and no "
                 f"{type(tensor).__name__}"
             )
-        elif tensor is not None and not tensor.flags.writeable:
+        elif tensor is not None and array is not None and not array.flags.writeable:
             raise ReadOnlyArrayError(
                 f"{_only_the_source(source, call.state.ranks)}; the others may pass an array to fill, and "
                 "this one is read-only. Of an array that every rank has, `dist.shard(x)` is this rank's part"
@@ -332,10 +333,11 @@ class DataMovement(OperationBase):
         """Fill one array with the equal arrays of all ranks, behind each other or stacked; returns it."""
         call = self._operation("all_gather_into_tensor", group, None, async_op)
         output = check_output(output_tensor, "all_gather_into_tensor")
-        if not isinstance(input_tensor, np.ndarray):
+        value = as_operand(input_tensor)
+        if value is None:
             raise TypeError(f"all_gather_into_tensor needs an array, not {type(input_tensor).__name__}")
-        rows = equal_parts(output, input_tensor, call.size, "all_gather_into_tensor", "output_tensor")
-        return call.move(ALL_GATHER, (input_tensor,), rows, filled=output_tensor)
+        rows = equal_parts(output, value, call.size, "all_gather_into_tensor", "output_tensor")
+        return call.move(ALL_GATHER, (value,), rows, filled=output_tensor)
 
     all_gather_single = all_gather_into_tensor
 

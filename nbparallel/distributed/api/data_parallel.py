@@ -18,6 +18,7 @@ from nbparallel.distributed.data_parallel.buckets import BUCKET, label_of_one
 from nbparallel.distributed.data_parallel.gradients import LastCall, average, checked_gradients
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import CollectiveMismatchError
+from nbparallel.tensors import is_tensor
 from nbparallel.wire.control import Operation
 
 
@@ -79,7 +80,7 @@ class DataParallel(OperationBase):
         TypeError, ValueError
             `x` cannot be divided, or this rank is not in the group.
         """
-        if isinstance(x, np.ndarray):
+        if isinstance(x, np.ndarray) or is_tensor(x):
             if x.ndim == 0:
                 raise ValueError("shard divides an array along axis 0, and this one has no axis")
         elif not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray):
@@ -245,8 +246,9 @@ def _length(arrays: Sequence[Any]) -> int:
     if not arrays:
         raise TypeError("batches needs at least one array")
     for x in arrays:
-        if not isinstance(x, np.ndarray) or not x.ndim:
-            kind = "an array without an axis" if isinstance(x, np.ndarray) else type(x).__name__
+        is_array = isinstance(x, np.ndarray) or is_tensor(x)
+        if not is_array or not x.ndim:
+            kind = "an array without an axis" if is_array else type(x).__name__
             raise TypeError(f"batches takes numpy arrays with one row for each sample, not {kind}")
     lengths = [len(x) for x in arrays]
     if len(set(lengths)) > 1:

@@ -165,4 +165,4 @@ class MpiReductions(OperationBase):
     ) -> Any:
         call = self._operation(operation.name, group, timeout, async_op)
         pairs = pairs_of(x, self.rank if location is None else location, operation.name)
-        return call.run(GroupCollectives.locate, NonblockingCalls.locate, operation, pairs)
+        return call.run(GroupCollectives.locate, NonblockingCalls.locate, operation, pairs, like=x)

@@ -25,6 +25,7 @@ from nbparallel.distributed.arguments import (
 )
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
+from nbparallel.tensors import as_array, is_tensor
 
 
 class Reductions(OperationBase):
@@ -224,11 +225,12 @@ class Reductions(OperationBase):
             tensor = output
         values, to_fill = value_and_outputs(tensor, input_list, "reduce_scatter")
         target = None if to_fill is MISSING else check_output(to_fill, "reduce_scatter")
-        parts = parts_of(values, call.size, "reduce_scatter")
-        whole = values if type(values) is np.ndarray else None
+        plain = as_array(values) if is_tensor(values) else values
+        parts = parts_of(plain, call.size, "reduce_scatter")
+        whole = plain if type(plain) is np.ndarray else None
         return call.run(
             GroupCollectives.reduce_scatter, NonblockingCalls.reduce_scatter, parts, whole, op, target,
-            filled=None if target is None else tensor,
+            filled=None if target is None else tensor, like=parts[0] if plain is values else values,
         )  # fmt: skip
 
     def reduce_scatter_tensor(
@@ -249,8 +251,9 @@ class Reductions(OperationBase):
         name = "reduce_scatter_tensor"
         call = self._operation(name, group, None, async_op)
         target = check_output(output, name)
-        parts = equal_parts(input, target, call.size, name, "input")
-        whole = input if type(input) is np.ndarray else None
+        plain = as_array(input) if is_tensor(input) else input
+        parts = equal_parts(plain, target, call.size, name, "input")
+        whole = plain if type(plain) is np.ndarray else None
         return call.run(
             GroupCollectives.reduce_scatter, NonblockingCalls.reduce_scatter, parts, whole, op, target,
             filled=output,

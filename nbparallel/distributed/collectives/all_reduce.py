@@ -17,10 +17,10 @@ from nbparallel.distributed.collectives.direct import direct_all_reduce
 from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
-from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator, shown_dtype
+from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, as_operand, read_only
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import IN_PLACE, ReadOnlyArrayError
@@ -189,8 +189,7 @@ class AllReduce:
         self._plans[key] = plan
 
     def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
-        operator = find_operator(op)
-        check_dtype(operator, x.dtype)
+        operator = operator_for(find_operator(op), x.dtype)
         plan = ReductionSignature(self._operation, operator, x.dtype, x.shape, self.inline_nbytes)
         self._remember((op, x.dtype, x.shape), plan)
         return plan
@@ -286,8 +285,11 @@ class AllReduce:
 
     def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
         operator = find_operator(op)
-        if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
-            self.run(x.view(np.ndarray), op, deadline_ns)
+        array = as_operand(x)
+        if array is not None:
+            if not array.flags.writeable:
+                raise read_only(x, IN_PLACE.format(self._operation.name))
+            self.run(array, op, deadline_ns)
             return x
         value = check_number(operator, x, self._operation.name)
         return self._all_reduce_number(value, type(value).__name__, operator, deadline_ns)

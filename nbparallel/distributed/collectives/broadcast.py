@@ -24,15 +24,17 @@ from nbparallel.distributed.runtime.shared_arrays import (
     as_plain_array,
     decode_handle,
     encode_handle,
+    read_only,
 )
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
-from nbparallel.errors import InternalError, ReadOnlyArrayError
+from nbparallel.errors import InternalError
+from nbparallel.tensors import is_tensor, shown_dtype, tensor_of
 from nbparallel.wire.control import Operation
 from nbparallel.wire.handles import ArrayHandle
 
-_HEAD = struct.Struct("<BxxxI")
-"""What the root left, and the length of the pickled (dtype, shape) before it."""
+_HEAD = struct.Struct("<B?xxI")
+"""What the root left, whether it brought a tensor, and the length of the pickled (dtype, shape) before it."""
 _INLINE, _SHARED, _STAGED, _OBJECT, _BLOB = range(1, 6)
 MAX_FINGERPRINTS = 1024
 READ_ONLY = (
@@ -65,7 +67,7 @@ class Broadcast:
         source = np.ascontiguousarray(array) if mine and array is not None else None
         left, keepalive = 0, None
         if array is not None and source is not None:
-            left = self._leave_array(array, source, span is not None)
+            left = self._leave_array(array, source, span is not None, array is not x and is_tensor(x))
         elif mine:
             left, keepalive = self._leave_object(*pickled)
         direct = (
@@ -96,7 +98,7 @@ class Broadcast:
         """Return a read-only array that was passed, if it is the root's own memory: nothing is written."""
         protocol = self._protocol
         if span is None:
-            raise ReadOnlyArrayError(READ_ONLY)
+            raise read_only(x, READ_ONLY)
         line = self._context.call_site.line()
         protocol.begin(Operation.broadcast, self._fingerprint(x, array, root, mine=False), line)
         offers = self._arrive_and_compare(0, span, root)
@@ -105,7 +107,7 @@ class Broadcast:
             self._take(None, None, root)  # the other ranks continue
         protocol.release()
         if not same:
-            raise ReadOnlyArrayError(READ_ONLY)
+            raise read_only(x, READ_ONLY)
         return x
 
     def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:
@@ -129,7 +131,7 @@ class Broadcast:
             packed = bytes(protocol.get(i))
             if i == root:
                 if i != protocol.index:
-                    packed = packed[_HEAD.size + _HEAD.unpack_from(packed)[1] :]
+                    packed = packed[_HEAD.size + _HEAD.unpack_from(packed)[2] :]
                     source = context.memory.attach(packed, writable=False)
             elif not protocol.spans.same(protocol.generation, i, root):
                 own = i == protocol.index
@@ -150,14 +152,14 @@ class Broadcast:
             else:
                 content = (array.dtype.str, str(array.dtype), array.shape)
                 label = fingerprint(
-                    "broadcast", str(array.dtype), str(array.shape), root=rank, content=content
+                    "broadcast", shown_dtype(array.dtype), str(array.shape), root=rank, content=content
                 )
             self._fingerprints[key] = label
         return label
 
     # -- the root's side -------------------------------------------------------------------------------
 
-    def _leave_array(self, array: AnyArray, source: AnyArray, shared: bool) -> int:
+    def _leave_array(self, array: AnyArray, source: AnyArray, shared: bool, tensor: bool) -> int:
         context, protocol = self._context, self._protocol
         context.nbytes += array.nbytes
         meta = pickle.dumps((array.dtype, array.shape), 5)
@@ -168,21 +170,21 @@ class Broadcast:
             kind, body = _SHARED, encode_handle(handle)
         else:
             kind, body = _STAGED, self._staging.offer(source.reshape(-1).view(np.uint8))
-        protocol.put(_HEAD.pack(kind, len(meta)) + meta + body)
+        protocol.put(_HEAD.pack(kind, tensor, len(meta)) + meta + body)
         return kind
 
     def _leave_object(self, data: bytes, keep: object) -> tuple[int, object]:
         protocol, store = self._protocol, self._context.store
         self._context.nbytes += len(data)
         if len(data) + _HEAD.size <= protocol.payload_nbytes:
-            protocol.put(_HEAD.pack(_OBJECT, 0) + data)
+            protocol.put(_HEAD.pack(_OBJECT, False, 0) + data)
             return _OBJECT, keep
         blob = store.empty((len(data),), np.uint8)
         blob[...] = np.frombuffer(data, np.uint8)
         handle = store.handle(blob, writable=False)
         if handle is None:
             raise InternalError("the store's own array is not shared")
-        protocol.put(_HEAD.pack(_BLOB, 0) + encode_handle(handle))
+        protocol.put(_HEAD.pack(_BLOB, False, 0) + encode_handle(handle))
         return _BLOB, (blob, keep)
 
     # -- the other ranks' ------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class Broadcast:
         if not self._protocol.spans.same(self._protocol.generation, self._protocol.index, root):
             return False
         payload = self._protocol.get(root)
-        kind, length = _HEAD.unpack_from(payload)
+        kind, _, length = _HEAD.unpack_from(payload)
         body = bytes(payload[_HEAD.size + length :])
         if kind == _INLINE:
             return body[: array.nbytes] == array.tobytes()
@@ -205,7 +207,7 @@ class Broadcast:
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
         context, protocol = self._context, self._protocol
         payload = protocol.get(root)
-        kind, length = _HEAD.unpack_from(payload)
+        kind, tensor, length = _HEAD.unpack_from(payload)
         body = payload[_HEAD.size + length :]
         if kind == _OBJECT:
             return packing.loads(bytes(body), context.store)
@@ -215,7 +217,8 @@ class Broadcast:
         result = x
         if array is None:
             dtype, shape = pickle.loads(payload[_HEAD.size : _HEAD.size + length])
-            array = result = np.empty(shape, dtype)
+            array = np.empty(shape, dtype)
+            result = tensor_of(array) if tensor else array
         context.nbytes += array.nbytes
         if kind == _INLINE:
             array[...] = np.frombuffer(body, array.dtype, array.size).reshape(array.shape)

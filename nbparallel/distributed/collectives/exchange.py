@@ -27,11 +27,12 @@ from nbparallel.distributed.collectives.exchange_record import ExchangeRecord, r
 from nbparallel.distributed.collectives.exchange_writer import MAX_FORMS, ExchangeWriter
 from nbparallel.distributed.collectives.movements import Movement
 from nbparallel.distributed.collectives.staging import Arrival, StagedCopy, StagingBuffers
-from nbparallel.distributed.point_to_point.packing import OBJECT, RELAYED, VIEW, Packer
+from nbparallel.distributed.point_to_point.packing import OBJECT, RELAYED, VIEW, Packer, brings_tensor
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, decode_handle
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, copied, decode_handle
 from nbparallel.distributed.slots.overlaps import conflict
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
+from nbparallel.tensors import is_tensor, tensor_of
 from nbparallel.wire.control import Operation
 
 
@@ -89,7 +90,7 @@ class Exchange:
         records = [self._open(i) for i in range(len(self._protocol.ranks))]
         self._check_forms(records, movement)
         self._check_memory(records)
-        came: dict[int, AnyArray] = {}
+        came: dict[int, Any] = {}
         rounds = max([record.rounds for record in records])
         if rounds:
             came = self._copy_staged(movement, records, rounds)
@@ -97,12 +98,10 @@ class Exchange:
             came[i] if i in came else self._take(movement, values, records[i], i) for i in movement.sources
         ]
 
-    def _copy_staged(
-        self, movement: Movement, records: list[ExchangeRecord], rounds: int
-    ) -> dict[int, AnyArray]:
+    def _copy_staged(self, movement: Movement, records: list[ExchangeRecord], rounds: int) -> dict[int, Any]:
         """Take part in all rounds; return the arrays that came in them, by their source."""
         index = self._protocol.index
-        came: dict[int, AnyArray] = {}
+        came: dict[int, Any] = {}
         arrivals = []
         for source in movement.sources:
             if source == index or not records[source].rounds:
@@ -122,6 +121,8 @@ class Exchange:
             if output is not None and output is not array:
                 np.copyto(output, array)
                 came[source] = output
+            elif output is None and brings_tensor(records[source].payload(source, index)):
+                came[source] = tensor_of(array)
         return came
 
     def _remember_buffers(self, movement: Movement, records: Sequence[ExchangeRecord]) -> None:
@@ -139,7 +140,7 @@ class Exchange:
     def prepare(self, movement: Movement) -> PreparedRecord:
         """Return the record of a call, with copies: the caller may change its arrays and objects."""
         self.release()
-        copies = [x.copy() if isinstance(x, np.ndarray) else x for x in movement.values]
+        copies = [copied(x) for x in movement.values]
         builder = self._writer.write(movement, copies)
         return PreparedRecord(self._writer.pack(builder), builder.keepalive, copies)
 
@@ -212,13 +213,15 @@ class Exchange:
             own = values[index if len(values) > 1 else 0]
             array = as_plain_array(own)
             if array is not None:
-                return _from_itself(array, output, view=movement.view)
+                return _from_itself(own, array, output, view=movement.view)
         message = record.payload(source, index)
         if output is not None:
             self._packer.fill(output, message)
             self._context.nbytes += output.nbytes
             return output
         if message.kind == VIEW:
+            if brings_tensor(message):
+                return self._packer.unpack(message) if movement.view else self._packer.copy_tensor(message)
             array = self._context.memory.attach_view(message.body)
             return _read_only(array) if movement.view else np.array(array, order="C")
         if message.kind == OBJECT:
@@ -230,11 +233,13 @@ class Exchange:
         self._held.clear()
 
 
-def _from_itself(array: AnyArray, output: AnyArray | None, *, view: bool) -> AnyArray:
-    """Return a member's own value, as it takes it."""
+def _from_itself(own: Any, array: AnyArray, output: AnyArray | None, *, view: bool) -> Any:
+    """Return a member's own value, which is an array or lies in its memory, as the member takes it."""
     if output is not None:
         np.copyto(output, array)
         return output
+    if is_tensor(own):
+        return tensor_of(array if view else np.array(array, order="C"))
     return _read_only(array) if view else np.array(array, order="C")
 
 
@@ -248,7 +253,11 @@ def _copied_if_overlapping(values: Sequence[Any], outputs: Mapping[int, AnyArray
     """Return the values, copied if an output overlaps one of them: the order of copies would matter."""
     if not outputs:
         return values
-    arrays = [value for value in values if isinstance(value, np.ndarray)]
-    if any(np.may_share_memory(value, output) for value in arrays for output in outputs.values()):
-        return [np.array(value) if isinstance(value, np.ndarray) else value for value in values]
+    arrays = [value if isinstance(value, np.ndarray) else as_plain_array(value) for value in values]
+    if any(
+        np.may_share_memory(value, output)
+        for value in arrays if value is not None
+        for output in outputs.values()
+    ):  # fmt: skip
+        return [copied(value) for value in values]
     return values

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.operators import shown_dtype
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
+from nbparallel.tensors import is_tensor
 from nbparallel.wire.control import Operation
 
 MAX_FINGERPRINTS = 4096
@@ -100,7 +102,7 @@ class FingerprintCache:
         if found is None:
             if len(self._known) >= MAX_FINGERPRINTS:
                 self._known.clear()
-            dtypes = list(dict.fromkeys(str(dtype) for dtype, _ in sent or expected))
+            dtypes = list(dict.fromkeys(map(shown_dtype, (dtype for dtype, _ in sent or expected))))
             shape = _shapes(sent)
             if expected:
                 shape += " into " + _shapes(expected)
@@ -112,7 +114,11 @@ class FingerprintCache:
 
 
 def _form_key(value: Any) -> tuple[Any, Any]:
-    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, None)
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape
+    if is_tensor(value):
+        return str(value.dtype), tuple(value.shape)
+    return type(value).__name__, None
 
 
 def _shapes(forms: Sequence[tuple[Any, Any]]) -> str:

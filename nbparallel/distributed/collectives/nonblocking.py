@@ -26,16 +26,22 @@ from nbparallel.distributed.collectives.variants import separate
 from nbparallel.distributed.operators import (
     LOCATING,
     Operator,
-    check_dtype,
     combine,
     find_operator,
+    operator_for,
     shown_dtype,
 )
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    as_operand,
+    as_plain_array,
+    in_kind_of,
+    read_only,
+)
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.distributed.work import Work
-from nbparallel.errors import IN_PLACE, ReadOnlyArrayError
+from nbparallel.errors import IN_PLACE
 from nbparallel.wire.control import Operation
 
 MAX_FINGERPRINTS = 1024
@@ -167,7 +173,7 @@ class NonblockingCalls:
         mine = self._index == root
         array = None if mine else as_plain_array(x)
         if array is not None and not array.flags.writeable:
-            raise ReadOnlyArrayError(READ_ONLY)
+            raise read_only(x, READ_ONLY)
         movement = self._movements(BROADCAST, (x,) if mine else (), () if array is None else (array,), root)
         return movement, lambda found: x if mine or array is not None else found[0]
 
@@ -251,11 +257,11 @@ class NonblockingCalls:
 def _checked(x: Any, op: str, operation: str, *, fills: bool) -> tuple[Operator, Any]:
     """Return the operator, and the value as it enters: a plain array or a number."""
     operator = find_operator(op)
-    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
-        check_dtype(operator, x.dtype)
-        if fills and not x.flags.writeable:
-            raise ReadOnlyArrayError(IN_PLACE.format(operation))
-        return operator, x.view(np.ndarray)
+    array = as_operand(x)
+    if array is not None:
+        if fills and not array.flags.writeable:
+            raise read_only(x, IN_PLACE.format(operation))
+        return operator_for(operator, array.dtype), array
     return operator, check_number(operator, x, operation)
 
 
@@ -271,7 +277,8 @@ def _combined(operator: Operator, values: list[Any]) -> Any:
 
 def _into(x: Any, result: Any) -> Any:
     """Return `x`, filled with an array's result if it can be; else the result."""
-    if isinstance(x, np.ndarray) and x.flags.writeable:
-        x[...] = result
+    array = as_operand(x)
+    if array is not None and array.flags.writeable:
+        array[...] = result
         return x
-    return result
+    return in_kind_of(x, result)

@@ -20,10 +20,16 @@ from nbparallel.distributed.collectives.direct import direct_reduce, direct_redu
 from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
-from nbparallel.distributed.operators import Operator, check_dtype, combine, find_operator
+from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, decode_handle
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    SharedSpan,
+    as_operand,
+    decode_handle,
+    in_kind_of,
+)
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
@@ -85,13 +91,13 @@ class Reduce:
         """Return the combination on `root`, where a writable array is filled; None elsewhere."""
         operator = find_operator(op)
         self._protocol.deadline_ns = deadline_ns
-        if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+        array = x if type(x) is np.ndarray else as_operand(x)
+        if array is None:
             return self._reduce_number(x, root, operator)
-        check_dtype(operator, x.dtype)
-        array = x if type(x) is np.ndarray else x.view(np.ndarray)
+        operator = operator_for(operator, array.dtype)
         mine = self._index == root
         if self._size == 1:
-            return x if x.flags.writeable else array.copy()
+            return x if array.flags.writeable else in_kind_of(x, array.copy())
         span = self._context.memory.span_of(array)
         source = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
         fills = mine and array.flags.writeable
@@ -108,7 +114,7 @@ class Reduce:
             return None
         if fills and not in_place:
             array[...] = target.reshape(array.shape)
-        return x if fills else target.reshape(array.shape)
+        return x if fills else in_kind_of(x, target.reshape(array.shape))
 
     def _result(self, array: AnyArray, span: SharedSpan | None) -> AnyArray:
         """Return memory for a result that does not go into the user's array."""
@@ -143,10 +149,11 @@ class Reduce:
         """
         operator = find_operator(op)
         self._protocol.deadline_ns = deadline_ns
-        if whole is None and not any(isinstance(part, np.ndarray) for part in parts):
+        if whole is None and all(as_operand(part) is None for part in parts):
             return self._reduce_scatter_numbers(parts, operator)
-        arrays = self._validate(parts, operator, output)
+        arrays = self._validate(parts, output)
         mine = arrays[self._index]
+        operator = operator_for(operator, mine.dtype)
         if self._size == 1:
             if output is None:
                 return mine.copy()
@@ -172,15 +179,16 @@ class Reduce:
             output[...] = result
         return output
 
-    def _validate(self, parts: Sequence[Any], operator: Operator, output: AnyArray | None) -> list[AnyArray]:
+    def _validate(self, parts: Sequence[Any], output: AnyArray | None) -> list[AnyArray]:
         """Return the parts as plain arrays; raises if they or the output are of the wrong form."""
-        arrays = [_part(part, i, parts[0]) for i, part in enumerate(parts)]
+        arrays: list[AnyArray] = []
+        for part in parts:
+            arrays.append(_part(part, arrays))
         mine = arrays[self._index]
-        check_dtype(operator, mine.dtype)
         if output is not None and (output.dtype, output.shape) != (mine.dtype, mine.shape):
             raise ValueError(
-                f"the output of reduce_scatter has dtype {output.dtype} and shape {output.shape}, and this "
-                f"rank's part is {mine.dtype} {mine.shape}"
+                f"the output of reduce_scatter has dtype {shown_dtype(output.dtype)} and shape "
+                f"{output.shape}, and this rank's part is {shown_dtype(mine.dtype)} {mine.shape}"
             )
         return arrays
 
@@ -323,18 +331,25 @@ class Reduce:
         if found is None:
             if len(self._fingerprints) >= MAX_FINGERPRINTS:
                 self._fingerprints.clear()
-            content = (getattr(dtype, "str", "number"), shape)
+            content = ("number" if shape == "number" else str(dtype), shape)
             rank = None if root is None else self._protocol.ranks[root]
             found = self._fingerprints[key] = fingerprint(
-                operation, str(dtype), "-" if shape == "number" else str(shape), root=rank,
+                operation, shown_dtype(dtype),
+                "-" if shape == "number" else str(shape), root=rank,
                 operator=operator.name, content=content,
             )  # fmt: skip
         return found
 
 
-def _part(x: Any, index: int, first: Any) -> AnyArray:
-    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"reduce_scatter needs arrays or numbers, and part {index} is {type(x).__name__}")
-    if x.dtype != first.dtype:
-        raise TypeError(f"the parts of reduce_scatter must have one dtype, not {first.dtype} and {x.dtype}")
-    return x.view(np.ndarray)
+def _part(x: Any, before: Sequence[AnyArray]) -> AnyArray:
+    array = as_operand(x)
+    if array is None:
+        raise TypeError(
+            f"reduce_scatter needs arrays or numbers, and part {len(before)} is {type(x).__name__}"
+        )
+    if before and array.dtype != before[0].dtype:
+        raise TypeError(
+            f"the parts of reduce_scatter must have one dtype, not {shown_dtype(before[0].dtype)} and "
+            f"{shown_dtype(array.dtype)}"
+        )
+    return array

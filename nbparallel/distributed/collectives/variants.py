@@ -20,10 +20,11 @@ from nbparallel.distributed.collectives.all_reduce import AllReduce, ReductionSi
 from nbparallel.distributed.collectives.direct import direct_scan
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers
-from nbparallel.distributed.operators import LOCATING, Operator, combine
+from nbparallel.distributed.operators import LOCATING, Operator, combine, shown_dtype
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
+from nbparallel.tensors import bits_name
 from nbparallel.wire.control import Operation
 
 _LARGEST = np.iinfo(np.int64).max
@@ -92,28 +93,32 @@ def pairs_of(x: Any, location: Any, operation: str) -> Any:
     ValueError
         There are as many locations as there are not values.
     """
-    where = np.asarray(location) if isinstance(location, int | np.integer | np.ndarray) else None
+    where = np.asarray(location) if isinstance(location, int | np.integer) else as_operand(location)
     if where is None or where.dtype.kind not in "iu" or (where > _LARGEST).any():
         raise TypeError(
             f"the location of {operation} must be an int of 64 bits, or an array of them, not {location!r}"
         )
     operator = LOCATING[operation]
-    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+    array = as_operand(x)
+    if array is None:
         value = check_number(operator, x, operation)
         if isinstance(value, complex | np.complexfloating):
             raise TypeError(f"{operation} needs an order, and complex numbers have none")
         if where.ndim:
             raise ValueError(f"the location of a number must be one int, not an array of shape {where.shape}")
         return value, int(location)
-    if x.dtype.kind not in operator.kinds:
-        raise TypeError(f"{operation} needs real numbers, and this array has dtype {x.dtype}")
-    if where.ndim and where.shape != x.shape:
+    if array.dtype.kind not in operator.kinds:
+        hint = ": pass `x.float()`" if bits_name(array.dtype) else ""
+        raise TypeError(
+            f"{operation} needs real numbers, and this array has dtype {shown_dtype(array.dtype)}{hint}"
+        )
+    if where.ndim and where.shape != array.shape:
         raise ValueError(
-            f"the location of {operation} must be one int or have the shape {x.shape} of the array, not "
+            f"the location of {operation} must be one int or have the shape {array.shape} of the array, not "
             f"{where.shape}"
         )
-    pairs = np.zeros(x.shape, np.dtype([("value", x.dtype), ("location", np.int64)], align=True))
-    pairs["value"], pairs["location"] = x, where
+    pairs = np.zeros(array.shape, np.dtype([("value", array.dtype), ("location", np.int64)], align=True))
+    pairs["value"], pairs["location"] = array, where
     return pairs
 
 

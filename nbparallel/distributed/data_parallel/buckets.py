@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
+from nbparallel.tensors import shown_dtype
 
 BUCKET = 4 << 20
 """Bytes: far above what a reduction costs at least, and still in a last-level cache."""
@@ -61,7 +62,7 @@ class BucketPlan:
     def listing(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Return name, dtype and shape of each array: what must be the same on all ranks."""
         names = names_of(self.names, len(self.forms))
-        return [(n, str(dtype), shape) for n, (dtype, shape) in zip(names, self.forms, strict=True)]
+        return [(n, shown_dtype(dtype), shape) for n, (dtype, shape) in zip(names, self.forms, strict=True)]
 
 
 def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
@@ -72,8 +73,8 @@ def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=64)
 def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, members: int) -> BucketPlan:
     """Return the plan."""
-    content = bucket_nbytes, names_of(names, len(forms)), [(dtype.str, shape) for dtype, shape in forms]
-    first = [str(part) for part in forms[0]] if forms else ["-", "-"]
+    content = bucket_nbytes, names_of(names, len(forms)), [(str(dtype), shape) for dtype, shape in forms]
+    first = [shown_dtype(forms[0][0]), str(forms[0][1])] if forms else ["-", "-"]
     label = fingerprint("average_gradients", *first, content=content)
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
     buckets = _buckets(forms, sizes, bucket_nbytes, members * ALONE)

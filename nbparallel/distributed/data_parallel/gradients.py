@@ -27,10 +27,25 @@ from nbparallel.distributed.arguments import overlapping_pair
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.data_parallel.buckets import BucketPlan, names_of, plan_of
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup, SharedSpan
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    SharedArrayLookup,
+    SharedSpan,
+    as_operand,
+    read_only,
+)
 from nbparallel.distributed.slots.fingerprint import fingerprint
 from nbparallel.distributed.slots.overlaps import Span, conflict, overlapping
-from nbparallel.errors import CollectiveMismatchError, ReadOnlyArrayError, rank_list
+from nbparallel.errors import CollectiveMismatchError, rank_list
+from nbparallel.tensors import (
+    bits_name,
+    bits_operator,
+    gradient_of,
+    is_module,
+    is_tensor,
+    named_gradients,
+    number_kind,
+)
 from nbparallel.wire.control import Operation
 from nbparallel.wire.segments import CLIENT_SHIFT
 
@@ -78,9 +93,11 @@ def checked_gradients(
 ) -> Gradients:
     """Return what a user passed to `average_gradients`; its errors name the array that is wrong."""
     names: tuple[str, ...] | None = None
+    if is_module(arrays):
+        arrays = named_gradients(arrays)
     if type(arrays) is list:
         passed = arrays
-    elif isinstance(arrays, np.ndarray):
+    elif isinstance(arrays, np.ndarray) or is_tensor(arrays):
         names, passed = ("",), [arrays]
     elif isinstance(arrays, Mapping):
         entries = sorted(((f"[{key!r}]", x) for key, x in arrays.items()), key=lambda entry: entry[0])
@@ -97,7 +114,10 @@ def checked_gradients(
         plan = None
         for x in passed:
             if type(x) is not np.ndarray or x.dtype.kind not in "fc" or not x.flags.writeable:
+                names, passed = _gradients_of(names, passed)
                 plain = [_checked(names, i, x) for i, x in enumerate(passed)]
+                if last.plan is not None and last.plan.fits(names, plain, bucket_nbytes, members):
+                    plan = last.plan
                 break
     foreign = len(plain) > 1 and _check_memory(plain, names, context, last)
     if type(bucket_nbytes) is not int or bucket_nbytes < 1:
@@ -151,21 +171,32 @@ def _check_memory(
     return foreign
 
 
+def _gradients_of(
+    names: tuple[str, ...] | None, passed: Sequence[Any]
+) -> tuple[tuple[str, ...] | None, list[Any]]:
+    """Return what was passed, of torch's parameters the gradients, if they have one."""
+    found = [gradient_of(x) for x in passed]
+    kept = [i for i, x in enumerate(found) if x is not None or passed[i] is None]
+    return None if names is None else tuple(names[i] for i in kept), [found[i] for i in kept]
+
+
 def _checked(names: tuple[str, ...] | None, index: int, x: Any) -> AnyArray:
     name = f"arrays[{index}]" if names is None else f"arrays{names[index]}"
-    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+    array = as_operand(x)
+    if array is None:
         raise TypeError(f"average_gradients averages numpy arrays in place; {name} is {type(x).__name__}")
-    if x.dtype.kind not in "fc":
+    if number_kind(array.dtype) not in "fc":
         raise TypeError(
-            f"an average needs floating-point numbers, and {name} is {x.dtype}: convert it first "
+            f"an average needs floating-point numbers, and {name} is {array.dtype}: convert it first "
             "(.astype(float))"
         )
-    if not x.flags.writeable:
-        raise ReadOnlyArrayError(
+    if not array.flags.writeable:
+        raise read_only(
+            x,
             f"average_gradients writes the averages into {name}, which is read-only: pass a copy of it, "
-            "`x.copy()`, which is returned"
+            "`x.copy()`, which is returned",
         )
-    return x if type(x) is np.ndarray else x.view(np.ndarray)
+    return array
 
 
 def _checked_weight(weight: Any) -> float | None:
@@ -346,5 +377,7 @@ def _unpack(flat: AnyArray, arrays: list[AnyArray], bucket: tuple[int, ...]) -> 
 def _scale(x: AnyArray, factor: float | None) -> None:
     if factor == 0:
         x[...] = 0  # the mean of an empty batch is NaN, and times 0 it still is
+    elif factor is not None and bits_name(x.dtype):
+        bits_operator("multiply", bits_name(x.dtype)).scale(x, factor)
     elif factor is not None:
-        np.multiply(x, factor, out=x)
+        np.multiply(x, x.dtype.type(factor) if x.dtype.kind == "V" else factor, out=x)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.tensors import bits_name, readable_bits
 from nbparallel.transfer.checksum import checksum_buffer
 
 CHUNK = 1 << 20
@@ -93,6 +94,8 @@ class Differences:
         where = np.flatnonzero((comparable(here) != comparable(there)).any(axis=1))
         if not where.size:
             return
+        if bits_name(here.dtype):
+            here, there = readable_bits(here), readable_bits(there)
         if not self.count:
             self.first = number * chunk_size(here.dtype) + int(where[0])
             self.here, self.there = shown(here[where[0]]), shown(there[where[0]])

@@ -18,6 +18,7 @@ import numpy as np
 from nbparallel.distributed.equality.array_digest import DIGEST, checksums, shown
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
 from nbparallel.errors import UnpicklableError
+from nbparallel.tensors import shown_dtype
 
 MAX_DEPTH = 150
 """Of containers within containers."""
@@ -122,9 +123,11 @@ class _Walk:
         self._open.pop()
 
     def _array(self, path: str, x: Any, array: AnyArray) -> Leaf:
-        description = str(array.dtype)
+        description = shown_dtype(array.dtype)
         if isinstance(x, np.ndarray):
             description = f"{description} array of shape {array.shape}"
+        elif not isinstance(x, np.generic):
+            description = f"{description} {type(x).__name__} of shape {array.shape}"
         return Leaf(path, x, description, checksums(array, exact=self._exact), array)
 
     def _container(self, x: Any, path: str) -> Iterator[Leaf]:

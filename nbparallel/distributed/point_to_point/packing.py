@@ -26,7 +26,9 @@ from nbparallel.distributed.runtime.shared_arrays import (
     encode_handle,
 )
 from nbparallel.errors import InternalError
+from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.store import Store
+from nbparallel.tensors import is_tensor, tensor_of
 from nbparallel.transfer import pickling
 from nbparallel.wire.control_layout import RECORD
 
@@ -49,6 +51,12 @@ content comes through a stream, or through the staging buffers of a group."""
 SHORT = 32 << 10
 """Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.operations.tuning``: the
 ordinary path takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
+TENSOR = b"t"
+"""Begins the description of an array that was sent as a tensor; no pickle begins so."""
+PRIVATE = (
+    "view=True sends where an array lies, and this one's memory is private: share it first "
+    "(`x = nbp.share(x)`), or send without view=True"
+)
 _BUILTINS = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -67,6 +75,11 @@ class Payload:
         """Return the bytes for a ring."""
         length = RECORD.size + len(self.meta) + len(self.body)
         return RECORD.pack(length, len(self.meta), self.kind, tag, line, group) + self.meta + self.body
+
+
+def brings_tensor(message: Envelope) -> bool:
+    """Return whether a tensor was sent: its array is to arrive as one."""
+    return message.meta[:1] == TENSOR
 
 
 class Packer:
@@ -96,10 +109,11 @@ class Packer:
             return self._pack_view(x, array)
         if array is None:
             return self._pack_other(x, self._inline)
-        payload = self._pack_inline(array, self._inline)
+        tensor = array is not x and is_tensor(x)
+        payload = self._pack_inline(array, self._inline, tensor)
         if payload is None and stream is not None:
-            payload = self._pack_stream(array, stream)
-        return payload or self._pack_copy(array, ADOPTED)
+            payload = self._pack_stream(array, stream, tensor)
+        return payload or self._pack_copy(array, ADOPTED, tensor)
 
     def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Payload:
         """Return `x` as a payload to be read from a slot, while the sender waits for its readers.
@@ -113,15 +127,16 @@ class Packer:
             return self._pack_view(x, array)
         if array is None:
             return self._pack_other(x, inline)
-        payload = self._pack_inline(array, inline)
+        tensor = array is not x and is_tensor(x)
+        payload = self._pack_inline(array, inline, tensor)
         if payload is not None:
             return payload
         handle = self._store.handle(array, writable=False)
         if handle is not None:
-            return Payload(VIEW, b"", encode_handle(handle), None, array.nbytes)
+            return Payload(VIEW, TENSOR if tensor else b"", encode_handle(handle), None, array.nbytes)
         if relay and array.flags.c_contiguous:
-            return Payload(RELAYED, self.meta(array), b"", nbytes=array.nbytes)
-        return self._pack_copy(array, ADOPTED if readers == 1 else VIEW)
+            return Payload(RELAYED, self.meta(array, tensor), b"", nbytes=array.nbytes)
+        return self._pack_copy(array, ADOPTED if readers == 1 else VIEW, tensor)
 
     def _pack_other(self, x: Any, inline: int) -> Payload:
         if type(x) in _BUILTINS:
@@ -138,37 +153,49 @@ class Packer:
     def _pack_view(self, x: Any, array: AnyArray | None) -> Payload:
         if array is None:
             raise TypeError(f"view=True needs a numpy array in shared memory, not {type(x).__name__}")
+        if is_tensor(x):
+            return self._pack_tensor_view(array)
         form = (array.shape, array.strides, array.dtype, self._store.rights_changes)
         shown = self._shown
         if shown is not None and shown[0]() is array and shown[1] == form:
             return Payload(VIEW, b"", shown[2], array, 0)
         handle = self._store.handle(array, writable=False)
         if handle is None:
-            raise ValueError(
-                "view=True sends where an array lies, and this one's memory is private: share it first "
-                "(`x = nbp.share(x)`), or send without view=True"
-            )
+            raise ValueError(PRIVATE)
         packed = encode_handle(handle)
         self._shown = weakref.ref(array), form, packed
         return Payload(VIEW, b"", packed, array, 0)
 
-    def _pack_inline(self, array: AnyArray, inline: int) -> Payload | None:
+    def _pack_tensor_view(self, array: AnyArray) -> Payload:
+        """Return where a tensor lies: every rank may write there, since torch cannot keep one from it."""
+        location = self._store.location(array)
+        handle = None if location is None else self._store.handle(array, writable=location.for_all)
+        if handle is None:
+            raise ValueError(PRIVATE)
+        if not handle.writable:
+            raise ValueError(
+                "view=True sends where this tensor lies, which other ranks may only read, and torch has no "
+                "tensors for reading only: send `x.numpy()`, or without view=True"
+            )
+        return Payload(VIEW, TENSOR, encode_handle(handle), array, 0)
+
+    def _pack_inline(self, array: AnyArray, inline: int, tensor: bool) -> Payload | None:
         nbytes = array.nbytes
         if nbytes <= inline:
-            meta = self.meta(array)
+            meta = self.meta(array, tensor)
             if len(meta) <= min(self._inline, 0xFFFF):
                 return Payload(ARRAY, meta, array.tobytes(), nbytes=nbytes)
         return None
 
-    def meta(self, array: AnyArray) -> bytes:
-        """Return dtype and shape as they stand in a record."""
+    def meta(self, array: AnyArray, tensor: bool = False) -> bytes:
+        """Return dtype and shape as they stand in a record, and whether a `tensor` is sent."""
         key = (array.dtype, array.shape)
         meta = self._metas.get(key)
         if meta is None:
             meta = pickle.dumps(key, 5)
             if len(meta) < self._inline:
                 self._remember(self._metas, key, meta)
-        return meta
+        return TENSOR + meta if tensor else meta
 
     def short_meta(self, array: AnyArray) -> bytes:
         """Return dtype and shape of a short array as they stand in a record; empty: it is not short."""
@@ -177,17 +204,23 @@ class Packer:
         meta = self.meta(array)
         return meta if len(meta) <= SHORT else b""
 
-    def _pack_stream(self, array: AnyArray, stream: StreamOut) -> Payload | None:
-        if array.nbytes >= LEAST and array.flags.c_contiguous and len(meta := self.meta(array)) <= 1024:
+    def _pack_stream(self, array: AnyArray, stream: StreamOut, tensor: bool) -> Payload | None:
+        if (
+            array.nbytes >= LEAST
+            and array.flags.c_contiguous
+            and len(meta := self.meta(array, tensor)) <= 1024
+        ):
             body = stream.offer(array.nbytes)
             if body is not None:
                 return Payload(STREAMED, meta, body, nbytes=array.nbytes)
         return None
 
-    def _pack_copy(self, array: AnyArray, kind: int) -> Payload:
+    def _pack_copy(self, array: AnyArray, kind: int, tensor: bool) -> Payload:
         copy = self._store.empty(array.shape, array.dtype)
         np.copyto(copy, array)
-        return Payload(kind, b"", self._handle(copy, writable=kind == ADOPTED), copy, array.nbytes)
+        return Payload(
+            kind, TENSOR if tensor else b"", self._handle(copy, writable=kind == ADOPTED), copy, array.nbytes
+        )
 
     def _handle(self, array: AnyArray, *, writable: bool = False) -> bytes:
         handle = self._store.handle(array, writable=writable)
@@ -207,16 +240,30 @@ class Packer:
         if message.kind in (ARRAY, STREAMED, RELAYED):
             form = self._forms.get(message.meta)
             if form is None:
-                form = pickle.loads(message.meta)
+                form = pickle.loads(message.meta.removeprefix(TENSOR))
                 self._remember(self._forms, message.meta, form)
             return form
         if message.kind in (ADOPTED, VIEW):
             handle = decode_handle(message.body)
-            return np.lib.format.descr_to_dtype(handle.dtype), handle.shape
+            return rebuild_dtype(handle.dtype), handle.shape
         return None
 
+    def copy_tensor(self, message: Envelope) -> Any:
+        """Return a copy of a tensor that its sender has left where it lies."""
+        return tensor_of(np.array(self._attach_view(message.body), order="C"))
+
     def unpack(self, message: Envelope) -> Any:
-        """Return the value; it belongs to the receiver, but for a view, which is read-only."""
+        """Return the value; it belongs to the receiver, but for a view, which is read-only.
+
+        A view of a tensor can be written to: torch has no tensors for reading only.
+        """
+        if brings_tensor(message):
+            if message.kind == VIEW:
+                return tensor_of(self._attach(decode_handle(message.body), writable=True))
+            return tensor_of(self._unpack_array(message))
+        return self._unpack_array(message)
+
+    def _unpack_array(self, message: Envelope) -> Any:
         if message.kind == ARRAY and (form := self.form(message)) is not None:
             dtype, shape = form
             value = np.empty(shape, dtype)

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from nbparallel.distributed.operators import shown_dtype
 from nbparallel.distributed.point_to_point.matching import (
     MatchRequest,
     PostedReceives,
     Receive,
     UnexpectedMessages,
 )
-from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, STREAMED, Packer
+from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, STREAMED, Packer, brings_tensor
 from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import MAX_HEADS, inline_nbytes
 from nbparallel.distributed.point_to_point.streaming import Call, StreamIn, flat_octets
@@ -32,6 +33,7 @@ from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import table
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
+from nbparallel.tensors import tensor_of
 from nbparallel.wire.control import Operation
 
 T = TypeVar("T")
@@ -140,7 +142,7 @@ class Receiver:
 
     def _read_stream(
         self, buffer: AnyArray | None, message: Envelope, line: int, deadline_ns: int | None
-    ) -> AnyArray:
+    ) -> Any:
         form = self._packer.form(message)
         assert form is not None, "only arrays are streamed"
         whole = buffer is not None and buffer.flags.c_contiguous
@@ -150,7 +152,9 @@ class Receiver:
         self._unload_stream(message, line)
         self._streams[message.source].read(target, message.body, Call(line, message.tag, deadline_ns))
         context.open = outer
-        if buffer is None or whole:
+        if buffer is None:
+            return tensor_of(target) if brings_tensor(message) else target
+        if whole:
             return target
         np.copyto(buffer, target)
         return buffer
@@ -312,8 +316,8 @@ class Receiver:
         dtype, shape = form or ("a pickled object", "-")
         source, place = message.source, self._context.call_site.name
         sent_on = f"{message.line} of {message.cell}" if message.cell else place(message.line)
-        sent = ("send", str(dtype), str(shape), "-", "-", sent_on or "?")
-        mine = ("recv", str(buffer.dtype), str(buffer.shape), "-", "-", place(line) or "?")
+        sent = ("send", shown_dtype(dtype), str(shape), "-", "-", sent_on or "?")
+        mine = ("recv", shown_dtype(buffer.dtype), str(buffer.shape), "-", "-", place(line) or "?")
         raise CollectiveMismatchError(
             f"what rank {source} sent does not fit the buffer, and nothing was written; in this cell "
             f"`x = {receive_text('recv', source, message.tag)}` still receives it, without a buffer:\n"

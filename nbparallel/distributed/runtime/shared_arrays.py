@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import InternalError
+from nbparallel.errors import InternalError, ReadOnlyArrayError
 from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.store import Store
+from nbparallel.tensors import as_array, is_tensor, tensor_of
 from nbparallel.wire.handles import ArrayHandle
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -25,12 +26,45 @@ an array that its owner deletes lives as long."""
 
 
 def as_plain_array(x: Any) -> AnyArray | None:
-    """Return `x` as the plain array whose bytes can travel, None if it has to be pickled."""
+    """Return `x` as the plain array whose bytes can travel, None if it has to be pickled.
+
+    A tensor as the array over the same memory; `TypeError` if there is none, with what to do.
+    """
     if type(x) is np.ndarray:
         return None if x.dtype.hasobject else x
     if isinstance(x, np.memmap | np.matrix):
         return x.view(np.ndarray)
-    return None
+    return as_array(x)
+
+
+def as_operand(x: Any) -> AnyArray | None:
+    """Return `x` as the plain array that is computed with or filled, None if it is none: a number, say."""
+    if isinstance(x, np.ndarray):
+        return None if isinstance(x, np.ma.MaskedArray) else x.view(np.ndarray)
+    return as_array(x)
+
+
+def in_kind_of(x: Any, result: Any) -> Any:
+    """Return a new array, or each of a tuple of them, as a tensor if `x` is one; anything else as it is."""
+    if not is_tensor(x):
+        return result
+    if isinstance(result, tuple):
+        return tuple(in_kind_of(x, part) for part in result)
+    return tensor_of(result) if isinstance(result, np.ndarray) else result
+
+
+def copied(x: Any) -> Any:
+    """Return a copy of an array or a tensor; an object as it is."""
+    if isinstance(x, np.ndarray):
+        return x.copy()
+    return x.detach().clone() if is_tensor(x) else x
+
+
+def read_only(x: Any, message: str) -> ReadOnlyArrayError:
+    """Return the error about an array that cannot be changed; it says how to copy what the user passed."""
+    if isinstance(x, np.ndarray):
+        return ReadOnlyArrayError(message)
+    return ReadOnlyArrayError(message.replace("x.copy()", "x.clone()" if is_tensor(x) else "numpy.array(x)"))
 
 
 def encode_handle(handle: ArrayHandle) -> bytes:

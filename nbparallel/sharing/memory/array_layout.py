@@ -14,6 +14,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy_format
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError
+from nbparallel.tensors import describe_extension, rebuild_extension
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import is_segment_id, is_use
 
@@ -67,7 +68,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
             "process: use a numeric dtype or fixed-width strings, or send a copy"
         )
     try:
-        form: Any = dtype.str if dtype.names is None else dtype.descr
+        form: Any = describe_extension(dtype) or (dtype.str if dtype.names is None else dtype.descr)
     except ValueError:
         form = _as_dictionary(dtype)
     try:
@@ -114,9 +115,12 @@ def rebuild_dtype(form: Any) -> np.dtype[Any]:
 
 @lru_cache(maxsize=256)
 def _rebuild_simple(form: str) -> np.dtype[Any]:
-    if not _SIMPLE.fullmatch(form):
+    if _SIMPLE.fullmatch(form):
+        return _built(form)
+    extension = rebuild_extension(form)
+    if extension is None:
         raise InvalidHandleError(f"no dtype of a shared array: {form[:80]!r}")
-    return _built(form)
+    return extension
 
 
 def _rebuild_fields(form: Any) -> np.dtype[Any]:
