@@ -179,7 +179,8 @@ class AllReduce:
         return True
 
     def _first_average(self, x: AnyArray, operation: Operation, label: Fingerprint) -> ReductionSignature:
-        plan = ReductionSignature(operation, find_operator("avg"), x.dtype, x.shape, self.inline_nbytes)
+        operator = operator_for(find_operator("avg"), x.dtype)
+        plan = ReductionSignature(operation, operator, x.dtype, x.shape, self.inline_nbytes)
         plan.fingerprint, plan.may_differ = label, True
         return plan
 
