@@ -209,6 +209,9 @@ def parts_of(x: Any, size: int, operation: str) -> list[Any]:
         if x.ndim == 0:
             raise ValueError(f"{operation} splits an array along axis 0, and this one has no axis")
         return [x[part_of(len(x), part, size)] for part in range(size)]  # what `array_split` does, quicker
+    array = as_operand(x)
+    if array is not None:  # another library's
+        return parts_of(array, size, operation)
     if not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray):
         raise TypeError(
             f"{operation} needs a sequence of {size} values, one for each rank, or an array to split along "

@@ -129,7 +129,7 @@ def test_what_is_sent_is_data_without_autograd() -> None:
         x = torch.nn.Parameter(torch.ones(3) * (c.rank + 1))
         loss = (x * x).sum()
         assert c.all_reduce(loss) is loss
-        assert float(loss) == 15
+        assert loss.item() == 15
         for got in c.all_gather(x):
             assert type(got) is torch.Tensor
             assert not got.requires_grad
@@ -155,7 +155,7 @@ def test_parts_and_batches_are_tensors() -> None:
             assert isinstance(ys, np.ndarray)
             assert rows[:, 0].tolist() == ys.tolist()
             seen += ys.tolist()
-        assert sorted(sum(c.all_gather(seen), [])) == x[:, 0].tolist()
+        assert sorted(y for part in c.all_gather(seen) for y in part) == x[:, 0].tolist()
 
     values_of(program)
 
@@ -186,4 +186,3 @@ def test_a_rank_without_torch_receives_tensors() -> None:
     _, before, kinds, _ = second
     assert not before
     assert kinds == [("Tensor", "torch.float32"), ("Tensor", "torch.bfloat16")] * 2
-

@@ -25,7 +25,7 @@ from nbparallel.distributed.arguments import (
 )
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
-from nbparallel.tensors import as_array, is_tensor
+from nbparallel.distributed.runtime.shared_arrays import as_operand
 
 
 class Reductions(OperationBase):
@@ -225,7 +225,7 @@ class Reductions(OperationBase):
             tensor = output
         values, to_fill = value_and_outputs(tensor, input_list, "reduce_scatter")
         target = None if to_fill is MISSING else check_output(to_fill, "reduce_scatter")
-        plain = as_array(values) if is_tensor(values) else values
+        plain = values if (array := as_operand(values)) is None else array
         parts = parts_of(plain, call.size, "reduce_scatter")
         whole = plain if type(plain) is np.ndarray else None
         return call.run(
@@ -251,9 +251,8 @@ class Reductions(OperationBase):
         name = "reduce_scatter_tensor"
         call = self._operation(name, group, None, async_op)
         target = check_output(output, name)
-        plain = as_array(input) if is_tensor(input) else input
-        parts = equal_parts(plain, target, call.size, name, "input")
-        whole = plain if type(plain) is np.ndarray else None
+        whole = as_operand(input)
+        parts = equal_parts(input if whole is None else whole, target, call.size, name, "input")
         return call.run(
             GroupCollectives.reduce_scatter, NonblockingCalls.reduce_scatter, parts, whole, op, target,
             filled=output,
