@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.source_tree import ROOT, SourceTree, circles, repeated
+from tests.architecture.source_tree import ROOT, TREE, circles, repeated
 
-TREE = SourceTree()
 SOURCES = sorted(TREE.modules.values())
 MAX_LINES = 400
 MAX_ENTRIES = 16

@@ -30,8 +30,6 @@ from nbparallel.wire.owners import Owner
 
 GRACE_SECONDS = 2.0
 """How long what was let go may take to vanish (T_gone: a killed kernel's ranks)."""
-MOST_GRACE = 5.0
-"""On a busy machine everything takes longer: grace grows with the load of each core, at most by this."""
 POLL_SECONDS = 0.01
 """Between two looks while something is still there; arbitrary."""
 ANONYMOUS_SLACK = 256
@@ -194,11 +192,6 @@ def _held_elsewhere(name: str) -> bool:
     return False
 
 
-def _patience() -> float:
-    """Return how much longer things take here than on a machine that does nothing else."""
-    return min(MOST_GRACE, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
-
-
 def _own_mark() -> str:
     return os.environ.get(processes.MARK, "")
 
@@ -233,7 +226,7 @@ class LeakCheck:
 
         Kinds that are `allowed` to stay are neither waited for nor returned.
         """
-        grace = GRACE_SECONDS * _patience() if grace_seconds is None else grace_seconds
+        grace = GRACE_SECONDS * processes.patience() if grace_seconds is None else grace_seconds
         deadline = time.monotonic() + grace
         leaks = [leak for leak in self.leaks() if leak.kind not in allowed]
         while leaks:

@@ -120,7 +120,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         turns.begin(alone=item.get_closest_marker("alone") is not None)
     marker = item.get_closest_marker("time_limit")
     limit = float(marker.args[0]) if marker else LIMIT_SECONDS
-    watchdog.arm(item.nodeid, limit * (BUSY_LIMIT_FACTOR if _busy_core in item.config.stash else 1.0))
+    factor = BUSY_LIMIT_FACTOR if _busy_core in item.config.stash else processes.patience()
+    watchdog.arm(item.nodeid, limit * factor)
     try:
         return (yield)
     finally:
@@ -129,13 +130,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             turns.end()
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Fail a test that swallowed the watchdog's exception, or whose stderr tells of a leak."""
-    report = yield
     watchdog = item.config.stash[_watchdog]
+    with watchdog.paused():
+        report = yield
     if watchdog.expired and watchdog.name == item.nodeid and report.passed and not item.stash.get(_hung, ""):
         report.outcome, report.longrepr = "failed", watchdog.expired
     if watchdog.expired and watchdog.name == item.nodeid:

@@ -27,6 +27,8 @@ MARK = "NBP_TEST_RUN"
 """Environment variable that names the test run which a process belongs to."""
 SESSION = "NBP_SESSION"
 """Environment variable that names the nbparallel session which a process belongs to."""
+MOST_PATIENCE = 5.0
+"""What a busy machine multiplies a bound of the tests by, at most."""
 HAS_PROC = Path("/proc/self/stat").exists()
 """False on macOS: what stands on ``/proc`` sees nothing there, and says so in its docstring."""
 
@@ -53,6 +55,11 @@ class ProcessRecord:
     def __str__(self) -> str:
         of_session = f", session {self.session}" if self.session else ""
         return f"pid {self.pid} (state {self.state}, parent {self.parent}{of_session}): {self.command}"
+
+
+def patience() -> float:
+    """Return how much longer things take here than on a machine that does nothing else."""
+    return min(MOST_PATIENCE, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
 
 
 def pids() -> frozenset[int]:

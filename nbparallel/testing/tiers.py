@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
 import random
 import zlib
 from collections import defaultdict
@@ -32,6 +31,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
+
+from nbparallel.testing import processes
 
 QUICK, REST, ALL = "quick", "rest", "all"
 QUICK_EXAMPLES = 20
@@ -171,11 +172,6 @@ def sampled(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
 # -- the quick tier stays quick ------------------------------------------------------------------------------
 
 
-def _patience() -> float:
-    """Return how much longer tests may take here than on a machine that does nothing else."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Fail a test of the quick tier that is not quick."""
@@ -188,7 +184,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         and report.passed
         and item.config.option.tier == QUICK
         and item.get_closest_marker("stress") is None
-        and seconds > FAIL_SECONDS * _patience()
+        and seconds > FAIL_SECONDS * processes.patience()
     ):
         report.outcome = "failed"
         report.longrepr = f"took {seconds:.1f} s, more than {FAIL_SECONDS:g} s: mark it `slow`"

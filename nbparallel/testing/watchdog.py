@@ -14,7 +14,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -72,6 +73,15 @@ class Watchdog:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, self._previous)  # type: ignore[arg-type]  # what signal() returned
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Raise nothing again while the runner describes the test that hung: that would end the run."""
+        left, repeat = signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, left, repeat)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -32,7 +33,10 @@ class SourceTree:
     @cached_property
     def trees(self) -> dict[str, ast.Module]:
         """The syntax tree of each module."""
-        return {name: ast.parse(path.read_text()) for name, path in self.modules.items()}
+        trees = {name: ast.parse(path.read_text()) for name, path in self.modules.items()}
+        gc.collect()
+        gc.freeze()  # half a million objects that stay: the collections of later tests leave them out
+        return trees
 
     @cached_property
     def packages(self) -> list[str]:
@@ -107,6 +111,10 @@ class SourceTree:
                     if there in graph and there != here:
                         graph[here].add(there)
         return graph
+
+
+TREE = SourceTree()
+"""This checkout, read once in a process."""
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:

@@ -7,13 +7,12 @@ import importlib
 import re
 from collections.abc import Iterator
 
-from tests.architecture.source_tree import ROOT, SourceTree
+from tests.architecture.source_tree import ROOT, TREE
 
 HISTORY = {"decisions", "benchmarks.md", "sweep.md"}  # true when they were written
 PATH = re.compile(r"(?<![\w/.])(?:nbparallel|magics|widgets|tests|benchmarks|docs|notebooks)/[\w./-]*\w")
 NAME = re.compile(r"`+(nbparallel(?:_magics|_widgets)?(?:\.\w+)+)`+")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)")
-TREE = SourceTree()
 
 
 def texts() -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ import nbparallel.sharing
 import nbparallel.testing
 import nbparallel.testing.strategies
 from nbparallel_magics.magics import ParallelMagics
-from tests.architecture.source_tree import SourceTree
+from tests.architecture.source_tree import TREE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOORS: list[ModuleType] = [
@@ -127,10 +127,9 @@ def test_the_search_finds_the_words() -> None:
 
 def test_first_lines_and_sources_use_the_field_s_words() -> None:
     """No module's first line holds a word of the list; nothing in a source calls a process a person."""
-    tree = SourceTree()
     found = []
-    for module, path in tree.modules.items():
-        first = (ast.get_docstring(tree.trees[module]) or "").partition("\n")[0]
+    for module, path in TREE.modules.items():
+        first = (ast.get_docstring(TREE.trees[module]) or "").partition("\n")[0]
         found += [f"{module}, first line: {bad}" for bad in offences(first)]
         found += [
             f"{module}, line {number}: {word[0]!r} (write: a process, a rank)"
@@ -142,9 +141,8 @@ def test_first_lines_and_sources_use_the_field_s_words() -> None:
 
 def test_messages_use_the_field_s_words() -> None:
     """No text that the library can print or raise holds a word of the list."""
-    tree = SourceTree()
     found = []
-    for module, source in tree.trees.items():
+    for module, source in TREE.trees.items():
         prose = {id(node.value) for node in ast.walk(source) if isinstance(node, ast.Expr)}
         for node in ast.walk(source):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:

@@ -102,6 +102,7 @@ Client(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3")
 """
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("name", "setting"),
     [("papermill", ""), ("program.py", "\n%config NbParallel.output = 'stream'")],

@@ -5,9 +5,9 @@ import pytest
 LEAKY = """
 import ctypes, mmap, os, subprocess, sys, threading, time
 import pytest
-from nbparallel.testing import leaks
+from nbparallel.testing import leaks, processes
 
-leaks.GRACE_SECONDS, leaks.MOST_GRACE = 0.3, 1.0
+leaks.GRACE_SECONDS, processes.MOST_PATIENCE = 0.3, 1.0
 KEEP = []
 
 def test_clean():

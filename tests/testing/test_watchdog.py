@@ -5,6 +5,9 @@ import pytest
 HANGING = """
 import os, subprocess, sys, threading, time
 import pytest
+from nbparallel.testing import processes
+
+processes.MOST_PATIENCE = 1.0
 
 @pytest.mark.time_limit(1.0)
 def test_waits_for_ever():
@@ -65,10 +68,11 @@ def test_c_code_that_never_returns():
 """
 
 
+@pytest.mark.time_limit(60)
 def test_stuck_in_c_ends_the_run(pytester: pytest.Pytester) -> None:
     """C code that holds the GIL cannot be raised into: the run prints its stacks and ends."""
     pytester.makepyfile(STUCK)
-    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=15)
+    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=40)
     assert result.ret != 0
     assert "test_c_code_that_never_returns" in result.stderr.str()
 
@@ -96,3 +100,34 @@ def test_tests_can_be_made_harder(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess(*options, timeout=40)
     result.assert_outcomes(passed=5 + 1)
     assert "still there" not in result.stdout.str()
+
+
+SLOW_REPORT = """
+import time
+import pytest
+from nbparallel.testing import processes, watchdog
+
+processes.MOST_PATIENCE, watchdog.REPEAT_SECONDS = 1.0, 0.05
+
+class Slow:
+    def __repr__(self):
+        time.sleep(0.3)
+        return "slow to describe"
+
+@pytest.mark.time_limit(0.3)
+def test_hangs():
+    slow = Slow()
+    while slow: pass
+
+def test_after_it():
+    pass
+"""
+
+
+@pytest.mark.time_limit(60)
+def test_a_hang_is_described_however_long_that_takes(pytester: pytest.Pytester) -> None:
+    """The watchdog does not raise again inside the runner, which would end the run."""
+    pytester.makepyfile(SLOW_REPORT)
+    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", "-l", timeout=40)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*slow to describe*"])

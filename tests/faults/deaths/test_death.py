@@ -112,6 +112,7 @@ def test_f5_a_write_past_numpy_to_what_ranks_may_only_read_is_explained() -> Non
     assert names["x"][0] == 0
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("code", [0, 3])
 def test_f7_exit_behind_our_back_is_a_death_whatever_the_code(code: int) -> None:
     """os._exit(0) is no success."""

@@ -12,7 +12,7 @@ from nbparallel.session import Session
 from nbparallel.testing.leaks import names_of
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", ["return", "_exit", "exception", "sys.exit"])
 def test_f64_a_forked_child_of_a_rank_gets_an_error_and_harms_nothing(how: str) -> None:
     """ForkedRankError on every operation in the child; the parent goes on and its arrays stay."""
@@ -98,7 +98,7 @@ ENDS = {
 }
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("end", [*ENDS, "return"])
 @pytest.mark.parametrize("point", ["enter", "wrote_header", "half_payload", "wrote_flag", "waiting", "leave"])
 def test_f64_a_fork_in_the_middle_of_an_operation(point: str, end: str) -> None:
@@ -152,7 +152,7 @@ for child in children: os.waitpid(child, 0)
 """
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("end", [*ENDS, "return", "return first"])
 @pytest.mark.parametrize("target", ["os.posix_fallocate", "os.symlink", "process_names.claim", "os.unlink"])
 def test_f64_a_fork_while_a_segment_is_made_or_freed(target: str, end: str) -> None:

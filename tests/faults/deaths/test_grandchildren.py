@@ -62,7 +62,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_rank_is_killed(way: str, promised: Promised) -> None:
     """The dead rank's processes end with it; those of the living rank are left alone."""
@@ -87,7 +87,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str, promised: Promised) -> None:
     """Whatever it was started as, the supervisor finds it before it ends."""

@@ -36,7 +36,7 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT", "SIGBUS"])
 def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str, promised: Promised) -> None:
     """The dead rank's names and memory are gone, what others made or hold stays."""
@@ -135,7 +135,7 @@ def kill_with_announcements_unread(session: Session, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     "kill",
     [

@@ -62,7 +62,7 @@ def processes() -> list[str]:
     return [str(record) for record in family(os.getpid(), os.environ["NBP_TEST_RUN"])]
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("where", START)
 def test_f23_an_interrupt_while_ranks_start(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
@@ -80,7 +80,7 @@ def test_f23_an_interrupt_while_ranks_start(monkeypatch: pytest.MonkeyPatch, whe
         assert session.run("all_reduce(1)").values == [2, 2]
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("where", STOP)
 def test_f23_interrupts_while_ranks_are_stopped(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
@@ -121,6 +121,7 @@ def test_f23_presses_that_wait_are_not_lost() -> None:
         signal.signal(signal.SIGINT, found)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("where", [(Channel, "send"), (SupervisorLaunch, "terminate")])
 def test_f23_an_interrupt_while_a_supervisor_is_prestarted_or_terminated(
     monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]

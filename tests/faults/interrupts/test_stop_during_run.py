@@ -52,7 +52,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str], session: Se
     return threads
 
 
-@pytest.mark.matrix(cover=(), size=4)
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("wait", [False, True])

@@ -92,7 +92,7 @@ def use(*arrays):
 """
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("what", SCRIPTS)
 def test_f49_arrays_outlive(what):

@@ -98,7 +98,7 @@ def run(script, *, before=(), **constants):
     return done.stdout
 
 
-@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 @pytest.mark.parametrize(
@@ -233,6 +233,7 @@ def test_f44_the_limit_leaves_room():
     assert limit // 2 < process_limits.most_mappings() < limit
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("nbytes", [800, 800_000])
 def test_f45_a_name_that_somebody_removes(nbytes):

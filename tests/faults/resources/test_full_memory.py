@@ -174,6 +174,7 @@ assert x.nbytes == 1 << 20
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 def test_f40_beside_a_process_that_fills_and_empties(small: Callable[..., str]) -> None:
@@ -212,6 +213,7 @@ assert len(names()) == len(arrays) + 1, "and the record of whose they are"
     assert "no file can be added" in text
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f40_anonymous_memory_does_not_care(tmp_path: Path) -> None:
     """`file_descriptor` and `file_region` share 64 MiB beside a /dev/shm of 8 MiB."""

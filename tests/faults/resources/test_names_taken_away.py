@@ -203,6 +203,7 @@ def test_f82_three_names_in_a_row(named: Strategy, tmp_path: Path, monkeypatch: 
     assert sorted(path.name for path in folder.iterdir()) == sorted(taken)
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f82_ten_thousand_names(named: Strategy, tmp_path: Path) -> None:
     """A folder full of names like ours is no obstacle, and none of them goes."""

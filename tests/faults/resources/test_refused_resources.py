@@ -37,7 +37,7 @@ def refuse(number: int, after: int) -> Callable[[Callable[..., Any]], Callable[.
     return decorate
 
 
-@pytest.mark.matrix(cover=(), size=5)
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
@@ -68,6 +68,7 @@ def test_f74_a_refused_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: s
         assert list(session.run("all_reduce(1)").values) == [2, 2]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("after", [0, 1])
 def test_f74_a_refused_thread(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Of the session, or of a cell in the background, which then does not run without one."""
@@ -145,6 +146,7 @@ STEPS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.may_leave("thread", "fd", reason="what raised may not have ended what it ends")
 @pytest.mark.parametrize(("owner", "name"), STEPS)
 def test_f74_stop_goes_on(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
@@ -178,6 +180,7 @@ def test_f66_descriptors_of_the_session_that_the_notebook_closes() -> None:
     assert list(family(os.getpid(), os.environ["NBP_TEST_RUN"])) == []
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("value", ["None", "object()", "open('/dev/null', 'w')"])
 def test_f66_a_cell_that_replaces_streams(stream: str, value: str) -> None:

@@ -10,6 +10,7 @@ FEW = 200
 """Every so many-th point is attempted; a repetition takes the next ones.  ``make sweep`` attempts all."""
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(400)
 @pytest.mark.parametrize("strategy", syscall_sweep.STRATEGIES)

@@ -48,6 +48,7 @@ print(json.dumps([values, costs, written, after, seconds]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("strategy", STRATEGIES)
