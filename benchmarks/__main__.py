@@ -18,6 +18,7 @@ MODULES = (
     "sharing.sharing_pool",
     "sharing.small_arrays",
     "sharing.hand_over",
+    "sharing.tensors",
     "sharing.share_and_read",
     "sharing.many_small",
     "sharing.reclaim",
