@@ -46,14 +46,16 @@ class BackgroundCell:
         return [*super().__dir__(), *(name for name in dir(self.pending) if not name.startswith("_"))]
 
     def __repr__(self) -> str:
+        # A saved notebook shows what this was when the cell began: it has to stay true.
+        state = "started" if self.pending.state == "running" else self.pending.state
         advice = {
             "queued": "it runs when those before it have ended, and %parallel_result waits for it",
-            "running": "%parallel_result waits for it",
+            "started": "%parallel_result waits for it",
             "failed": "%parallel_result raises its error",
-        }.get(self.pending.state, "%parallel_result shows what it printed")
-        if self.out and self.pending.state in ("queued", "running", "done"):
+        }.get(state, "%parallel_result shows what it printed")
+        if self.out and state in ("queued", "started", "done"):
             advice += f" and puts its values into {self.out}"
-        return f"<cell In[{self.number}] on the ranks: {self.pending.state}; {advice}>"
+        return f"<cell In[{self.number}] on the ranks: {state}; {advice}>"
 
 
 def find(name: str, variables: Mapping[str, Any]) -> BackgroundCell:

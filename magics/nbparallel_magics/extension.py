@@ -15,6 +15,7 @@ from nbparallel_magics.error_display import ErrorRendering
 from nbparallel_magics.magics import ParallelMagics
 from nbparallel_magics.output.overflow import remove_abandoned
 from nbparallel_magics.state import ExtensionState
+from nbparallel_magics.views.introspection import RankIntrospection
 
 BUDGET_SECONDS = 0.03
 """Time for the sweep; the rest is left to the supervisor, which the first cell starts."""
@@ -62,11 +63,13 @@ class _LoadedExtension:
         self.magics = ParallelMagics(self.state)
         self.errors = ErrorRendering(shell)
         self.completer = RankCompleter(self.state)
+        self.introspection = RankIntrospection(shell, self.state.running_session)
 
     def install(self) -> None:
         self.shell.register_magics(self.magics)
         self.errors.install()
         self.completer.install()
+        self.introspection.install()
         self.state.install()
 
     def remove(self) -> None:
@@ -78,6 +81,7 @@ class _LoadedExtension:
         self.shell.configurables.remove(self.magics)  # IPython's Magics puts itself there
         manager.registry.pop(type(self.magics).__name__, None)
         self.completer.remove()
+        self.introspection.remove()
         self.errors.remove()
         self.state.remove()
 

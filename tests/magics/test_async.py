@@ -58,7 +58,7 @@ def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) 
     kernel = prepared(shared_kernel)
     first = kernel.begin(f"%%parallel --async -o parts\n{SLOW}")
     waits = "%parallel_result waits for it and puts its values into parts"
-    running = rf"<cell In\[\d+\] on the ranks: running; {waits}>"
+    running = rf"<cell In\[\d+\] on the ranks: started; {waits}>"
     assert re.fullmatch(running, value(first.wait()))
     busy = kernel.run("%%parallel\nrank")
     assert (busy.status, busy.ename) == ("error", "BusyError")
@@ -83,7 +83,7 @@ def test_cells_in_flight(shared_kernel: Kernel) -> None:
     """With --queue they run one after the other, each with a handle that can be kept, in its own cell."""
     kernel = prepared(shared_kernel)
     first = kernel.begin(f"%%parallel --async -o parts\n{SLOW}")
-    assert "running" in value(first.wait())
+    assert "started" in value(first.wait())
     assert kernel.run("first = _\nnumber = 5\n'kept'").status == "ok"
     assert kernel.run("%parallel 1").ename == "BusyError"
     second = kernel.begin("%%parallel --async --queue -o more\nprint('second', flush=True)\nnumber + rank")

@@ -1,0 +1,93 @@
+"""Help of names that the notebook does not have: ``all_reduce?``, and what only ranks have assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbparallel import Session
+
+_WHERE = "predefined on the ranks"
+_NUMBERS = {
+    "rank": "this rank's number, from 0 on",
+    "world_size": "how many ranks there are",
+    "rng": "this rank's own random numbers, a numpy.random.Generator",
+}
+
+
+class RankVariable:
+    """A variable of ranks, which the notebook does not have.
+
+    `%%parallel` with ``name?`` below it describes the value itself, `-o name` copies it into the notebook.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+class RankIntrospection:
+    """Has IPython's ``?`` and a front end's tooltips find what is defined on ranks.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        The notebook's.
+    session : callable
+        Returns the session that runs, or None.
+    """
+
+    def __init__(self, shell: Any, session: Callable[[], Session | None]) -> None:
+        self._shell, self._session = shell, session
+
+    def install(self) -> None:
+        """Look on the ranks for what the notebook does not have."""
+        self._find_here = self._shell._object_find
+        self._installed = self.find
+        self._shell._object_find = self._installed
+
+    def remove(self) -> None:
+        """Look in the notebook only."""
+        if vars(self._shell).get("_object_find") is self._installed:
+            del self._shell._object_find
+
+    def find(self, oname: str, namespaces: Any = None) -> Any:
+        """Return IPython's ``OInfo`` about a name."""
+        found = self._find_here(oname, namespaces)
+        name = oname.strip()
+        if found.found or namespaces is not None or not name or name[0] == "%":
+            return found
+        found_there = self._find_here(oname, [(_WHERE, _predefined())])
+        if not found_there.found and (on_ranks := self._on_ranks(name.partition(".")[0])):
+            head = {name.partition(".")[0]: on_ranks}
+            found_there = self._find_here(next(iter(head)), [("the ranks", head)])
+        return found_there if found_there.found else found
+
+    def _on_ranks(self, name: str) -> RankVariable | None:
+        session = self._session()
+        if session is None:
+            return None
+        from nbparallel.errors import rank_list
+
+        known = next((seen for seen in session.who({}, {}).names if seen.name == name), None)
+        if known is None:
+            return None
+        kinds: dict[str, list[int]] = {}
+        for rank, seen in known.ranks.items():
+            kinds.setdefault(seen.looks, []).append(rank)
+        return RankVariable(
+            f"{name}: " + "; ".join(f"{looks} on {rank_list(ranks)}" for looks, ranks in kinds.items())
+        )
+
+
+def _predefined() -> Mapping[str, Any]:
+    """Return what ranks find predefined, by name."""
+    import nbparallel
+    from nbparallel import distributed
+
+    numbers = {name: RankVariable(f"{name}: {text}") for name, text in _NUMBERS.items()}
+    operations = {name: getattr(distributed, name) for name in distributed.OPERATIONS}
+    return {"nbp": nbparallel, "dist": distributed, **numbers, **operations}

@@ -1,0 +1,41 @@
+"""``?`` of names that the notebook does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbparallel.testing.kernel import Kernel
+
+pytestmark = pytest.mark.time_limit(90)
+
+
+def shown(kernel: Kernel, code: str) -> str:
+    """Return what a cell prints."""
+    outcome = kernel.run(code)
+    assert outcome.status == "ok", outcome.traceback
+    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
+
+
+def test_names_of_ranks_have_help_in_the_notebook(shared_kernel: Kernel) -> None:
+    """Operations and the other predefined names, before ranks run as well; what ranks assigned, by its type.
+
+    IPython reads ``%parallel dist.lock?`` as a question about ``dist.lock`` to the notebook.
+    """
+    kernel = shared_kernel
+    assert kernel.run("%load_ext nbparallel\n%config NbParallel.welcome = False").status == "ok"
+    ask = "print(get_ipython().object_inspect_mime({!r})['text/plain'])"
+    assert "Return the lock of this name" in shown(kernel, ask.format("dist.lock"))
+    assert "api/reductions.py" in shown(kernel, ask.format("all_reduce"))
+    assert "world_size: how many ranks" in shown(kernel, ask.format("world_size"))
+    for line in ("%parallel dist.lock?", "dist.all_reduce?", "all_reduce??", "nbp.Session?"):
+        assert "not found" not in shown(kernel, line), line
+    assert "Object `mine` not found." in shown(kernel, "mine?")
+    assert kernel.run("%%parallel -n 2\nmine = [1, 2] if rank else 3").status == "ok"
+    said = shown(kernel, ask.format("mine.append"))
+    assert "mine: int on rank 0; list of 2 on rank 1" in said
+    assert "-o name" in said
+    assert "not found" not in shown(kernel, "mine?")
+    assert "Object `nothing` not found." in shown(kernel, "nothing?")
+    assert "on rank" not in shown(kernel, "mine = 5\n" + ask.format("mine")), "the notebook has it now"
+    assert kernel.run("%unload_ext nbparallel").status == "ok"
+    assert "Object `all_reduce` not found." in shown(kernel, "all_reduce?")
