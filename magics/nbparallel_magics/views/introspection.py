@@ -84,10 +84,10 @@ class RankIntrospection:
 
 
 def _predefined() -> Mapping[str, Any]:
-    """Return what ranks find predefined, by name."""
+    """Return what ranks find predefined, and the other operations, by name."""
     import nbparallel
     from nbparallel import distributed
 
     numbers = {name: RankVariable(f"{name}: {text}") for name, text in _NUMBERS.items()}
-    operations = {name: getattr(distributed, name) for name in distributed.OPERATIONS}
+    operations = {name: getattr(distributed, name) for name in distributed.__all__}
     return {"nbp": nbparallel, "dist": distributed, **numbers, **operations}

@@ -207,6 +207,12 @@ class RankPool:
         self._refuse_other_versions([self.handles[rank] for rank in ranks])
 
     def _spawn(self, rank: int, world_size: int) -> None:
+        with self._stopping:  # a handle that is made here is not left to a `stop` that has been there already
+            if self._wake < 0:
+                raise ClosedError(STOPPED)
+            self._spawn_process(rank, world_size)
+
+    def _spawn_process(self, rank: int, world_size: int) -> None:
         client, self._next_client = self._next_client, self._next_client + 1
         handle = RankHandle(
             rank,
