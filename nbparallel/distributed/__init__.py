@@ -1,4 +1,4 @@
-"""Operations between ranks, named as in torch.distributed, for numpy arrays and any other objects.
+"""Operations between ranks, named as in torch.distributed, for arrays, tensors and any other objects.
 
 In a cell for ranks they are there without an import: ``total = all_reduce(rank)``; ``all_reduce?`` on a rank
 describes one.  One collective, from the call to the return::

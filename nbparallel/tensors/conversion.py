@@ -10,6 +10,8 @@ import numpy as np
 
 from nbparallel.tensors.bits import AnyArray, bits_dtype, bits_name, bits_tensor
 
+_NO_ARRAYS = frozenset({int, float, complex, bool, str, bytes, type(None), list, tuple, dict})
+"""What is sent most often beside arrays, and needs no further look."""
 _ON_CPU = frozenset({1, 3, 11, 13})
 """DLPack's numbers of devices whose memory the CPU reads: CPU, pinned memory of CUDA and ROCm, managed."""
 
@@ -34,6 +36,8 @@ def as_array(x: Any) -> AnyArray | None:
     TypeError
         Its numbers do not lie in this machine's memory as an array does: the message says what to do.
     """
+    if type(x) in _NO_ARRAYS:
+        return None
     if is_tensor(x):
         return array_of(x)
     if hasattr(type(x), "__dlpack__") and not isinstance(x, np.ndarray):

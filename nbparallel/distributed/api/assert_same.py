@@ -23,7 +23,7 @@ class AssertSame(OperationBase):
         Parameters
         ----------
         x : array, number, or any picklable object
-            Arrays of any dtype and layout are equal if dtype, shape and the bytes of every element are
+            Arrays or tensors of any dtype and layout are equal if dtype, shape and all elements' bytes are
             (0.0 and -0.0 are not); NaN equals NaN.  Numbers must be of the same type.  Lists, tuples, dicts
             (in whatever order of keys), sets and objects are equal if their types and parts are; classes
             and functions if their names are, and a function's own code.

@@ -34,9 +34,10 @@ from nbparallel.errors import ReadOnlyArrayError
 class DataMovement(OperationBase):
     """Operations that move values between all members of a group; all of them must call the same.
 
-    Values may be arrays of any dtype and layout, numbers, or any picklable object, and may differ from rank
-    to rank.  What returns is the caller's own.  With ``view=True`` arrays in shared memory are not copied:
-    read-only views of them return, which show what their owner writes later.
+    Values may be arrays or tensors of any dtype and layout, numbers, or any picklable object, and may differ
+    from rank to rank.  What returns is the caller's own, a tensor where a tensor was brought.  With
+    ``view=True`` arrays in shared memory are not copied: read-only views of them return, which show what
+    their owner writes later (of tensors, views that can be written to).
     """
 
     @predefined
@@ -63,8 +64,8 @@ class DataMovement(OperationBase):
         Returns
         -------
         array or value
-            On `src` its own.  Elsewhere: an array that was passed is filled and returned, and must have
-            dtype and shape of the root's; for None (or a number) the root's value is returned as a new one.
+            On `src` its own.  Elsewhere: an array or tensor that was passed is filled and returned, and its
+            dtype and shape must be the root's; for None (or a number) the root's value returns as a new one.
 
         Raises
         ------

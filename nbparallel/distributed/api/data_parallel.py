@@ -67,7 +67,7 @@ class DataParallel(OperationBase):
 
         Parameters
         ----------
-        x : array or sequence
+        x : array, tensor or sequence
             At least one axis.
 
         Returns
@@ -105,7 +105,7 @@ class DataParallel(OperationBase):
 
         Parameters
         ----------
-        *arrays : array
+        *arrays : array or tensor
             Equally long along axis 0, on all ranks; typically the notebook's, which all ranks see without a
             copy.
         batch_size : int
@@ -175,9 +175,10 @@ class DataParallel(OperationBase):
 
         Parameters
         ----------
-        arrays : array, list or dict of arrays
+        arrays : array, list or dict of arrays or tensors; torch.nn.Module
             Floating-point or complex, of any layout; everywhere as many, of the same shapes and dtypes (of
-            a dict also the same keys, in whatever order).
+            a dict also the same keys, in whatever order).  A module, and each parameter in a list, stands
+            for its gradient; one that has none is left out.
         weight : float, optional
             How much this rank's count, typically the number of samples in its batch; by default all count
             the same.  The arrays of a rank with weight 0 count nothing, even where they are NaN.

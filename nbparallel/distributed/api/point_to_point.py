@@ -47,7 +47,7 @@ class PointToPoint(OperationBase):
 
         Parameters
         ----------
-        tensor : array, number or any picklable object
+        tensor : array, tensor, number or any picklable object
             Shared arrays inside an object travel by handle, as the same memory.
         dst : int or None
             May be this rank itself.  None, the neighbour beyond the edge of a grid: nothing is sent.
@@ -59,7 +59,7 @@ class PointToPoint(OperationBase):
             Instead of `dst`: its place in the group.
         view : bool
             Send where a shared array lies instead of its content: nothing is copied, and it arrives
-            read-only.
+            read-only (a tensor does not: torch has none).
         timeout : float, optional
             Seconds to wait for room.
 
@@ -112,7 +112,7 @@ class PointToPoint(OperationBase):
 
         Parameters
         ----------
-        tensor : array, optional
+        tensor : array or tensor, optional
             Filled; dtype and shape must be those of what was sent.
         src : int or None
             Rank of the sender; without it, or with `ANY_SOURCE`: any rank.  None, the neighbour beyond the

@@ -45,8 +45,9 @@ class Reductions(OperationBase):
 
         Parameters
         ----------
-        tensor : array or number
-            An array is reduced in place, without a copy if every rank's lies in shared memory.  Python's
+        tensor : array, tensor or number
+            An array is reduced in place, without a copy if every rank's lies in shared memory; so is a
+            tensor, of which autograd records nothing (bfloat16 is rounded in every step).  Python's
             ints stay exact, and numbers of different types may meet.
         op : str or ReduceOp
             One of `ReduceOp`, or its name as in ``"sum"``.
@@ -225,7 +226,8 @@ class Reductions(OperationBase):
             tensor = output
         values, to_fill = value_and_outputs(tensor, input_list, "reduce_scatter")
         target = None if to_fill is MISSING else check_output(to_fill, "reduce_scatter")
-        plain = values if (array := as_operand(values)) is None else array
+        array = values if type(values) is np.ndarray else as_operand(values)
+        plain = values if array is None else array
         parts = parts_of(plain, call.size, "reduce_scatter")
         whole = plain if type(plain) is np.ndarray else None
         return call.run(
