@@ -18,13 +18,14 @@ MODULES = (
     "sharing.sharing_pool",
     "sharing.small_arrays",
     "sharing.hand_over",
-    "sharing.tensors",
     "sharing.share_and_read",
     "sharing.many_small",
     "sharing.reclaim",
+    "sharing.state_dict",
     "operations.collectives",
     "operations.profile_operations",
     "operations.average_gradients",
+    "operations.torch_training",
     "startup.idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""

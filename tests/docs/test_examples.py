@@ -56,7 +56,7 @@ def test_blocks_that_do_not_run_say_why(page: Path) -> None:
 
 
 @pytest.mark.matrix(cover=(), size=3)
-@pytest.mark.time_limit(90)
+@pytest.mark.time_limit(150)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if examples(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -69,7 +69,7 @@ def test_examples_run(page: Path, kernel: Kernel) -> None:
     for example in examples(page):
         if example.options.get("exec") == "false":
             continue
-        outcome = kernel.run(example.code, timeout=30)
+        outcome = kernel.run(example.code, timeout=60)
         assert outcome.ename == example.options.get("raises", ""), (
             f"{page}:{example.line}: {outcome.status}\n{outcome.traceback}"
         )
