@@ -21,7 +21,7 @@ MODULES = (
     "sharing.share_and_read",
     "sharing.many_small",
     "sharing.reclaim",
-    "sharing.state_dict",
+    "sharing.tensors",
     "operations.collectives",
     "operations.profile_operations",
     "operations.average_gradients",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAPPED_FILES = "mmap"
 """Strategy of segments that are files which something else has made."""
+OURS = "_nbparallel_shared"
+"""Attribute of a storage that was made over shared memory; a copy of the storage lacks it."""
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -81,6 +83,7 @@ def shared_storage(array: Root) -> torch.UntypedStorage:
     reference = weakref.ref(storage)
     storage.is_shared = _always
     storage.share_memory_ = reference
+    setattr(storage, OURS, True)
     return storage
 
 
@@ -105,6 +108,8 @@ def find_shared(storage: torch.UntypedStorage, store: LocatingStore) -> Root | N
     if not storage.nbytes():
         return None
     found = storage_bytes(storage)
+    if OURS in storage.__dict__:
+        return found
     place = store.location(found)
     if place is not None:
         return found if place.writable and place.for_all else None

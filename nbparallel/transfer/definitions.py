@@ -328,6 +328,11 @@ def attach(*arguments: Any) -> Any:
     _placeholder("attach")
 
 
+def attach_storage(*arguments: Any) -> Any:
+    """Stand in the stream for the storage of a tensor over a shared array."""
+    _placeholder("attach_storage")
+
+
 def rebuild_tensor(*arguments: Any) -> Any:
     """Stand in the stream for a tensor, which other streams of the same message may contain as well."""
     _placeholder("rebuild_tensor")

@@ -37,6 +37,7 @@ from nbparallel.transfer.plain import is_plain
 from nbparallel.transfer.tensor_pickling import Ties, find_reducers
 from nbparallel.transfer.unpicklable import explain
 from nbparallel.transfer.unpickling import own_globals, unpickle
+from nbparallel.wire.handles import ArrayHandle
 
 
 class Serialised:
@@ -126,22 +127,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return definitions.reduce_cached(obj)
         if kind is cached_property:
             return definitions.reduce_cached_property(obj)
-        if (reduce := self.reducers.get(kind)) is not None:
-            return reduce(self.tensors, self.store, obj)
-        return definitions.SENTINELS.get(id(obj), NotImplemented)
+        if id(obj) in definitions.SENTINELS:
+            return definitions.SENTINELS[id(obj)]
+        return NotImplemented if self.reducers is None else self.reducers.reduce(self, obj)
 
     def _reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
         if array.dtype.hasobject:
             return NotImplemented
         handle = self.store.handle(array, broker=self.broker, writable=None)
         if handle is not None:
-            self.arrays.append(array)
-            self.segments[handle.segment] = None
-            return definitions.attach, (tuple(handle),)
+            return self.attach(array, handle, definitions.attach)
         if array.nbytes >= LARGE and not (array.flags.c_contiguous or array.flags.f_contiguous):
             # numpy would copy it into the stream; a contiguous copy goes out of band
             return np.ascontiguousarray(array).__reduce_ex__(5)
         return NotImplemented
+
+    def attach(self, array: np.ndarray[Any, Any], handle: ArrayHandle, rebuild: Any) -> Any:
+        """Return what a shared array, or what lies over it, is rebuilt from."""
+        self.arrays.append(array)
+        self.segments[handle.segment] = None
+        return rebuild, (tuple(handle),)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if cloudpickle._should_pickle_by_reference(function):

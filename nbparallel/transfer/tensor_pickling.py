@@ -13,25 +13,38 @@ tensor, and the receiver makes one (`Ties`).
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from nbparallel.sharing import tensor_storage
 from nbparallel.transfer import definitions
 from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.pickle_format import LARGE
+from nbparallel.wire.handles import ArrayHandle
 
 if TYPE_CHECKING:
     import torch
 
 Reduced: TypeAlias = Any
 """What ``__reduce_ex__`` returns, or `NotImplemented`."""
-Reducer: TypeAlias = Callable[[list[Any], ArrayStore, Any], Reduced]
-"""Called with the stream's tensors so far, the store, and the object."""
+
+
+class TensorStream(Protocol):
+    """The pickle stream into which tensors go."""
+
+    tensors: list[Any]
+    store: ArrayStore
+    broker: Any
+
+    def attach(self, array: Any, handle: ArrayHandle, rebuild: Callable[..., Any]) -> Reduced:
+        """Return what a shared array is rebuilt from, by one of the placeholders of `definitions`."""
+
+
+Reducer: TypeAlias = Callable[[TensorStream, Any], Reduced]
 
 
 class Ties:
@@ -58,27 +71,60 @@ class Ties:
         return self._made[shared]
 
 
-_NONE: Mapping[type, Reducer] = MappingProxyType({})
+class TensorReducers:
+    """Takes apart what torch has."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._by_class: dict[type, Reducer] = {
+            torch.Tensor: _reduce_tensor,
+            torch.nn.Parameter: _reduce_tensor,
+            torch.UntypedStorage: _reduce_storage,
+            torch.storage.TypedStorage: _reduce_typed,
+        }
+        self._module_class = module = torch.nn.Module
+        blank = module.__new__(module)
+        blank.__setstate__({})
+        self._filled_in: dict[str, Any] = dict(blank.__dict__)
+        self._own_ways = [(name, getattr(module, name)) for name in _WAYS if hasattr(module, name)]
+
+    def reduce(self, stream: TensorStream, obj: Any) -> Reduced:
+        """Return what an object is rebuilt from, if it is one of torch's."""
+        reduce = self._by_class.get(type(obj))
+        if reduce is not None:
+            return reduce(stream, obj)
+        return self._reduce_module(obj) if isinstance(obj, self._module_class) else NotImplemented
+
+    def _reduce_module(self, module: Any) -> Reduced:
+        """Leave out what `Module.__setstate__` fills in, a dozen empty dictionaries: a third of the time."""
+        cls = type(module)
+        if any(getattr(cls, name) is not way for name, way in self._own_ways) or hasattr(cls, "__slots__"):
+            return NotImplemented
+        fills = self._filled_in
+        state = {
+            name: value
+            for name, value in module.__getstate__().items()
+            if value or name not in fills or type(value) is not type(fills[name])
+        }
+        return copyreg.__newobj__, (cls,), state  # type: ignore[attr-defined]  # typeshed lacks it
 
 
-def find_reducers() -> Mapping[type, Reducer]:
-    """Return the reducers by class of the object; none before the user has imported torch."""
-    return _reducers() if "torch" in sys.modules else _NONE
+_WAYS = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__new__")
+"""Methods of a module's class that decide how it is pickled."""
+
+
+def find_reducers() -> TensorReducers | None:
+    """Return the reducers of this process; None before the user has imported torch."""
+    return _reducers() if "torch" in sys.modules else None
 
 
 @cache
-def _reducers() -> Mapping[type, Reducer]:
-    import torch
-
-    return {
-        torch.Tensor: _reduce_tensor,
-        torch.nn.Parameter: _reduce_tensor,
-        torch.UntypedStorage: _reduce_storage,
-        torch.storage.TypedStorage: _reduce_typed,
-    }
+def _reducers() -> TensorReducers:
+    return TensorReducers()
 
 
-def _reduce_tensor(tensors: list[Any], store: ArrayStore, tensor: Any) -> Reduced:
+def _reduce_tensor(stream: TensorStream, tensor: Any) -> Reduced:
     if (
         not tensor_storage.is_dense(tensor)
         or tensor.__dict__
@@ -87,8 +133,8 @@ def _reduce_tensor(tensors: list[Any], store: ArrayStore, tensor: Any) -> Reduce
         or tensor.is_neg()
     ):
         return NotImplemented
-    number = len(tensors)
-    tensors.append(tensor)
+    number = len(stream.tensors)
+    stream.tensors.append(tensor)
     return definitions.rebuild_tensor, (
         number,
         type(tensor),
@@ -112,12 +158,14 @@ def _rebuild(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _reduce_storage(tensors: list[Any], store: ArrayStore, storage: Any) -> Reduced:
+def _reduce_storage(stream: TensorStream, storage: Any) -> Reduced:
     if storage.device.type != "cpu":
         return NotImplemented
-    shared = tensor_storage.find_shared(storage, store)
+    shared = tensor_storage.find_shared(storage, stream.store)
     if shared is not None:
-        return tensor_storage.shared_storage, (shared,)
+        handle = stream.store.handle(shared, broker=stream.broker, writable=None)
+        if handle is not None:
+            return stream.attach(shared, handle, definitions.attach_storage)
     content = tensor_storage.storage_bytes(storage)
     if content.nbytes < LARGE:
         return _small_storage, (content.tobytes(),)
@@ -129,7 +177,7 @@ def _small_storage(content: bytes) -> Any:
     return tensor_storage.private_storage(bytearray(content)).clone()
 
 
-def _reduce_typed(tensors: list[Any], store: ArrayStore, storage: Any) -> Reduced:
+def _reduce_typed(stream: TensorStream, storage: Any) -> Reduced:
     return _typed_storage, (storage._untyped_storage, storage.dtype)
 
 

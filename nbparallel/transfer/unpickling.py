@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.sharing.tensor_storage import shared_storage
 from nbparallel.transfer import definitions
 from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.tensor_pickling import Ties
@@ -50,6 +51,7 @@ def _resolved(
 
     return {
         "attach": attach,
+        "attach_storage": lambda fields: shared_storage(attach(fields)),
         "rebuild_function": partial(definitions.make_function, main_globals),
         "rebuild_class": partial(definitions.make_class, main_globals if match_classes else {}),
         "set_class_state": definitions.complete_class,

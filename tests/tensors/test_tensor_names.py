@@ -15,7 +15,7 @@ from nbparallel.sharing.shared_tensors import share_tensors
 from tests.session.names.pair import Pair
 from tests.tensors.optional import needs_torch, torch, torchs_threads
 
-pytestmark = [needs_torch, torchs_threads]
+pytestmark = [needs_torch, torchs_threads, pytest.mark.time_limit(120)]
 
 
 @pytest.fixture
@@ -158,6 +158,27 @@ def test_a_module_arrives_with_tied_weights_and_learns(pair):
     assert pair.run("model.a.weight is model.b.weight and model.a.weight.grad is not None")
     assert pair.notebook["model"].a.weight.grad is None
     assert not torch.equal(pair.rank["model"].a.weight, pair.notebook["model"].a.weight)
+
+
+def test_modules_keep_hooks_modes_and_attributes(pair):
+    """What a module has beside parameters arrives, also where its class has ways of its own to be pickled."""
+    pair.type(
+        MODEL + "class Own(torch.nn.Linear):\n"
+        "    def __getstate__(self):\n"
+        "        return {**super().__getstate__(), 'sent': True}\n"
+        "def hook(module, args, output):\n"
+        "    return output + 1000\n"
+        "own = Own(2, 2)\nmodel.norm.register_forward_hook(hook)\nmodel.register_buffer('none', None)\n"
+        "model.eval()\nmodel.extra = [1, {'a': 2}]\n"
+        "model.register_buffer('temporary', torch.ones(3), persistent=False)\n"
+        "batch = torch.rand(4, 300)"
+    )
+    there = pair.run("(model(batch).detach(), model.training, model.extra, list(model.state_dict()))")
+    model = pair.notebook["model"]
+    assert torch.equal(there[0], model(pair.notebook["batch"]).detach())
+    assert there[1:] == (False, [1, {"a": 2}], list(model.state_dict()))
+    assert pair.run("own.sent")
+    assert pair.run("set(vars(model)), set(vars(model.a))") == (set(vars(model)), set(vars(model.a)))
 
 
 def test_names_with_tensors_in_common_have_them_on_the_ranks(pair):
