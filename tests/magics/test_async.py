@@ -7,6 +7,7 @@ import re
 import pytest
 
 from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.magics.cells import printed
 
 pytestmark = pytest.mark.time_limit(90)
 
@@ -31,11 +32,6 @@ def press():
 
 press_when_waiting = threading.Thread(target=press)
 """
-
-
-def text(outcome: CellOutcome) -> str:
-    """Return what the cell printed."""
-    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
 
 
 def value(outcome: CellOutcome) -> str:
@@ -65,18 +61,18 @@ def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) 
     assert len("".join(busy.traceback).splitlines()) == 1
     first.wait_for("begun")
     other = kernel.run("print('here', flag.tolist()); flag[0] = 1")
-    assert text(other) == "here [0.0]\n"
+    assert printed(other) == "here [0.0]\n"
     result = kernel.run("%parallel_result")
     assert result.status == "ok", result.traceback
-    assert text(result) == "[ranks 0-1]\nbegun\nended\n"
+    assert printed(result) == "[ranks 0-1]\nbegun\nended\n"
     assert value(kernel.run("list(parts)")) == "[0, 10]"
     late = "".join(m.content["text"] for m in first.messages if m.kind == "stream")
     assert late.count("begun") in (1, 2)  # folded, or not
     assert late.count("ended") >= 1
     again = kernel.run("%parallel_result")
-    assert text(again) == text(result)
+    assert printed(again) == printed(result)
     values = kernel.run("%%parallel --async\nrank + 1")
-    assert "Out[rank 0]: 1\nOut[rank 1]: 2" in text(kernel.run("%parallel_result")), values
+    assert "Out[rank 0]: 1\nOut[rank 1]: 2" in printed(kernel.run("%parallel_result")), values
 
 
 def test_cells_in_flight(shared_kernel: Kernel) -> None:
@@ -97,7 +93,7 @@ def test_cells_in_flight(shared_kernel: Kernel) -> None:
     assert last.ename == "KeyboardInterrupt"
     assert value(kernel.run("flag[0] = 1\nsecond.state in ('queued', 'running')")) == "True"
     last = kernel.run("%%parallel --queue\nprint('last')\nnumber")
-    assert text(last) == "[ranks 0-1] last\nOut[ranks 0-1]: 7\n"
+    assert printed(last) == "[ranks 0-1] last\nOut[ranks 0-1]: 7\n"
     second.wait_for("second")
     kernel.run("%parallel_result second")
     assert value(kernel.run("list(more), list(third.result().values)")) == "([5, 6], [7, 17])"
@@ -130,9 +126,9 @@ def test_a_cell_that_was_cancelled_is_not_called_done(shared_kernel: Kernel) -> 
     first.wait_for("the cell was interrupted; %parallel_result raises it")
     result = kernel.run("%parallel_result")
     assert result.ename == "KeyboardInterrupt"
-    assert "done on" not in text(result)
+    assert "done on" not in printed(result)
     kernel.run("%%parallel --async -o parts\nrank")
-    assert text(kernel.run("%parallel_result")).endswith(" s; its values are in parts\n")
+    assert printed(kernel.run("%parallel_result")).endswith(" s; its values are in parts\n")
 
 
 def test_interrupting_the_wait_interrupts_the_cell(shared_kernel: Kernel) -> None:
@@ -149,7 +145,7 @@ def test_interrupting_the_wait_interrupts_the_cell(shared_kernel: Kernel) -> Non
     assert mine.wait().ename == "KeyboardInterrupt"
     kernel.run(PRESS)
     assert kernel.run("press_when_waiting.start()\n%parallel_result").ename == "KeyboardInterrupt"
-    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
+    assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
 
 
 @pytest.mark.slow

@@ -8,23 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.magics.cells import printed, with_ranks
 
 pytestmark = pytest.mark.time_limit(90)
 
 
 CHOSEN = "os.environ['PYTHONBREAKPOINT'] = 'pdb.set_trace'\n"
-
-
-def text(outcome: CellOutcome) -> str:
-    """Return what the cell printed."""
-    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
-
-
-def with_ranks(kernel: Kernel) -> Kernel:
-    """Start two ranks that have a variable."""
-    outcome = kernel.run("%load_ext nbparallel\n%parallel -n 2 kept = rank + 7")
-    assert outcome.status == "ok", outcome.traceback
-    return kernel
 
 
 def debug(kernel: Kernel, code: str, commands: Sequence[str]) -> CellOutcome:
@@ -41,8 +30,9 @@ def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     kernel = with_ranks(shared_kernel)
     outcome = debug(kernel, "%%parallel -r 0\nval = 41\nbreakpoint()", ["p val + 1", "kept = 70", "c"])
     assert outcome.status == "ok", outcome.traceback
-    assert "(3)<module>()\n-> breakpoint()\n42\n" in text(outcome)
-    assert text(kernel.run("%parallel -r 0 kept, '__return__' in globals()")) == "Out[rank 0]: (70, False)\n"
+    assert "(3)<module>()\n-> breakpoint()\n42\n" in printed(outcome)
+    after = kernel.run("%parallel -r 0 kept, '__return__' in globals()")
+    assert printed(after) == "Out[rank 0]: (70, False)\n"
 
 
 def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
@@ -54,7 +44,7 @@ def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
     )
     outcome = debug(kernel, cell, ["n", "s", "s", "n", "p x", "n", "n", "n"])
     assert outcome.status == "ok", outcome.traceback
-    shown = text(outcome)
+    shown = printed(outcome)
     stops = re.findall(r"-> (.+)|^(\d+)$|--(Return|Call)--", shown, re.MULTILINE)
     assert ["".join(stop) for stop in stops] == [
         "breakpoint()",
@@ -71,7 +61,7 @@ def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
     ]
     assert "interactiveshell" not in shown
     assert "nbparallel" not in shown
-    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+    assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
 def test_leaving_it_ends_the_cell(shared_kernel: Kernel) -> None:
@@ -85,7 +75,7 @@ def test_leaving_it_ends_the_cell(shared_kernel: Kernel) -> None:
     kernel.question()
     kernel.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
-    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+    assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
 def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
@@ -93,7 +83,7 @@ def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
     kernel = with_ranks(shared_kernel)
     outcome = debug(kernel, "%%parallel -r 0\nimport pdb\npdb.set_trace()\n1", ["p kept", "c"])
     assert outcome.status == "ok", outcome.traceback
-    assert "(3)<module>()\n-> pdb.set_trace()\n7\n" in text(outcome)
+    assert "(3)<module>()\n-> pdb.set_trace()\n7\n" in printed(outcome)
     cell = kernel.begin("%%parallel -r 0\nimport os\n" + CHOSEN + "breakpoint()", allow_stdin=True)
     kernel.question()
     kernel.interrupt()
@@ -106,7 +96,7 @@ def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
     assert cell.wait().ename == "KeyboardInterrupt"
     several = kernel.begin("%%parallel\nimport pdb\npdb.set_trace()", allow_stdin=True).wait()
     assert "set_trace() asks with input(): ranks 0-1 called input()" in "".join(several.traceback)
-    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+    assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
 def test_it_is_refused_where_nobody_can_answer(shared_kernel: Kernel) -> None:
@@ -119,4 +109,4 @@ def test_it_is_refused_where_nobody_can_answer(shared_kernel: Kernel) -> None:
     assert "InputRefusedError on rank 1, line 2: breakpoint() asks with input(): no user" in nobody.evalue
     off = kernel.run("%%parallel\nimport os\nos.environ['PYTHONBREAKPOINT'] = '0'\nbreakpoint()")
     assert off.status == "ok", off.traceback
-    assert text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+    assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"

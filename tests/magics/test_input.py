@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from nbparallel.testing.kernel import Kernel
+from tests.magics.cells import printed, with_ranks
 
 pytestmark = pytest.mark.time_limit(90)
 
 
-def text(outcome: CellOutcome) -> str:
-    """Return what the cell printed."""
-    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
-
-
-def with_ranks(kernel: Kernel) -> Kernel:
-    """Start two ranks that have a variable."""
-    outcome = kernel.run("%load_ext nbparallel\n%parallel -n 2 kept = rank + 7")
-    assert outcome.status == "ok", outcome.traceback
-    return kernel
-
-
 def still_there(kernel: Kernel) -> bool:
     """Whether the ranks work and have kept their variables."""
-    return text(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
+    return printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
 @pytest.mark.every_kernel
@@ -42,7 +31,7 @@ def test_one_rank_asks_and_gets_the_answer(shared_kernel: Kernel) -> None:
     kernel.answer("secret")
     outcome = cell.wait()
     assert outcome.status == "ok", outcome.traceback
-    assert text(outcome).endswith("[ranks 0-1]\nbefore\nAda secret\n")
+    assert printed(outcome).endswith("[ranks 0-1]\nbefore\nAda secret\n")
     assert still_there(kernel)
 
 
@@ -79,7 +68,7 @@ def test_an_interrupt_ends_the_question(shared_kernel: Kernel) -> None:
     again = kernel.begin("%%parallel -r 0\ninput('again? ')", allow_stdin=True)
     kernel.question()
     kernel.answer("yes")
-    assert text(again.wait()).endswith("Out[rank 0]: 'yes'\n")
+    assert printed(again.wait()).endswith("Out[rank 0]: 'yes'\n")
 
 
 @pytest.mark.matrix(cover=())
@@ -124,7 +113,7 @@ def test_breakpoint_on_one_rank_is_a_debugger(shared_kernel: Kernel) -> None:
     kernel.answer("c")
     outcome = cell.wait()
     assert outcome.status == "ok", outcome.traceback
-    assert "300" in text(outcome)
+    assert "300" in printed(outcome)
 
 
 def test_a_cell_in_the_background_cannot_ask(shared_kernel: Kernel) -> None:

@@ -6,34 +6,15 @@ import re
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from nbparallel.testing.kernel import Kernel
+from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(90)
 
 
-def text(outcome: CellOutcome) -> str:
-    """Return the text that is left on the page."""
-    shown = ""
-    for message in outcome.messages:
-        if message.kind == "clear_output":
-            shown = ""
-        elif message.kind == "stream":
-            shown += message.content["text"]
-    return shown
-
-
-def loaded(kernel: Kernel, ranks: int = 2) -> Kernel:
-    """Load without the welcome, and start ranks."""
-    outcome = kernel.run(
-        f"%load_ext nbparallel\n%config NbParallel.welcome = False\n%parallel -n {ranks} pass"
-    )
-    assert outcome.status == "ok", outcome.traceback
-    return kernel
-
-
 def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) -> None:
     """An error's text, a value, a name, a display: each cell ends, and the next error is shown as ever."""
-    kernel = loaded(shared_kernel)
+    kernel = with_ranks(shared_kernel)
     for cell in (
         "raise ValueError('a\\ud800b')",
         "raise type('E\\ud800', (ValueError,), {})('x')",
@@ -61,7 +42,7 @@ def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) 
 
 def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
     """No table, and no silence."""
-    kernel = loaded(shared_kernel)
+    kernel = with_ranks(shared_kernel)
     switched = kernel.run("%sharing_strategy file_region")
     assert text(switched).startswith("sharing strategy: file_region for new arrays;")
     assert (text(switched).count("\n"), switched.displays) == (1, ())
@@ -73,7 +54,7 @@ def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
 
 def test_ipythons_open_is_no_name_of_the_users(shared_kernel: Kernel) -> None:
     """A cell that opens a file copies nothing; the user's own function of that name travels."""
-    kernel = loaded(shared_kernel)
+    kernel = with_ranks(shared_kernel)
     used = kernel.run("%%parallel\nopen('/dev/null').close()\nopen.__module__")
     assert "copied" not in text(used)
     assert "open" not in kernel.run("%parallel_who").displays[0]["text/plain"]
@@ -84,7 +65,7 @@ def test_ipythons_open_is_no_name_of_the_users(shared_kernel: Kernel) -> None:
 
 def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
     """One line, whose class and advice fit."""
-    kernel = loaded(shared_kernel)
+    kernel = with_ranks(shared_kernel)
     refused = kernel.run("y = [1, 2]\n%share y")
     assert refused.ename == "NotAnArrayError"
     assert "'y' is of type list" in refused.evalue
@@ -94,7 +75,7 @@ def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
 
 def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
     """The name of `-o` raises, however it is used, and says what to wait for; then it has the values."""
-    kernel = loaded(shared_kernel)
+    kernel = with_ranks(shared_kernel)
     kernel.run("import nbparallel as nbp\nflag = nbp.zeros(1)\nlate = 'old'")
     cell = "import time\nwhile not flag[0]: time.sleep(0.01)\nprint('printed')\nrank"
     number = kernel.run(f"%%parallel --async -o late\n{cell}").execution_count
@@ -128,7 +109,7 @@ def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
 
 def test_a_monitored_barrier_calls_itself_so(shared_kernel: Kernel) -> None:
     """In its time-out, and when another rank calls something else."""
-    kernel = loaded(shared_kernel)
+    kernel = with_ranks(shared_kernel)
     late = kernel.run(
         "%%parallel\nimport time\nif rank: dist.monitored_barrier(timeout=0.2)\ntime.sleep(0.5)"
     )
@@ -140,7 +121,7 @@ def test_a_monitored_barrier_calls_itself_so(shared_kernel: Kernel) -> None:
 @pytest.mark.slow
 def test_deaths_of_many_ranks_are_one_line(shared_kernel: Kernel) -> None:
     """Those that ended alike share a note, and so do those that did not answer an interrupt."""
-    kernel = loaded(shared_kernel, 4)
+    kernel = with_ranks(shared_kernel, 4)
     kernel.run("%%parallel\nimport os\nos.kill(os.getpid(), 9 if rank < 3 else 15)")
     again = text(kernel.run("%%parallel\npass"))
     assert re.search(r"ranks 0-2 were killed by SIGKILL.*; they are back with their numbers", again), again
@@ -159,7 +140,7 @@ def test_deaths_of_many_ranks_are_one_line(shared_kernel: Kernel) -> None:
 
 def test_an_alarm_in_the_notebook_shows_the_notebooks_frames(shared_kernel: Kernel) -> None:
     """The ranks stop, and the traceback has the cell and the handler, and no frame between them."""
-    kernel = loaded(shared_kernel)
+    kernel = with_ranks(shared_kernel)
     kernel.run(
         "import os, signal, threading\ndef late(*_): raise TimeoutError('mine')\n"
         "signal.signal(signal.SIGUSR1, late)\n"

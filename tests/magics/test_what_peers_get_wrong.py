@@ -11,7 +11,8 @@ import time
 import pytest
 
 from nbparallel.testing import processes
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from nbparallel.testing.kernel import Kernel
+from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(120)
 
@@ -26,26 +27,6 @@ WITHOUT_END = {
     "await": "import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(600)",
     "a child": "import subprocess\nprint('begun', flush=True)\nsubprocess.run(['sleep', '600'])",
 }
-
-
-def text(outcome: CellOutcome) -> str:
-    """Return the text that is left on the page."""
-    shown = ""
-    for message in outcome.messages:
-        if message.kind == "clear_output":
-            shown = ""
-        elif message.kind == "stream":
-            shown += message.content["text"]
-    return shown
-
-
-def with_ranks(kernel: Kernel, count: int = 2) -> Kernel:
-    """Start ranks that have a variable and know their process."""
-    outcome = kernel.run(
-        f"%load_ext nbparallel\n%config NbParallel.welcome = False\n%parallel -n {count} kept = rank + 7"
-    )
-    assert outcome.status == "ok", outcome.traceback
-    return kernel
 
 
 def pids(kernel: Kernel, count: int = 2) -> list[str]:

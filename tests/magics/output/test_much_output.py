@@ -8,31 +8,14 @@ from pathlib import Path
 import pytest
 
 from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(120)
-
-
-def with_ranks(kernel: Kernel, count: int) -> Kernel:
-    """Start ranks."""
-    outcome = kernel.run(f"%load_ext nbparallel\n%config NbParallel.welcome = False\n%parallel -n {count} 1;")
-    assert outcome.status == "ok", outcome.traceback
-    return kernel
 
 
 def sent(outcome: CellOutcome) -> int:
     """Return how many characters of text the front end was sent."""
     return sum(len(m.content["text"]) for m in outcome.messages if m.kind == "stream")
-
-
-def text(outcome: CellOutcome) -> str:
-    """Return the text that is left on the page."""
-    shown = ""
-    for message in outcome.messages:
-        if message.kind == "clear_output":
-            shown = ""
-        elif message.kind == "stream":
-            shown += message.content["text"]
-    return shown
 
 
 def test_1500_lines_of_four_ranks(shared_kernel: Kernel) -> None:
