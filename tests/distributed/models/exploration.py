@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
@@ -69,6 +69,26 @@ def sleep(word: str, value: int) -> tuple[Any, ...]:
 def choose(count: int) -> tuple[Any, ...]:
     """Go on in any of so many ways; sent which."""
     return ("choose", count)
+
+
+class Model(Protocol):
+    """What a model of a protocol says about itself."""
+
+    @property
+    def weak(self) -> bool:
+        """Whether the code takes the machine's order of memory for a weak one."""
+
+    @property
+    def wrong(self) -> str:
+        """What is done wrong on purpose; empty: nothing."""
+
+
+def announce(model: Model, word: str, value: int, name: str = "") -> Program:
+    """Write a word that others wait for: `Waiter.announce`; sleepers have a model of their own."""
+    if model.weak and model.wrong != f"no fence before {name or word}":
+        yield fence()
+    yield store(word, value)
+    yield fence()
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from tests.distributed.models.exploration import (
     Exploration,
     Failed,
     Program,
+    announce,
     choose,
     fence,
     load,
@@ -53,14 +54,6 @@ class Stream:
         """Visit every state; returns how many there are."""
         programs = [lambda: sender(self), lambda: receiver(self)]
         return Exploration(programs, self.words(), order, raised, killed).run()
-
-
-def announce(s: Stream, word: str, value: int) -> Program:
-    """Do what `Waiter.announce` does; sleepers have a model of their own."""
-    if s.weak and s.wrong != f"no fence before {word}":
-        yield fence()
-    yield store(word, value)
-    yield fence()
 
 
 def wait(s: Stream, word: str, least: int, other: int) -> Program:

@@ -15,6 +15,7 @@ from tests.distributed.models.exploration import (
     Exploration,
     Program,
     WrongError,
+    announce,
     fence,
     read,
     store,
@@ -41,14 +42,6 @@ class Scan:
         return Exploration(programs, words, order).run()
 
 
-def announce(w: Scan, me: int, value: int) -> Program:
-    """Count up: `Waiter.announce`."""
-    if w.weak and w.wrong != "no fence before a step":
-        yield fence()
-    yield store(f"arrive{me}", value)
-    yield fence()
-
-
 def member(w: Scan, me: int) -> Program:
     """Take part in the scans."""
     last = w.members - 1
@@ -57,14 +50,14 @@ def member(w: Scan, me: int) -> Program:
         if me == 0:
             yield store(f"place0.{position % w.places}", position + 1)
         begun += 1
-        yield from announce(w, me, begun)
+        yield from announce(w, f"arrive{me}", begun, "a step")
         for r in range(w.members):
             if r != me:
                 yield until((f"arrive{r}", begun))
         if w.weak:
             yield fence()
         if me > 1:
-            yield from announce(w, me, begun + me - 1)
+            yield from announce(w, f"arrive{me}", begun + me - 1, "a step")
         for piece in range(0 if me else 1, w.pieces):
             step = me + piece
             if me < last and piece >= w.places and w.wrong != "do not wait for the one above":
@@ -79,8 +72,8 @@ def member(w: Scan, me: int) -> Program:
                 yield read(f"place{me - 1}.{(position + step - 1) % w.places}", position + step)
             if me < last:
                 yield store(f"place{me}.{(position + step) % w.places}", position + step + 1)
-            yield from announce(w, me, begun + step)
-        yield from announce(w, me, begun + w.pieces + last - 1)
+            yield from announce(w, f"arrive{me}", begun + step, "a step")
+        yield from announce(w, f"arrive{me}", begun + w.pieces + last - 1, "a step")
         if me < last and w.wrong != "do not wait at the end":
             yield until((f"arrive{me + 1}", begun + me + w.pieces))
         begun += w.pieces + last - 1

@@ -11,6 +11,7 @@ from tests.distributed.models.exploration import (
     Exploration,
     Program,
     WrongError,
+    announce,
     fence,
     load,
     read,
@@ -32,14 +33,6 @@ class Ring:
         """Visit every state; returns how many there are."""
         words = dict.fromkeys(["tail", "head", *(f"unit{i}" for i in range(self.capacity))], 0)
         return Exploration([lambda: put_all(self), lambda: take_all(self)], words, order).run()
-
-
-def announce(r: Ring, word: str, value: int) -> Program:
-    """Do what `Waiter.announce_to` does."""
-    if r.weak and r.wrong != f"no fence before {word}":
-        yield fence()
-    yield store(word, value)
-    yield fence()
 
 
 def put_all(r: Ring) -> Program:
