@@ -198,6 +198,12 @@ IN_PLACE = "{} works in place, and this array is read-only: pass `x.copy()`, whi
 """Message about an array that an operation cannot change; takes the operation's name."""
 
 
+LET_WRITE = "`%share x` or `x = nbp.share(x)` in the notebook"
+"""How a notebook lets ranks write to an array; in messages."""
+LET_WRITE_IN_A_SCRIPT = "`x = nbp.share(x)` where it was made"
+"""The same where there are no magics."""
+
+
 class ReadOnlyArrayError(NbParallelError, ValueError):
     """A rank was to write to an array that it may only read, such as one of the notebook."""
 

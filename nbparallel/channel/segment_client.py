@@ -9,6 +9,7 @@ import time
 
 from nbparallel.channel.channel import SLICE_SECONDS, Channel
 from nbparallel.errors import (
+    LET_WRITE,
     FileDescriptorLimitError,
     ForkedRankError,
     NbParallelError,
@@ -270,8 +271,7 @@ def _has_descriptors() -> bool:
 def _lost_error(lost: Lost, segment: int) -> NbParallelError:
     if lost.reason is LostReason.READ_ONLY:
         return ReadOnlyArrayError(
-            "the notebook does not let ranks write to this array: share it with `%share name` or "
-            "`name = nbp.share(name)` in the notebook, or work on `x.copy()`"
+            f"ranks may only read this array: share it with {LET_WRITE}, or work on `x.copy()`"
         )
     if lost.reason is LostReason.DESCRIPTORS:
         return FileDescriptorLimitError(

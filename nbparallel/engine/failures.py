@@ -21,6 +21,8 @@ from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
 from nbparallel.errors import (
+    LET_WRITE,
+    LET_WRITE_IN_A_SCRIPT,
     DamagedRankError,
     PeerFailedError,
     RankExitError,
@@ -59,7 +61,7 @@ def improve(error: BaseException, state: RankState) -> BaseException:
     if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
         error.args = (f"{error}{resembling(str(error.name), state.defaults.values)}",)
     if isinstance(error, ValueError):
-        better = explain_read_only(error, state.names, error.__traceback__)
+        better = explain_read_only(error, state.names, error.__traceback__, magics=state.configure.magics)
         if better is not None:
             better.__cause__ = None
             better.__suppress_context__ = True
@@ -219,7 +221,7 @@ _CODE, _X = re.compile("`[^`]*`"), re.compile(r"\bx\b")
 
 
 def explain_read_only(
-    error: BaseException, names: RankNames, traceback: TracebackType | None
+    error: BaseException, names: RankNames, traceback: TracebackType | None, *, magics: bool
 ) -> ReadOnlyArrayError | None:
     """Return the error to show instead if `error` came of writing to an array of the notebook, else None.
 
@@ -231,10 +233,13 @@ def explain_read_only(
         Finds the notebook's name for the memory of an array that was delivered read-only.
     traceback : traceback or None
         Of `error`; the arrays that the innermost lines name are asked about first.
+    magics : bool
+        Whether to advise them.
     """
     if not isinstance(error, ValueError) or not _READ_ONLY.search(str(error)):
         return None
     advises = isinstance(error, ReadOnlyArrayError)
+    text = str(error) if magics else str(error).replace(LET_WRITE, LET_WRITE_IN_A_SCRIPT)
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
@@ -243,14 +248,18 @@ def explain_read_only(
         for variable, array in _read_only_arrays(frame, line):
             name = names.name_of(array, variable, whole=advises)
             if name is not None and advises:
-                return ReadOnlyArrayError(_naming(str(error), name))
+                return ReadOnlyArrayError(_naming(text, name))
             if name is not None:
+                owner = "the notebook's own memory"
+                way = f"`--share {name}` on this cell or `%share {name}` in the notebook"
+                if not magics:
+                    owner = "memory of the program that started the ranks"
+                    way = f"`{name} = nbp.share({name})` there"
                 return ReadOnlyArrayError(
-                    f"{name!r} is the notebook's own memory, which ranks may only read ({error}); let all "
-                    f"ranks write it with `--share {name}` on this cell or `%share {name}` in the notebook, "
-                    f"or work on a copy of this rank's own: `{name} = {name}.copy()`"
+                    f"{name!r} is {owner}, which ranks may only read ({error}); let all ranks write it with "
+                    f"{way}, or work on a copy of this rank's own: `{name} = {name}.copy()`"
                 )
-    return None
+    return ReadOnlyArrayError(text) if text != str(error) else None
 
 
 def _naming(advice: str, name: str) -> str:

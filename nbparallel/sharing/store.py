@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError
+from nbparallel.errors import LET_WRITE, InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.allocator import Allocator
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
@@ -277,8 +277,7 @@ class Store:
             self._table.own.registrar.allow_write(location.segment)
         elif location.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
-                "this array belongs to the notebook and is read-only on ranks: let them write with "
-                "`%share name` or `name = nbp.share(name)` in the notebook, or work on `x.copy()`"
+                f"this array is read-only on ranks: let them write with {LET_WRITE}, or work on `x.copy()`"
             )
 
     # Handles

@@ -69,6 +69,8 @@ class Configure(Message):
     """Entropy of the session; every rank derives its own random streams from it."""
     colors: str
     """IPython's colour scheme of the notebook."""
+    magics: bool
+    """Whether advice may name magics: a script has none."""
     notebook: Process
     """The notebook's own process."""
 

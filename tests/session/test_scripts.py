@@ -183,3 +183,17 @@ def test_interrupting_the_command_ends_all_ranks(script: Path) -> None:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "nbparallel run: interrupted; all ranks have ended\n"
+
+
+def test_advice_in_a_script_names_no_magics() -> None:
+    """Whether numpy refuses to write, or an operation."""
+    x = np.zeros(40_000)
+    with nbp.Session(2) as session:
+        for cell in ("x[0] = 1", "all_reduce(x)", "nbp.share(x)"):
+            with pytest.raises(ParallelError) as caught:
+                session.run(cell, namespace={"x": x})
+            said = str(caught.value.errors[0])
+            assert "nbp.share(x)" in said or cell == "all_reduce(x)", said
+            assert "x.copy()" in said
+            assert "%" not in said
+            assert "--share" not in said

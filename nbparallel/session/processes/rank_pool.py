@@ -244,6 +244,7 @@ class RankPool:
             usable_cpus=usable_cpus(),
             seed=self._seed,
             colors=_colors(),
+            magics=_has_magics(),
             notebook=this_process(),
         )
 
@@ -376,8 +377,17 @@ def _internal(error: Exception) -> InternalError:
     return internal
 
 
+def _shell() -> Any:
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module is not None else None
+
+
 def _colors() -> str:
     """Return the notebook's colour scheme, so that tracebacks look alike."""
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    return str(getattr(shell, "colors", "nocolor"))
+    return str(getattr(_shell(), "colors", "nocolor"))
+
+
+def _has_magics() -> bool:
+    """Return whether `%share` can be written where the session is."""
+    shell = _shell()
+    return shell is not None and shell.find_line_magic("share") is not None

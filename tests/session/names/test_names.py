@@ -561,10 +561,18 @@ def test_write_to_read_only_names_the_variable(pair, cell):
     try:
         exec(compile(cell, "<cell>", "exec"), pair.rank)
     except ValueError as error:
-        better = failures.explain_read_only(error, pair.rank_names, error.__traceback__)
+        better, in_a_script = (
+            failures.explain_read_only(error, pair.rank_names, error.__traceback__, magics=magics)
+            for magics in (True, False)
+        )
     assert isinstance(better, ReadOnlyArrayError)
     for text in ("'x'", "--share x", "%share x", "x = x.copy()"):
         assert text in str(better)
+    assert "share it" not in str(in_a_script)
+    assert "%share" not in str(in_a_script)
+    assert "--share" not in str(in_a_script)
+    for text in ("'x'", "`x = nbp.share(x)`", "x = x.copy()"):
+        assert text in str(in_a_script)
 
 
 @pytest.mark.parametrize("cell", ["int('read-only')", "mine[0] = 1", "1 / 0"])
@@ -574,7 +582,7 @@ def test_other_errors_are_left_alone(pair, cell):
     pair.run("x, np\nmine = np.zeros(3)\nmine.flags.writeable = False")
     with pytest.raises((ValueError, ZeroDivisionError)) as caught:
         exec(compile(cell, "<cell>", "exec"), pair.rank)
-    assert failures.explain_read_only(caught.value, pair.rank_names, caught.tb) is None
+    assert failures.explain_read_only(caught.value, pair.rank_names, caught.tb, magics=True) is None
 
 
 # cost and properties --------------------------------------------------------------------------------------
