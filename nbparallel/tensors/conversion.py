@@ -57,10 +57,13 @@ def array_of(tensor: Any) -> AnyArray:
         It is sparse, quantised, nested, without data or on another device: the message says what to do.
     """
     detached = tensor.detach()
+    refused: Exception | None = None
     try:
         array: AnyArray = detached.numpy()
     except (TypeError, RuntimeError) as error:
-        return _view_other(detached, error)
+        refused = error
+    if refused is not None:  # behind the handler: a message of numpy above ours would say what is not meant
+        return _view_other(detached, refused)
     strides = array.strides
     if (
         0 in strides

@@ -186,3 +186,44 @@ def test_a_rank_without_torch_receives_tensors() -> None:
     _, before, kinds, _ = second
     assert not before
     assert kinds == [("Tensor", "torch.float32"), ("Tensor", "torch.bfloat16")] * 2
+
+
+READ_ONLY = """
+import warnings
+import torch
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    t = torch.from_numpy(x)
+errors = []
+for fill in (lambda: all_reduce(t), lambda: all_reduce(t, async_op=True), lambda: recv(t, 1 - rank),
+             lambda: all_gather([t, t.clone()], t), lambda: dist.average_gradients([t])):
+    try:
+        fill()
+    except ValueError as error:
+        errors.append(str(error))
+errors, broadcast(t if rank else None, src=1)[-1].item()
+"""
+
+
+@pytest.mark.time_limit(120)
+def test_a_tensor_over_memory_for_reading_only_is_not_written() -> None:
+    """Torch takes such an array of the notebook for writable: operations refuse it, and the rank lives."""
+    x = np.arange(300_000.0)
+    with nbp.Session(2) as session:
+        errors, last = session.run(READ_ONLY, namespace={"x": x}).values[0]
+    assert last == 299_999
+    assert len(errors) == 5
+    for error in errors:
+        assert "read-only" in error
+
+
+def test_memory_that_ranks_share_names_the_way_to_copy_a_tensor() -> None:
+    """Several ranks cannot reduce one shared tensor in place."""
+
+    def program(c: Communicator) -> None:
+        mine = torch.from_numpy(context_of(c).store.zeros((10_000,), "f4"))
+        shared = c.broadcast(mine if c.rank == 0 else None, view=True)
+        with pytest.raises(ValueError, match=r"of a tensor `x\.clone\(\)`"):
+            c.all_reduce(shared)
+
+    values_of(program)

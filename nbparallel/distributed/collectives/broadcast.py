@@ -21,6 +21,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     SharedSpan,
+    as_operand,
     as_plain_array,
     decode_handle,
     encode_handle,
@@ -54,7 +55,7 @@ class Broadcast:
         """Return the value of `root`; an array of this rank is filled."""
         context, protocol = self._context, self._protocol
         mine = protocol.index == root
-        array = as_plain_array(x)
+        array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
         span = None if array is None else context.memory.span_of(array)
         if array is not None and not mine and not array.flags.writeable:
             return self._into_read_only(x, array, span, root)

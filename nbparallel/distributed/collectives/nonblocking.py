@@ -42,6 +42,7 @@ from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.distributed.work import Work
 from nbparallel.errors import IN_PLACE
+from nbparallel.tensors import is_tensor
 from nbparallel.wire.control import Operation
 
 MAX_FINGERPRINTS = 1024
@@ -171,7 +172,7 @@ class NonblockingCalls:
     def broadcast(self, x: Any, root: int) -> NonblockingCall:
         """Move the root's value to all members; returns `x` where it is the root's, or an array to fill."""
         mine = self._index == root
-        array = None if mine else as_plain_array(x)
+        array = None if mine else as_operand(x) if is_tensor(x) else as_plain_array(x)
         if array is not None and not array.flags.writeable:
             raise read_only(x, READ_ONLY)
         movement = self._movements(BROADCAST, (x,) if mine else (), () if array is None else (array,), root)

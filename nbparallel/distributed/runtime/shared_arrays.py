@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import InternalError, ReadOnlyArrayError
+from nbparallel.errors import ForkedRankError, InternalError, ReadOnlyArrayError
+from nbparallel.sharing.current import current_store
 from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.store import Store
 from nbparallel.tensors import as_array, is_tensor, tensor_of
@@ -41,7 +42,16 @@ def as_operand(x: Any) -> AnyArray | None:
     """Return `x` as the plain array that is computed with or filled, None if it is none: a number, say."""
     if isinstance(x, np.ndarray):
         return None if isinstance(x, np.ma.MaskedArray) else x.view(np.ndarray)
-    return as_array(x)
+    array = as_array(x)
+    if array is not None and array.flags.writeable:
+        # A tensor does not know that its memory is mapped for reading only: writing would end the rank.
+        try:
+            location = current_store().location(array)
+        except ForkedRankError:  # of a forked child the operation itself says so
+            location = None
+        if location is not None and not location.writable:
+            array.flags.writeable = False
+    return array
 
 
 def in_kind_of(x: Any, result: Any) -> Any:

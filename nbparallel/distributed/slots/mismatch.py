@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -131,6 +132,7 @@ def overlap(operation: Operation, one: int, other: int) -> ValueError:
     return ValueError(
         f"ranks {first} and {second} passed overlapping memory of one shared array to "
         f"{operation.name}, which would write it: pass {part}`x.copy()`"
+        + (", of a tensor `x.clone()`" if "torch" in sys.modules else "")
     )
 
 
