@@ -100,6 +100,19 @@ def private_storage(buffer: Any) -> torch.UntypedStorage:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
+def locate_tensor(tensor: torch.Tensor, store: LocatingStore) -> Location | None:
+    """Return where a dense tensor's elements lie in shared memory that is known already, else None."""
+    storage = tensor.untyped_storage()
+    if not is_dense(tensor) or not storage.nbytes():
+        return None
+    known = _adopted.get(store, {}).get(storage.data_ptr())
+    whole = storage_bytes(storage) if known is None else known[1]
+    first = tensor.storage_offset() * tensor.itemsize
+    steps = zip(tensor.size(), tensor.stride(), strict=True)
+    last = first + sum((n - 1) * step for n, step in steps) * tensor.itemsize + tensor.itemsize
+    return store.location(whole[first:last] if tensor.numel() else whole[first:first])
+
+
 def find_shared(storage: torch.UntypedStorage, store: LocatingStore) -> Root | None:
     """Return the bytes of a storage in memory that every process may write, else None.
 

@@ -6,12 +6,14 @@ a mere inspection.  So only C code and installed libraries are asked for a shape
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
 import numpy as np
 
 from nbparallel.sharing.store import Store
+from nbparallel.sharing.tensor_storage import locate_tensor
 from nbparallel.wire.inspection import Origin, VariableInfo
 
 _SIZED = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
@@ -29,9 +31,19 @@ def describe_variable(name: str, value: Any, store: Store, origin: Origin = Orig
     try:
         if issubclass(type(value), np.ndarray):
             return _seen_array(name, value, store, origin)
+        if (tensors := _tensors_in(value)) is not None:
+            return _seen_tensors(name, value, tensors, store, origin)
         return VariableInfo(name, *_class_and_form(value), origin)
     except Exception:  # noqa: BLE001  an odd metaclass: only its existence is reported
         return VariableInfo(name, "object", "", origin)
+
+
+def has_memory(value: Any) -> bool:
+    """Return whether a variable can lie in shared memory: an array, a tensor, or a module of torch."""
+    if issubclass(type(value), np.ndarray):
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(type(value), (torch.Tensor, torch.nn.Module))
 
 
 def _class_and_form(value: Any) -> tuple[str, str]:
@@ -55,6 +67,40 @@ def _seen_array(name: str, value: Any, store: Store, origin: Origin) -> Variable
     return VariableInfo(
         name, kind, form, origin, place.writable and place.for_all, place.segment, place.start, place.stop
     )
+
+
+def _tensors_in(value: Any) -> list[Any] | None:
+    """Return a plain tensor itself, or those of a module, without the user's code; None: it is neither."""
+    torch = sys.modules.get("torch")
+    if torch is None or not has_memory(value):
+        return None
+    if not issubclass(type(value), torch.nn.Module):
+        return [value] if type(value) in (torch.Tensor, torch.nn.Parameter) else None
+    found: dict[int, Any] = {}
+    modules, seen = [value], {id(value)}
+    for module in modules:  # grows while it is walked
+        inside = object.__getattribute__(module, "__dict__")
+        parts = [m for m in inside["_modules"].values() if m is not None and id(m) not in seen]
+        seen.update(map(id, parts))
+        modules += parts
+        found |= {
+            id(t): t for part in ("_parameters", "_buffers") for t in inside[part].values() if t is not None
+        }
+    return list(found.values())
+
+
+def _seen_tensors(name: str, value: Any, tensors: list[Any], store: Store, origin: Origin) -> VariableInfo:
+    kind, form = _class_and_form(value)
+    places = [locate_tensor(tensor, store) for tensor in tensors]
+    shared = [place for place in places if place is not None]
+    if origin is Origin.COPIED and shared and len(shared) == len(places):
+        origin = Origin.SHARED
+    if len(places) == 1 and tensors[0] is value:
+        form = f"{tuple(value.size())} {str(value.dtype).removeprefix('torch.')}"
+        if shared:
+            place = shared[0]
+            return VariableInfo(name, kind, form, origin, True, place.segment, place.start, place.stop)
+    return VariableInfo(name, kind, form, origin, segments=tuple(sorted({place.segment for place in shared})))
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> str:

@@ -39,6 +39,8 @@ class VariableInfo:
     """First byte in the segment that it touches."""
     stop: int = 0
     """One past the last one."""
+    segments: tuple[int, ...] = ()
+    """Of a module of torch: those in which its tensors lie."""
 
     @property
     def looks(self) -> str:

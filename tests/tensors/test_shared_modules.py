@@ -104,6 +104,26 @@ def test_a_shared_tensor_is_written_by_all(notebook):
     wait_until(lambda: not adopted(), "it is released")
 
 
+def test_tables_name_what_lies_in_shared_memory(session, notebook):
+    """`who` says that a module and a tensor are shared; segments have their names."""
+    type_, cell, names = notebook
+    type_(
+        "model = nbp.share(nn.Linear(300, 300))\nt = torch.zeros(3, 4).share_memory_()\nmine = torch.zeros(3)"
+    )
+    cell("model, t, mine, torch")
+    found = {record.name: record for record in session.who(names).names}
+    assert {name: found[name].how for name in ("model", "t", "mine")} == {
+        "model": "shared",
+        "t": "shared",
+        "mine": "copied",
+    }
+    assert found["t"].ranks[1].looks == found["t"].notebook.looks == "Tensor (3, 4) float32"
+    assert not found["t"].outdated
+    assert not found["model"].outdated
+    seen = session.statistics(names).segments
+    assert {name for record in seen for name in record.names} == {"model", "t"}
+
+
 def test_from_numpy_of_a_shared_array(notebook):
     """`torch.from_numpy(nbp.zeros(…))`, in the notebook and on ranks, is one memory."""
     type_, cell, names = notebook

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from nbparallel import sharing
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
 from nbparallel.sharing.memory.memory_limits import limits
 from nbparallel.sharing.strategies.file_system import DIRECTORY
-from nbparallel.transfer.variable_info import describe_variable
+from nbparallel.transfer.variable_info import describe_variable, has_memory
 from nbparallel.wire.inspection import LedgerRow
 from nbparallel.wire.messages import RankSegment
 from nbparallel.wire.segments import creator_of
@@ -166,11 +164,11 @@ def _record(
 
 
 def names_by_segment(namespace: Mapping[str, Any], store: Store) -> dict[int, tuple[str, ...]]:
-    """Return which names of a namespace are arrays in which segment; IPython's own names are left out."""
+    """Return which names of a namespace lie in which segment; IPython's own names are left out."""
     found: dict[int, list[str]] = {}
     for name, value in list(namespace.items()):
-        if issubclass(type(value), np.ndarray) and not is_ipythons(name):
+        if has_memory(value) and not is_ipythons(name):
             place = describe_variable(name, value, store)
-            if place.segment:
-                found.setdefault(place.segment, []).append(name)
+            for segment in place.segments or (place.segment,) * bool(place.segment):
+                found.setdefault(segment, []).append(name)
     return {segment: tuple(sorted(names)) for segment, names in found.items()}
