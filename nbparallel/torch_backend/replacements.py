@@ -4,7 +4,8 @@ Everywhere: `monitored_barrier`, which refuses all backends but gloo.  On the ra
 
 * the default backend of CPU tensors, which is ours;
 * `init_process_group`, because a cell may run again: a second call destroys what the first has made;
-* the rendezvous of ``env://``: ranks of one cell meet through it, and need no port.
+* the rendezvous of ``env://``: ranks of one cell meet through it, and need no port;
+* `destroy_process_group`, because a group of gloo must not be freed while its threads are busy.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def replace_on_session_rank(distributed: Any) -> None:
     handlers = distributed.rendezvous.__globals__["_rendezvous_handlers"]
     distributed.Backend.default_device_backend_map["cpu"] = NAME
     handlers["env"] = _meeting(handlers["env"])
+    _retire_groups(distributed)
     original = c10d.init_process_group
 
     @functools.wraps(original)
@@ -77,3 +79,24 @@ def _meeting(original: Handler) -> Handler:
         raise RuntimeError("ranks of a session meet once: call init_process_group() again")
 
     return meet
+
+
+def _retire_groups(distributed: Any) -> None:
+    """Keep groups of other backends that were destroyed until some are destroyed the next time.
+
+    Freeing a group of gloo joins its threads with the interpreter's lock held.  One of them may need that
+    lock to free what it has just reduced, and then both wait for ever: seen with torch 2.13 without this
+    library, where a model of DDP was freed right after its group was destroyed.
+    """
+    c10d = distributed.distributed_c10d
+    original, retired = c10d.destroy_process_group, list[Any]()
+
+    @functools.wraps(original)
+    def destroy_process_group(group: Any = None) -> None:
+        before = [each for each, (backend, _) in c10d._world.pg_map.items() if backend != NAME]
+        original(group)
+        destroyed = [each for each in before if each not in c10d._world.pg_map]
+        if destroyed:
+            retired[:] = destroyed
+
+    c10d.destroy_process_group = distributed.destroy_process_group = destroy_process_group
