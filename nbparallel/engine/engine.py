@@ -83,6 +83,7 @@ class Engine:
         )
         definitions.set_main_globals(shell.user_ns, shell.user_ns_hidden)
         self._keepalive: object = None
+        self._port = 0
 
     def handle(self, frame: Frame) -> None:
         """Handle one frame of the kernel."""
@@ -148,7 +149,7 @@ class Engine:
         )
         state.communicator.record()
         distributed.set_current(state.communicator)
-        environment.resize_environment(join.world_size)
+        self._port = environment.resize_environment(join.world_size, self._port, join.free_port)
         self._threads.resize(join.world_size)
         state.defaults.set(world_size=join.world_size)
 

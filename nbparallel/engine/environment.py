@@ -172,7 +172,7 @@ def set_environment(configure: Configure) -> None:
         WORLD_SIZE=size,
         LOCAL_WORLD_SIZE=size,
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="0",  # nothing listens: ranks talk through shared memory
+        MASTER_PORT="0",  # until an epoch begins; ranks talk through shared memory
     )
     if seed is not None:
         os.environ["PYTHONHASHSEED"] = seed  # that of this process: what ranks start hashes as they do
@@ -180,9 +180,12 @@ def set_environment(configure: Configure) -> None:
     sys.argv[:] = [""]
 
 
-def resize_environment(world_size: int) -> None:
-    """Renew what depends on the number of ranks."""
+def resize_environment(world_size: int, former_port: int, port: int) -> int:
+    """Renew what depends on the epoch; a MASTER_PORT that the user has set stays.  Returns `port`."""
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    if os.environ.get("MASTER_PORT") == str(former_port):
+        os.environ["MASTER_PORT"] = str(port)
+    return port
 
 
 def random_streams(seed: int, rank: int) -> np.random.Generator:

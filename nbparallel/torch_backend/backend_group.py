@@ -40,7 +40,9 @@ class BackendGroup(ProcessGroup):
     ranks : tuple of int
         The members, as ranks of our world, in the order of the group.
     name : str
-        torch's name of the group, the same on all members; empty for the first.
+        torch's name of the group, the same on all members.
+    first : bool
+        It is torch's world.
     timeout : float or None
         Of each operation, in seconds.
     leave : callable, optional
@@ -53,14 +55,16 @@ class BackendGroup(ProcessGroup):
         index: int,
         *,
         name: str,
+        first: bool,
         timeout: float | None,
         leave: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(index, len(ranks))
         self.ranks, self.timeout, self._index, self._leave = ranks, timeout, index, leave
         communicator = distributed.current()
-        whole = not name and ranks == tuple(range(communicator.world_size))
-        self.group = None if whole else Group(ranks, f"torch {name}".strip())
+        whole = first and ranks == tuple(range(communicator.world_size))
+        self.group = None if whole else Group(ranks, f"torch {name}")
+        self._name = name
 
     # -- what torch asks -----------------------------------------------------------------------------------
 
@@ -81,6 +85,16 @@ class BackendGroup(ProcessGroup):
     def name(self) -> str:
         """Return the same."""
         return NAME
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What torch calls it in its logs."""
+        return f"{NAME} {self._name}"
 
     def __repr__(self) -> str:
         return f"<torch process group of backend {NAME}, ranks {list(self.ranks)}>"

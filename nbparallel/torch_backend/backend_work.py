@@ -3,8 +3,8 @@
 A collective with ``async_op=True`` is *deferred*: it runs when it is waited for, before the next operation
 that blocks, or when the cell ends, in the order in which the program has begun them.  So all ranks run them
 alike, whichever of them waits first, and by the algorithms of operations that block; no thread makes progress
-behind the user's back.  In a backward pass the engine of autograd runs them when the pass has ended: torch's
-DistributedDataParallel queues its own last step behind that.
+behind the user's back.  torch's DistributedDataParallel asks for a future of each bucket of gradients, which
+runs its reduction there, in the middle of the backward pass.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
-from torch.autograd import Variable
 from torch.distributed import Work
 from torch.futures import Future
 
@@ -73,17 +71,12 @@ class BackendWork(Work):
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """Return a future of the tensors.
+        """Return a future of the tensors; it is completed.
 
-        In a backward pass it is completed when the pass ends.  Elsewhere it is completed already: torch's
-        futures wait in C++ code, where nothing could make progress.
+        torch's futures wait in C++ code, where nothing could make progress, and no interrupt would end it.
         """
         future: Any = Future()
-        if torch._C._current_graph_task_id() < 0:
-            self.wait()
-            future.set_result(self._value)
-        else:
-            Variable._execution_engine.queue_callback(lambda: future.set_result(self.result()))
+        future.set_result(self.result())
         return future
 
 

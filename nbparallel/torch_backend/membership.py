@@ -35,7 +35,7 @@ def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
             ranks = members
         else:
             ranks = tuple([first.ranks[member] for member in members])
-        return BackendGroup(ranks, index, name=name, timeout=timeout)
+        return BackendGroup(ranks, index, name=name, first=False, timeout=timeout)
     leave = None
     if not distributed.is_initialized():
         _meet(options.store, index, size, options.timeout)
@@ -47,7 +47,7 @@ def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
             f"init_process_group was called with rank={index} and world_size={size} on rank {mine.rank} of "
             f"{mine.world_size}, in a cell of {len(mine.cell_ranks)} ranks: leave both out"
         )
-    return BackendGroup(ranks, index, name="", timeout=timeout, leave=leave)
+    return BackendGroup(ranks, index, name=name, first=True, timeout=timeout, leave=leave)
 
 
 def ranks_of(index: int, size: int) -> tuple[int, ...]:

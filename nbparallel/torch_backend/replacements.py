@@ -5,7 +5,8 @@ Everywhere: `monitored_barrier`, which refuses all backends but gloo.  On the ra
 * the default backend of CPU tensors, which is ours;
 * `init_process_group`, because a cell may run again: a second call destroys what the first has made;
 * the rendezvous of ``env://``: ranks of one cell meet through it, and need no port;
-* `destroy_process_group`, because a group of gloo must not be freed while its threads are busy.
+* `destroy_process_group`, because a group of gloo must not be freed while its threads are busy;
+* the reducer of DistributedDataParallel, which cannot go on after a backward pass that has failed.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ def replace_on_session_rank(distributed: Any) -> None:
         original(NAME if backend is None else backend, *args, **options)
 
     c10d.init_process_group = distributed.init_process_group = init_process_group
+    reducer = distributed.Reducer
+
+    def make_reducer(*args: Any, **options: Any) -> Any:
+        from nbparallel.torch_backend.resumable_reducer import ResumableReducer
+
+        return ResumableReducer(*args, **options)
+
+    distributed.Reducer = functools.wraps(reducer, updated=())(make_reducer)
 
 
 def _meeting(original: Handler) -> Handler:

@@ -83,6 +83,8 @@ class JoinWorld(Message):
     """Number of the epoch, counted from 1."""
     world_size: int
     """Ranks in it."""
+    free_port: int = 0
+    """What MASTER_PORT says, to programs that listen there themselves."""
 
 
 @dataclass(frozen=True, slots=True)

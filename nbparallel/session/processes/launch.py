@@ -23,6 +23,18 @@ from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import do_all, ready
 
+
+def free_port() -> int:
+    """Return a port at which no program listens now; 0 where there is no network."""
+    try:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port: int = sock.getsockname()[1]
+    except OSError:
+        return 0
+    return port
+
+
 EXIT_SECONDS = 2.0
 """Bound for the exit of a supervisor that no session uses; then it is killed."""
 

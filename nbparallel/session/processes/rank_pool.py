@@ -35,7 +35,7 @@ from nbparallel.errors import (
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.event_loop import EventLoop
-from nbparallel.session.processes.launch import SupervisorLaunch
+from nbparallel.session.processes.launch import SupervisorLaunch, free_port
 from nbparallel.session.processes.limits import usable_cpus
 from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
 from nbparallel.session.processes.queries import RankQueries
@@ -329,8 +329,9 @@ class RankPool:
             self.control = view
             keep_locks(self.control.words, abandoned)
             self.supervisor.epoch(fd, self.epoch)
+            join = JoinWorld(self.epoch, len(self.handles), free_port())
             for handle in self.handles:
-                handle.send(Kind.JOIN_EPOCH, JoinWorld(self.epoch, len(self.handles)), (fd,))
+                handle.send(Kind.JOIN_EPOCH, join, (fd,))
         finally:
             os.close(fd)
         self._epoch_invalid = False
