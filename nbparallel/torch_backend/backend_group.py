@@ -128,7 +128,7 @@ class BackendGroup(ProcessGroup):
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         """Combine each tensor of all members, in place on one."""
-        operator, group, root = operator_of(opts.reduceOp), self.group, self.ranks[opts.rootRank]
+        operator, group, root = operator_of(opts.reduceOp), self.group, self._member(opts.rootRank)
         arrays = [as_array(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
@@ -171,7 +171,7 @@ class BackendGroup(ProcessGroup):
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         """Fill each tensor with the root's."""
-        group, root = self.group, self.ranks[opts.rootRank]
+        group, root = self.group, self._member(opts.rootRank)
         arrays = [as_array(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
@@ -214,7 +214,7 @@ class BackendGroup(ProcessGroup):
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """Fill lists of tensors of one member with those of all."""
-        group, root = self.group, self.ranks[opts.rootRank]
+        group, root = self.group, self._member(opts.rootRank)
         values = [as_array(x) for x in inputs]
         rows: list[Any] = [[as_array(target) for target in targets] for targets in outputs]
 
@@ -226,7 +226,7 @@ class BackendGroup(ProcessGroup):
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         """Fill each member's tensor with its element of one member's list."""
-        group, root = self.group, self.ranks[opts.rootRank]
+        group, root = self.group, self._member(opts.rootRank)
         targets = [as_array(output) for output in outputs]
         values: list[Any] = [[as_array(part) for part in parts] for parts in inputs]
 
@@ -299,13 +299,13 @@ class BackendGroup(ProcessGroup):
     def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
         """Send a tensor, which may be changed when this returns."""
         (tensor,) = tensors
-        operation = distributed.current().isend(as_array(tensor), self.ranks[dst], self.group, tag)
+        operation = distributed.current().isend(as_array(tensor), self._member(dst), self.group, tag)
         return DONE if operation.done else self._message(operation, tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         """Begin to receive a tensor of one member."""
         (tensor,) = tensors
-        operation = distributed.current().irecv(as_array(tensor), self.ranks[src], self.group, tag)
+        operation = distributed.current().irecv(as_array(tensor), self._member(src), self.group, tag)
         return self._message(operation, tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
@@ -313,6 +313,14 @@ class BackendGroup(ProcessGroup):
         (tensor,) = tensors
         operation = distributed.current().irecv(as_array(tensor), distributed.ANY_SOURCE, self.group, tag)
         return self._message(operation, tensors)
+
+    def _member(self, place: int) -> int:
+        """Return the rank at a place in the group; torch has not looked at what the user passed."""
+        if not 0 <= place < len(self.ranks):
+            raise ValueError(
+                f"there is no rank {place} in a group of {len(self.ranks)} ranks, 0-{self.size() - 1}"
+            )
+        return self.ranks[place]
 
     def _message(self, operation: Operation, value: Any) -> Work:
         return MessageWork(operation, list(value), self.timeout, self.ranks.index)

@@ -48,16 +48,17 @@ def test_messages_of_four(four: nbp.Session, both: Callable[..., list[object]]) 
 
 
 def test_what_gloo_lacks(session: nbp.Session) -> None:
-    """int16 is reduced, tensors that are not contiguous filled, and 0-d ones reduced."""
+    """int16 and bfloat16 are reduced, tensors that are not contiguous filled, and 0-d ones reduced."""
     found = session.run(
         """
 td.init_process_group()
 a = torch.full((3,), rank + 1, dtype=torch.int16); td.all_reduce(a)
+b = torch.full((3,), rank + 1.5, dtype=torch.bfloat16); td.all_reduce(b)
 c = torch.zeros(2, 3).t(); c += rank; td.all_reduce(c)
 d = torch.tensor(float(rank)); td.all_reduce(d, td.ReduceOp.AVG)
 e = torch.zeros(3, requires_grad=True); td.broadcast(e, 1)
-a.tolist(), c.tolist(), d.item(), td.get_backend()
+a.tolist(), b.tolist(), c.tolist(), d.item(), td.get_backend()
 """,
         namespace={},
     ).values
-    assert list(found) == [([3] * 3, [[1.0, 1.0]] * 3, 0.5, "nbparallel")] * 2
+    assert list(found) == [([3] * 3, [4.0] * 3, [[1.0, 1.0]] * 3, 0.5, "nbparallel")] * 2
