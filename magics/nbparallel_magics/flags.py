@@ -59,7 +59,7 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
     add(
         "--share", type=arguments.names, metavar="NAMES", help="arrays that ranks may write, from now on: a,b"
     )
-    add("--seed", type=arguments.seed, metavar="N", help="seed random, np.random and rng, repeatably")
+    add("--seed", type=arguments.seed, metavar="N", help="seed random, np.random, rng and torch, repeatably")
     add(
         "--output",
         choices=("rank", "stream"),

@@ -189,14 +189,17 @@ def resize_environment(world_size: int, former_port: int, port: int) -> int:
 
 
 def random_streams(seed: int, rank: int) -> np.random.Generator:
-    """Reseed `random` and `numpy.random` for this rank and return its own generator.
+    """Reseed `random`, `numpy.random` and torch, if it is loaded, for this rank; return its own generator.
 
     The streams of ranks are independent (`numpy.random.SeedSequence.spawn`) and repeat with the seed.
     """
     child = np.random.SeedSequence(seed, spawn_key=(rank,))
-    legacy, standard, generator = child.spawn(3)
+    legacy, standard, generator, tensors = child.spawn(4)
     np.random.seed(legacy.generate_state(4))
     random.seed(int.from_bytes(standard.generate_state(8).tobytes(), "little"))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int(tensors.generate_state(1, np.uint64)[0]))
     return np.random.default_rng(generator)
 
 

@@ -209,7 +209,7 @@ class Session:
         want_values, show_values : bool
             Whether the last expression's values travel back, and whether they are displayed.
         seed : int, optional
-            Reseed every rank's random streams first.
+            Reseed every rank's random streams first; torch's too, if it is imported there.
         on_error : {"stop", "continue"}
             When a rank fails: stop the others, or let them run to their end unless they wait for it.
 

@@ -103,6 +103,8 @@ def test_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert session.run(threads).values == [shared] * 2
         session.resize(1)
         assert session.run(threads).values == [2 * shared]
+        draws = [session.run("torch.rand(3).tolist()", seed=7).values[0] for _ in range(2)]
+        assert draws[0] == draws[1], "the seed of a cell counts for torch"
         session.run("torch.set_num_threads(3)")
         session.resize(2)
         assert session.run(threads).values == [3, shared]
