@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
+from nbparallel.errors import PeerFailedError
 from nbparallel.testing.ranks import context_of, run_ranks
 from tests.tensors.optional import Exporter, needs_ml_dtypes
 
@@ -16,11 +17,15 @@ LARGE = 400_000
 
 def values_of(program: Any, n: int = 2) -> list[Any]:
     """Return what a program returns on each rank."""
-    outcomes = run_ranks(n, program, seconds=60)
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-    return [outcome.value for outcome in outcomes]
+
+    def whole(c: Communicator) -> tuple[Any]:
+        return (program(c),)
+
+    outcomes = run_ranks(n, whole, seconds=60)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, PeerFailedError))
+    return [outcome.value[0] for outcome in outcomes]  # of a rank that died there is no tuple
 
 
 @needs_ml_dtypes

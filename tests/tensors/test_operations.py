@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.errors import PeerFailedError
 from nbparallel.tensors import array_of
-from nbparallel.testing.ranks import context_of, run_ranks
+from nbparallel.testing.ranks import context_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: there are no tensors", allow_module_level=True)
 import torch
+
+from tests.tensors.test_arrays_of_others import values_of
 
 DTYPES = (
     "float32", "float64", "float16", "bfloat16", "bool", "int8", "int64", "complex64", "uint8",
@@ -298,12 +299,10 @@ def _run(operation: Callable[[Case], None], dtype: str) -> None:
                 error.add_note(f"{layout}, {members}, async_op={async_op}\n{traceback.format_exc()}")
                 raise
 
-    errors = [outcome.error for outcome in run_ranks(3, program, seconds=60) if outcome.error is not None]
-    if errors:
-        raise min(errors, key=lambda error: isinstance(error, PeerFailedError))
+    values_of(program, 3)
 
 
-@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("operation", MOVING)
 def test_values_move_as_tensors(operation: Callable[[Case], None], dtype: str) -> None:
@@ -311,7 +310,7 @@ def test_values_move_as_tensors(operation: Callable[[Case], None], dtype: str) -
     _run(operation, dtype)
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in MOVED_ONLY])
 @pytest.mark.parametrize("operation", COMPUTING)
 def test_values_are_computed_in_tensors(operation: Callable[[Case], None], dtype: str) -> None:

@@ -142,6 +142,23 @@ def test_what_is_sent_is_data_without_autograd() -> None:
     values_of(program)
 
 
+def test_values_are_copied_where_they_would_change() -> None:
+    """A tensor may be changed after a nonblocking call has begun; outputs may lie over what is sent."""
+
+    def program(c: Communicator) -> None:
+        for size in (3, 100_000):
+            x = torch.full((size,), c.rank + 1.0)
+            works = [c.all_gather(x, async_op=True), c.all_to_all([x, x], async_op=True)]
+            x.zero_()
+            for work in works:
+                assert [float(value[-1]) for value in work.result()] == [1, 2]
+            both = torch.tensor([[1.0], [2.0]]).repeat(1, size)
+            c.all_gather([both[0], both[1]], both[1 - c.rank])
+            assert both[:, -1].tolist() == [2, 1]
+
+    values_of(program)
+
+
 def test_parts_and_batches_are_tensors() -> None:
     """`shard` is a view of the tensor, and batches hold rows of it."""
 
@@ -177,6 +194,7 @@ found
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_a_rank_without_torch_receives_tensors() -> None:
     """It imports torch when the first tensor arrives, and not before."""
@@ -205,6 +223,7 @@ errors, broadcast(t if rank else None, src=1)[-1].item()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_a_tensor_over_memory_for_reading_only_is_not_written() -> None:
     """Torch takes such an array of the notebook for writable: operations refuse it, and the rank lives."""
