@@ -144,9 +144,9 @@ class Communicator(
         if self._tracer is not None:
             self._tracer.begin()
 
-    def at_line(self, line: int) -> None:
-        """Publish the line of the cell's statement that begins now; the error about a death names it."""
-        self._context.at_line(line)
+    def at_line(self, line: int, last_line: int = 0) -> None:
+        """Publish the lines of the cell's statement that begins now; the error about a death names it."""
+        self._context.at_line(line, last_line)
         if self._tracer is not None:
             self._tracer.at_line(line)
 

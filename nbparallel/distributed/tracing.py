@@ -34,6 +34,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.wire.control_layout import (
     OPERATION_BITS,
+    OPERATION_ENDED,
     TIMING_INSIDE,
     TIMING_MOVING,
     TIMING_OPERATIONS,
@@ -214,7 +215,7 @@ class OperationTracer:
                 failed = False
             finally:
                 end = _clock()
-                words[inside] = 0
+                words[inside] = end | OPERATION_ENDED
                 self._inside = False
                 slept = waiter.wait_ns - waited
                 peer = args[place] if 0 <= place < len(args) else options.get(keyword) if options else None

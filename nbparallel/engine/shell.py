@@ -227,8 +227,8 @@ class RankShell(InteractiveShell):
     """Whether the last expression's value is shown; ``-o`` only keeps it."""
     needs_text: bool = True
     """Whether it is needed as text."""
-    at_line: Callable[[int], None] = staticmethod(lambda line: None)
-    """Called with the line of every statement of the cell before it runs."""
+    at_line: Callable[[int, int], None] = staticmethod(lambda line, last_line: None)
+    """Called with the first and last line of every statement of the cell before it runs."""
     value_text: str = ""
     """The last expression's value as text."""
 
@@ -281,9 +281,10 @@ class RankShell(InteractiveShell):
         pass
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
-        """Run one statement of a cell (IPython compiles each by itself), after reporting its line."""
+        """Run one statement of a cell (IPython compiles each by itself), after reporting its lines."""
         self.compile.note_definitions(code_obj)
-        self.at_line(next((line for *_, line in code_obj.co_lines() if line), 0))
+        lines = [line for *_, line in code_obj.co_lines() if line] or [0]
+        self.at_line(lines[0], max(lines))
         return await super().run_code(code_obj, result, async_=async_)
 
     def ask_exit(self) -> None:

@@ -48,6 +48,7 @@ from nbparallel.wire.control_layout import (
     LOCKS,
     MAX_WORLD_SIZE,
     OPERATION_BITS,
+    OPERATION_ENDED,
     OPERATIONS,
     PARKED,
     SLOT,
@@ -245,6 +246,7 @@ class ControlView:
         peer: int = -1,
         tag: int = 0,
         line: int = 0,
+        last_line: int = 0,
         deadline: bool = False,
         target: int = 0,
         area: bytes = b"",
@@ -255,7 +257,11 @@ class ControlView:
         words[w] = version
         _order()
         words[w + 1], words[w + 2], words[w + 3], words[w + 4] = cell, int(state), int(operation), sequence
-        words[w + 5], words[w + 6], words[w + 7] = peer + 1, tag & 0xFFFF_FFFF_FFFF_FFFF, line
+        words[w + 5], words[w + 6], words[w + 7] = (
+            peer + 1,
+            tag & 0xFFFF_FFFF_FFFF_FFFF,
+            last_line << 32 | line,
+        )
         words[w + 8], words[w + 9], words[w + 10] = time.monotonic_ns(), int(deadline), target
         words[w + 11] = length = len(area) if len(area) <= SLOT_AREA else 0
         if length:
@@ -276,11 +282,11 @@ class ControlView:
             _order()
             if version & 1 or words[w] != version:
                 continue
-            cell, state, operation, sequence, peer, tag, line, since, deadline, target = values
+            cell, state, operation, sequence, peer, tag, lines, since, deadline, target = values
             return SlotRecord(
                 rank, True, version, cell, STATES.get(state, State.COMPUTING),
-                OPERATIONS.get(operation, Operation.none), sequence, peer - 1, tag, line, since,
-                bool(deadline), target, area,
+                OPERATIONS.get(operation, Operation.none), sequence, peer - 1, tag,
+                lines & 0xFFFF_FFFF, since, bool(deadline), target, area, lines >> 32,
             )  # fmt: skip
         return SlotRecord(rank, False, 0, 0, State.COMPUTING, Operation.none, 0, -1, 0, 0, 0, False, 0)
 
@@ -329,9 +335,11 @@ class ControlView:
             if values == former:
                 break
         cell, wait, as_of, moving, operations, uncounted, inside, inside_wait, awaited = values
+        code, moment = inside & OPERATION_BITS, inside & ~OPERATION_BITS
+        begin, ended = (0, moment) if code == OPERATION_ENDED else (moment, 0)
         return TimingRecord(
-            rank, cell, wait, as_of, moving, operations, bool(uncounted), inside & ~OPERATION_BITS,
-            OPERATIONS.get(inside & OPERATION_BITS, Operation.none), inside_wait,
+            rank, cell, wait, as_of, moving, operations, bool(uncounted), begin, ended,
+            OPERATIONS.get(code, Operation.none), inside_wait,
             tuple(other for other in range(min(64, self.world_size)) if awaited >> other & 1),
         )  # fmt: skip
 

@@ -46,6 +46,8 @@ TIMING_WORDS = TIMING_AWAITED + 1
 """Words of a `TimingRecord`, in the order of its fields; begin and operation share one."""
 OPERATION_BITS = 0xFF
 """Bits of that word that hold the operation; the others are those of the time."""
+OPERATION_ENDED = OPERATION_BITS
+"""In their place: the rank is in none, and the time is when the last one ended."""
 
 # A table of locks: how many of its entries are in use, then the entries.
 LOCK_NAME, LOCK_TICKET, LOCK_NOTE = 0, 1, 2
@@ -205,6 +207,8 @@ class SlotRecord:
     """What must be reached for the wait to end: the arrival count of a collective."""
     area: bytes = b""
     """Handle of the memory in which the group of a collective meets; empty: the world."""
+    last_line: int = 0
+    """Where the statement that begins on `line` ends; 0 unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,8 @@ class TimingRecord:
     """Whether short operations are called that are counted later."""
     begin_ns: int
     """When the operation that it is in began; 0: in none."""
+    ended_ns: int
+    """When the last one ended; 0: none has, or the rank is in one.  Of short ones not while `uncounted`."""
     operation: Operation
     """That operation."""
     operation_wait_ns: int

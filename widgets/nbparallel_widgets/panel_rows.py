@@ -1,8 +1,8 @@
 """The ranks of a panel: a bar for each on one axis of time, its figures, and what it does.
 
 A bar adds up what the rank did in the cell so far, in this order: computing, waiting, moving data.  What is
-empty then is the time since the rank has finished.  The kinds differ in colour and in height, as in the
-timeline.
+empty then is the time since the rank has finished.  A line below says that bars are sums: on an axis of time
+they look like a course of time, which is the timeline.  The kinds differ in colour and in height, as there.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LETTERS_WIDE = 24
 """Letters of a bar in text."""
 _KINDS = (COMPUTING, WAITING, MOVING)
 _OWN = "own memory"
+_SUMS = "each bar adds up a rank's times; %parallel_timeline shows when"
 _HEIGHT = 14
 _HEIGHTS = {COMPUTING: 14, WAITING: 5, MOVING: 9}
 _LEAST = 0.4
@@ -81,7 +82,7 @@ def ranks_html(activity: SessionActivity) -> str:
         f'<th scope="col" class="nbp-bar">{_axis(places, unit, end)}</th>'
         f'{names}<th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
         f'<th scope="col" class="nbp-state">state</th></tr></thead><tbody>{rows}</tbody></table>'
-        + "".join(f"<p>{escape_html(line)}</p>" for line in _rest(activity, shown))
+        + "".join(f"<p>{escape_html(line)}</p>" for line in (*_rest(activity, shown), *[_SUMS] * bool(end)))
     )
 
 
@@ -105,7 +106,7 @@ def ranks_text(activity: SessionActivity) -> str:
         tuple(cell.rjust(widths[i]) if i in right else cell for i, cell in enumerate(row))
         for row in [head, *rows]
     ]
-    axis = f"the bars end at {fixed_text(end, end)}" if end else ""
+    axis = f"the bars end at {fixed_text(end, end)}; {_SUMS}" if end else ""
     foot = "\n".join(line for line in (axis, *_rest(activity, shown)) if line)
     return Table(plain(sentence(activity)), aligned[0], aligned[1:], foot).text()
 

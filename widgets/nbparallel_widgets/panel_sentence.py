@@ -84,9 +84,10 @@ def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
         text += f" for {rank_list(rank.waits_for)}"
     if rank.operation and rank.state in ("waiting", "moving"):
         text += f" in {rank.operation}"
-    line = activity.failed_line if rank.rank == activity.failed_rank else rank.line
-    if line and rank.state != "finished":
-        text += f", line {line}"
+    if rank.rank == activity.failed_rank and activity.failed_line:
+        text += f", line {activity.failed_line}"
+    elif rank.line and rank.state != "finished":
+        text += f", {_lines(rank)}"
     if activity.phase == "running" and rank.rank in activity.culprits:
         text += "; others wait for it"
     return text
@@ -131,9 +132,14 @@ def _culprits(activity: SessionActivity, longest: float) -> str:
     if len(ranks) != 1:
         return f"{name}, for {span_text(longest)}"
     (rank,) = ranks
-    line = f"line {rank.line}, " if rank.line else ""
+    line = f"{_lines(rank)}, " if rank.line else ""
     doing = _cause(rank) if rank.state == "dead" else rank.state
     return f"{name} ({line}{doing} for {span_text(rank.seconds or longest)})"
+
+
+def _lines(rank: RankActivity) -> str:
+    """Return the line that a rank is on, or those of the statement that it computes: perhaps a loop."""
+    return f"lines {rank.line}-{rank.last_line}" if rank.last_line > rank.line else f"line {rank.line}"
 
 
 def _failed(activity: SessionActivity, after: str) -> str:

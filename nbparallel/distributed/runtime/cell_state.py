@@ -24,8 +24,8 @@ class CellState:
         A failure only ends waits for the rank that failed.
     began_ns : int
         When it began; 0: no cell runs.
-    statement : int
-        Line of the statement that runs.
+    statement, last_line : int
+        First and last line of the statement that runs.
     """
 
     number: int = 0
@@ -35,6 +35,7 @@ class CellState:
     go_on: bool = False
     began_ns: int = 0
     statement: int = 0
+    last_line: int = 0
 
     def how_gone(self, rank: int, what: str) -> str:
         """Return why a rank that does nothing more will not receive something, as the end of a sentence."""

@@ -126,10 +126,10 @@ class RankContext:
         self.open = 0
         self.ready = self.cause is None
 
-    def at_line(self, line: int) -> None:
+    def at_line(self, line: int, last_line: int = 0) -> None:
         """Publish which statement of the cell runs: the error about this process's death names it."""
-        self.cell.statement = line
-        self.view.write_slot(self.rank, self.cell.number, State.COMPUTING, line=line)
+        self.cell.statement, self.cell.last_line = line, last_line
+        self.view.write_slot(self.rank, self.cell.number, State.COMPUTING, line=line, last_line=last_line)
 
     def end_cell(self, failure: BaseException | None) -> None:
         """Leave the cell; ranks that wait for this one in it are released with an error."""
@@ -144,7 +144,7 @@ class RankContext:
         self.words[self.writing] = 0
         self.memory.forget()
         self.write_timing()
-        cell.began_ns = cell.statement = 0
+        cell.began_ns = cell.statement = cell.last_line = 0
         state = State.FINISHED if failure is None else State.FAILED
         self.view.write_slot(self.rank, cell.number, state)
         self.waiter.announce(self.words, self.view.word_left(self.rank), cell.number)
@@ -223,7 +223,7 @@ class RankContext:
             # it still waited for what it has already taken (a deadlock would be seen where none is).
             if not self.forked:
                 self.write_timing()
-                view.write_slot(rank, cell.number, State.COMPUTING, line=cell.statement)
+                self.at_line(cell.statement, cell.last_line)
                 self.hooks.waited(wait, peer)
 
     def check(self, wait: WaitRecord) -> None:

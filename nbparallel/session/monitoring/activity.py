@@ -53,11 +53,13 @@ class RankActivity:
     operation: str
     """The operation that it waits or moves in; of a dead rank, how it ended."""
     line: int
-    """The line of the cell that it is on; 0 unknown."""
+    """The line of the cell that it is on: of its operation, or the first of the statement that it computes; 0
+    unknown."""
     waits_for: tuple[int, ...]
     """The ranks that are missing; empty: not known, or any rank will do."""
     seconds: float
-    """How long it has been doing that; 0 if it takes no part in a cell."""
+    """How long it has been doing that; 0 if it takes no part in a cell, and if that is not known: many short
+    operations are not noted one by one."""
     computing: float
     """Seconds of the cell that runs, or ran last, in which it neither waited nor moved."""
     waiting: float
@@ -75,6 +77,8 @@ class RankActivity:
     """Anonymous memory of its process in bytes: what no other process sees."""
     mapped_nbytes: int = 0
     """Shared memory that its process has touched, in bytes, whichever process made it."""
+    last_line: int = 0
+    """The last line of the statement that it computes, which may be a whole loop; 0 unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +225,10 @@ class _Look:
             return _starting(rank, handle.pid)
         state, operation, line, since, times = "idle", "", 0, self.now, _NO_TIMES
         waits_for: tuple[int, ...] = ()
+        last_line = 0
         try:
             if handle.death is None:
-                state, operation, line, since, waits_for = self._state(handle)
+                state, operation, line, since, waits_for, last_line = self._state(handle)
             times = self._times(handle)
         except ValueError:  # a new epoch has just begun, and this view was closed
             pass
@@ -246,11 +251,12 @@ class _Look:
             shared_nbytes=self.totals.by_rank.get(rank, 0),
             private_nbytes=0 if memory is None else memory.private_nbytes,
             mapped_nbytes=0 if memory is None else memory.mapped_nbytes,
+            last_line=last_line,
         )
 
-    def _state(self, handle: RankHandle) -> tuple[str, str, int, int, tuple[int, ...]]:
-        """Return state, operation, line, since when, and the ranks that it waits for."""
-        rank, control, nothing = handle.rank, self.control, (self.now, ())
+    def _state(self, handle: RankHandle) -> tuple[str, str, int, int, tuple[int, ...], int]:
+        """Return state, operation, line, since when, the ranks that it waits for, and the last line."""
+        rank, control, nothing = handle.rank, self.control, (self.now, (), 0)
         if not handle.busy and not (self.clock.running and rank in self.clock.ranks):
             ends = {} if self.record is None else self.record.ends
             return (ends.get(rank, "idle"), "", 0, *nothing)
@@ -260,18 +266,21 @@ class _Look:
         if not slot.readable or slot.cell != handle.task:
             return ("computing", "", 0, *nothing)
         if slot.state is State.FINISHED:
-            return ("finished", "", 0, slot.since_ns, ())
+            return ("finished", "", 0, slot.since_ns, (), 0)
         if slot.state is State.FAILED:
             failure = control.read_failure(rank)
             followed = failure is not None and failure.kind in _FOLLOWED
-            return ("interrupted" if followed else "failed", "", 0, slot.since_ns, ())
+            return ("interrupted" if followed else "failed", "", 0, slot.since_ns, (), 0)
         if is_waiting(slot, handle.task):
             missing = _awaited(control, slot) or (timing.awaited if slot.area else ())
-            return ("waiting", slot.operation.name, slot.line, slot.since_ns, missing)
-        if timing.cell == handle.task and timing.begin_ns:
+            return ("waiting", slot.operation.name, slot.line, slot.since_ns, missing, 0)
+        if timing.cell != handle.task:
+            return ("computing", "", slot.line, slot.since_ns, (), slot.last_line)
+        if timing.begin_ns:
             name = timing.operation.name if timing.operation else ""
-            return ("moving", name, slot.line, timing.begin_ns, ())
-        return ("computing", "", slot.line, slot.since_ns, ())
+            return ("moving", name, slot.line, timing.begin_ns, (), 0)
+        since = self.now if timing.uncounted else max(slot.since_ns, timing.ended_ns)
+        return ("computing", "", slot.line, since, (), slot.last_line)
 
     def _times(self, handle: RankHandle) -> RankTimes:
         clock, record, rank = self.clock, self.record, handle.rank

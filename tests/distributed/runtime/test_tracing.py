@@ -193,12 +193,14 @@ def test_readers_see_what_a_rank_is_in() -> None:
         assert (seen[0].cell, seen[0].operation.name, seen[0].operations) == (4, "send", 1)
         assert before - 256 <= seen[0].begin_ns <= time.monotonic_ns()
         assert (after.begin_ns, after.operations, after.uncounted) == (0, 3, False)
+        assert seen[0].begin_ns <= after.ended_ns <= time.monotonic_ns()
+        assert seen[0].ended_ns == 0
         notes = ended(c)
         moving = sum(span.end_ns - span.begin_ns - span.wait_ns for span in notes.spans())
         assert view.read_timing(0).moving_ns == notes.moving_ns == moving
         c.begin_cell(5, (0,), __file__)
         assert view.read_timing(0) == control.TimingRecord(
-            0, 5, 0, 0, 0, 0, False, 0, control.Operation.none, 0, ()
+            0, 5, 0, 0, 0, 0, False, 0, 0, control.Operation.none, 0, ()
         )
         while not view.read_timing(0).uncounted:
             c.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.names import share_arrays
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.testing.waiting import wait_until
+from nbparallel_widgets.panel_sentence import sentence
 
 SECONDS = 60.0
 
@@ -124,6 +126,23 @@ def test_a_rank_that_has_finished_computes_no_more(session: Session, held: Calla
     ended = session.activity()
     assert ended.ranks[0].finished < seen.seconds < ended.ranks[2].finished <= ended.seconds
     assert whole(ended.ranks[0]) == pytest.approx(ended.ranks[0].finished)
+
+
+def test_a_rank_computes_since_its_last_operation(session: Session, held: Callable[[str], None]) -> None:
+    """In a loop: the lines of the whole loop, and the time since the ranks met, not since the loop began."""
+    pending = session.submit(
+        "x = 1\nfor i in range(2):\n    if rank == 2: hold(f'go {i}')\n    barrier()\n\nx = 2"
+    )
+    look(session, lambda now: now.culprits == (2,) and now.ranks[2].line == 2)
+    time.sleep(0.3)
+    held("go 0")
+    seen = look(session, lambda now: now.culprits == (2,) and now.ranks[2].operations == 1)
+    slow = seen.ranks[2]
+    assert (slow.state, slow.line, slow.last_line) == ("computing", 2, 4)
+    assert slow.seconds <= seen.seconds - 0.3
+    assert "(lines 2-4, computing for " in sentence(seen)
+    held("go 1")
+    pending.result(SECONDS)
 
 
 def test_short_operations_are_counted_or_not_shown(session: Session, held: Callable[[str], None]) -> None:
