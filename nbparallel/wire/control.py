@@ -47,8 +47,6 @@ from nbparallel.wire.control_layout import (
     LEFT,
     LOCKS,
     MAX_WORLD_SIZE,
-    OPERATION_BITS,
-    OPERATION_ENDED,
     OPERATIONS,
     PARKED,
     SLOT,
@@ -334,14 +332,7 @@ class ControlView:
             former, values = values, self.words[w : w + TIMING_WORDS].tolist()
             if values == former:
                 break
-        cell, wait, as_of, moving, operations, uncounted, inside, inside_wait, awaited = values
-        code, moment = inside & OPERATION_BITS, inside & ~OPERATION_BITS
-        begin, ended = (0, moment) if code == OPERATION_ENDED else (moment, 0)
-        return TimingRecord(
-            rank, cell, wait, as_of, moving, operations, bool(uncounted), begin, ended,
-            OPERATIONS.get(code, Operation.none), inside_wait,
-            tuple(other for other in range(min(64, self.world_size)) if awaited >> other & 1),
-        )  # fmt: skip
+        return TimingRecord.of(rank, values, self.world_size)
 
     # -- where the ranks' own modules find their words ---------------------------------------------
 

@@ -239,6 +239,18 @@ class TimingRecord:
     awaited: tuple[int, ...]
     """Ranks that it waited for in a collective of a group, when it last looked; of the first 64."""
 
+    @classmethod
+    def of(cls, rank: int, words: list[int], world_size: int) -> TimingRecord:
+        """Return the record that a rank's words hold."""
+        cell, wait, as_of, moving, operations, uncounted, inside, inside_wait, awaited = words
+        code, moment = inside & OPERATION_BITS, inside & ~OPERATION_BITS
+        begin, ended = (0, moment) if code == OPERATION_ENDED else (moment, 0)
+        return cls(
+            rank, cell, wait, as_of, moving, operations, bool(uncounted), begin, ended,
+            OPERATIONS.get(code, Operation.none), inside_wait,
+            tuple(other for other in range(min(64, world_size)) if awaited >> other & 1),
+        )  # fmt: skip
+
 
 TICKET = struct.Struct("<IIQ")
 """A record of the pipe of a map: number and length of a chunk that no rank has taken, and its first item.
