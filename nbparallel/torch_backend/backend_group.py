@@ -10,7 +10,8 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed import ProcessGroup, Work
+import numpy as np
+from torch.distributed import ProcessGroup, ReduceOptions, Work
 from torch.distributed.constants import default_pg_timeout
 
 from nbparallel import distributed
@@ -21,12 +22,14 @@ from nbparallel.tensors import array_of as as_array
 from nbparallel.tensors.bits import AnyArray
 from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
 from nbparallel.torch_backend.reduce_operators import operator_of
+from nbparallel.torch_backend.sparse_sum import sum_sparse
 
 Tensors = Sequence[Any]
 Options = dict[str, Any]
 Run = Callable[[Communicator, Options], None]
 NAME = "nbparallel"
 _NO_OPTIONS: Options = {}
+_DEFAULT = ReduceOptions()  # has what all of them have: a sum, rank 0
 
 
 class BackendGroup(ProcessGroup):
@@ -113,20 +116,23 @@ class BackendGroup(ProcessGroup):
 
     # -- reductions ------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any) -> Work:
+    def allreduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Combine each tensor of all members in place."""
         operator, group = operator_of(opts.reduceOp), self.group
-        arrays = [as_array(tensor) for tensor in tensors]
+        values = [tensor if tensor.is_sparse else as_array(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
-            for array in arrays:
-                communicator.all_reduce(array, operator, group, **options)
+            for value in values:
+                if isinstance(value, np.ndarray):
+                    communicator.all_reduce(value, operator, group, **options)
+                else:
+                    sum_sparse(communicator, value, operator, {"group": group, **options})
 
         return self._call(run, tensors, opts)
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+    def reduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Combine each tensor of all members, in place on one."""
         operator, group, root = operator_of(opts.reduceOp), self.group, self._member(opts.rootRank)
         arrays = [as_array(tensor) for tensor in tensors]
@@ -137,16 +143,18 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, tensors, opts)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Combine lists of tensors of all members; each keeps its own element."""
         values = [[as_array(part) for part in parts] for parts in inputs]
         return self._reduce_scatter(outputs, values, opts)
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _DEFAULT) -> Work:
         """Combine one tensor of all members; each keeps its own part."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT
+    ) -> Work:
         """Do this for several."""
         values: list[Any] = []
         for output, whole in zip(outputs, inputs, strict=True):
@@ -169,7 +177,7 @@ class BackendGroup(ProcessGroup):
 
     # -- movements -------------------------------------------------------------------------------------------
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+    def broadcast(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill each tensor with the root's."""
         group, root = self.group, self._member(opts.rootRank)
         arrays = [as_array(tensor) for tensor in tensors]
@@ -180,22 +188,22 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, tensors, opts)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill lists of tensors with those of all members."""
         rows = [[as_array(target) for target in targets] for targets in outputs]
         return self._all_gather(rows, inputs, [list(targets) for targets in outputs], opts)
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any) -> Work:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = _DEFAULT) -> Work:
         """Fill one tensor with those of all members."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Do this for several."""
         pairs = zip(outputs, inputs, strict=True)
         rows = [list(_rows(as_array(output), x, self.size(), "all_gather")) for output, x in pairs]
         return self._all_gather(rows, inputs, list(outputs), opts)
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill, for each member, a list of tensors."""
         return self.allgather([[member[i] for member in outputs] for i in range(len(inputs))], inputs, opts)
 
@@ -212,7 +220,7 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, value, opts)
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill lists of tensors of one member with those of all."""
         group, root = self.group, self._member(opts.rootRank)
         values = [as_array(x) for x in inputs]
@@ -224,7 +232,7 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, [list(targets) for targets in outputs], opts)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Fill each member's tensor with its element of one member's list."""
         group, root = self.group, self._member(opts.rootRank)
         targets = [as_array(output) for output in outputs]
@@ -236,7 +244,7 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, outputs, opts)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Give every member one tensor of every member."""
         targets, values = [as_array(output) for output in outputs], [as_array(x) for x in inputs]
         return self._all_to_all(targets, values, outputs, opts)
@@ -247,7 +255,7 @@ class BackendGroup(ProcessGroup):
         input: Any,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: Any,
+        opts: Any = _DEFAULT,
     ) -> Work:
         """Give every member some rows of a tensor."""
         targets = rows_of(
@@ -268,7 +276,7 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, value, opts)
 
-    def barrier(self, opts: Any) -> Work:
+    def barrier(self, opts: Any = _DEFAULT) -> Work:
         """Return when every member has called it."""
         group = self.group
 

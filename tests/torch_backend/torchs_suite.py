@@ -31,7 +31,8 @@ class LikeGloo(str):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = str.__hash__
+    def __hash__(self) -> int:
+        return hash("gloo")
 
 
 def prepare(backend: str, size: int) -> None:
@@ -50,6 +51,7 @@ def load() -> types.ModuleType:
     from torch.testing._internal.common_distributed import DistTestCases
 
     backend = os.environ["BACKEND"]
+    DistTestCases.backend_feature["plugin"].add(backend)
     for sets in (DistTestCases.skip_collective, DistTestCases.backend_feature):
         for names in sets.values():
             if "gloo" in names:
@@ -64,7 +66,7 @@ def load() -> types.ModuleType:
     module.__dict__["LikeGloo"] = LikeGloo if backend != "gloo" else str
     sys.modules[SUITE] = module
     source = source.replace(READS_BACKEND, f"BACKEND = LikeGloo({backend!r})")
-    exec(compile(source, spec.origin, "exec"), module.__dict__)
+    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
     return module
 
 
