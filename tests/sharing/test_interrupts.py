@@ -112,6 +112,7 @@ def come_again(k, r):
     k.drain()
 
 
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("scenario", [make, send, come_home, pack, come_again])
 def test_an_interrupt_at_every_line(fresh_exchange, sampled, scenario):

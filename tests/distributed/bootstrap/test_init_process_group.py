@@ -73,6 +73,7 @@ say(sum=dist.all_reduce(int(os.environ["VALUE"])))
     assert launcher.places() == []
 
 
+@pytest.mark.slow
 def test_two_worlds_at_once(launcher: Launcher) -> None:
     """Worlds with ports of their own know nothing of each other, while they meet and afterwards."""
     code = """\
@@ -86,6 +87,7 @@ dist.destroy_process_group()
     assert launcher.places() == []
 
 
+@pytest.mark.slow
 def test_a_place_can_be_used_again_at_once(launcher: Launcher) -> None:
     """Ranks that leave and join again, at their own pace, never meet those of the last world."""
     code = """\
@@ -108,6 +110,7 @@ def test_a_world_of_one(launcher: Launcher) -> None:
     assert script.wait() == {"sum": 5}
 
 
+@pytest.mark.slow
 def test_forgetting_to_leave_is_fine(launcher: Launcher) -> None:
     """A script that ends without `destroy_process_group` leaves in good order; nothing is lost or printed."""
     code = """\
@@ -125,6 +128,7 @@ else:
     assert first.stderr == second.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F39")
 def test_locks_among_plain_processes(launcher: Launcher) -> None:
     """They take turns; one that leaves with a lock held names it and releases it; a death ends the waits."""
@@ -161,6 +165,7 @@ else:
     assert scripts[2].wait() == {"failed": 1}
 
 
+@pytest.mark.slow
 def test_arrays_outlive_the_world(launcher: Launcher) -> None:
     """What was shared, sent or received stays readable and writable after everybody has left."""
     code = """\

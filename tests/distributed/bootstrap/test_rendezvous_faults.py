@@ -71,6 +71,7 @@ def test_a_rank_that_never_comes_is_named(launcher: Launcher) -> None:
         assert "nbparallel-" in said["text"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_twice(launcher: Launcher) -> None:
     """Both processes of one rank are named to everybody, at once."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=3)
@@ -84,6 +85,7 @@ def test_a_rank_that_comes_twice(launcher: Launcher) -> None:
         assert all(pid in said["text"] for pid in pids)
 
 
+@pytest.mark.slow
 def test_world_sizes_that_differ(launcher: Launcher) -> None:
     """Everybody learns who says what."""
     scripts = [launcher.start(JOIN, RANK=rank, WORLD_SIZE=2 + rank) for rank in range(2)]
@@ -95,6 +97,7 @@ def test_world_sizes_that_differ(launcher: Launcher) -> None:
         assert "says 3" in said["text"]
 
 
+@pytest.mark.slow
 def test_versions_that_differ(launcher: Launcher) -> None:
     """Another version of nbparallel is told before anything is exchanged."""
     other = "nbp.__version__ = 'other'\n" + JOIN
@@ -103,6 +106,7 @@ def test_versions_that_differ(launcher: Launcher) -> None:
         assert "nbparallel other" in script.wait()["text"]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_one_that_ends_while_the_others_come(launcher: Launcher, number: int) -> None:
     """A process that dies or is interrupted while it waits ends the meeting; others are told."""
@@ -122,6 +126,7 @@ def _connections(launcher: Launcher) -> int:
     return sum("pidfd" in os.readlink(entry) for entry in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_while_they_meet(launcher: Launcher) -> None:
     """Those who wait start another one, and say that the place was stale."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
@@ -132,6 +137,7 @@ def test_a_supervisor_that_is_killed_while_they_meet(launcher: Launcher) -> None
     assert "was stale" in first.stderr + second.stderr
 
 
+@pytest.mark.slow
 def test_a_stale_place_is_used_again(launcher: Launcher) -> None:
     """What a killed world has left, its supervisor included, does not hang the next one, which says so."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
@@ -146,7 +152,7 @@ def test_a_stale_place_is_used_again(launcher: Launcher) -> None:
     assert "".join(script.stderr for script in scripts).count("was stale") == 1
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -184,6 +190,7 @@ def test_places_that_cannot_be_used(launcher: Launcher, tmp_path: Path, made: st
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
     """A program of this user that talks nonsense, or nothing, is sent away; the world comes about."""
     first = launcher.start(JOIN, RANK=0, WORLD_SIZE=2)
@@ -205,6 +212,7 @@ def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
         stranger.close()
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("opened", [False, True])
 def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
     """Whoever is not this user cannot enter the place, or is sent away unheard if he can."""
@@ -263,6 +271,7 @@ def _victim(scripts: list[Script]) -> Script:
     return scripts[1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_idle(launcher: Launcher) -> None:
     """The next operation of the others says who died, of what; other ranks are not touched."""
     code = """\
@@ -327,6 +336,7 @@ attempt(loop)
     scripts[1].wait(-signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_all_are_killed(launcher: Launcher) -> None:
     """Without members the supervisor goes, and with it everything; names in /dev/shm too."""
     code = """\
@@ -349,6 +359,7 @@ time.sleep(1000)
     assert not [name for name in names if os.path.exists(name)]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("ending", ["raise", "exit"])
 def test_a_rank_that_fails_or_forgets(launcher: Launcher, ending: str) -> None:
     """An exception that ends a script frees the others with its text and line; so does its early end."""
@@ -367,6 +378,7 @@ def test_a_rank_that_fails_or_forgets(launcher: Launcher, ending: str) -> None:
     assert scripts[1].process.wait(300) == (1 if ending == "raise" else 3)
 
 
+@pytest.mark.slow
 def test_an_exit_without_any_word(launcher: Launcher) -> None:
     """`os._exit(0)` is a death like any other, with its code."""
     code = "if rank == 1:\n    os._exit(0)\nattempt(dist.all_reduce, 1)\n"
@@ -407,6 +419,7 @@ dist.destroy_process_group()
     scripts[1].wait(-signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_what_a_rank_has_forked_does_not_hide_its_death(launcher: Launcher) -> None:
     """A child that holds the socket open lives on; the rank is dead all the same."""
     code = """\

@@ -86,7 +86,7 @@ def check(found: list[RankOutcome], victim: int, *, died: bool) -> None:
             assert ended - found[victim].death_ns < 1e9  # five times the promise: this machine is shared
 
 
-@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -102,7 +102,7 @@ def test_killed(outcomes: Any, operation: str) -> None:
         check(found, victim, died=True)
 
 
-@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -132,6 +132,7 @@ def test_interrupted(outcomes: Any, operation: str) -> None:
         check(found, victim, died=False)
 
 
+@pytest.mark.matrix(cover=(), size=4)
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_while_waiting(outcomes: Any, operation: str) -> None:

@@ -73,6 +73,7 @@ def test_nobody_sees_anothers_bytes(moves):
     store.close()
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_loop_does_not_grow(strategy):
     """Arrays that are made and dropped use the same bytes again while others live."""
@@ -181,6 +182,7 @@ def test_where_little_is_left_a_region_is_small():
         store.close()
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_descriptors_and_mappings_of_many(exchange, strategy):
     """10,000 living arrays of both rights cost a few descriptors and mappings, here and elsewhere."""
