@@ -72,6 +72,7 @@ model = LinearRegression()
 """
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", ["model.share_memory()", "nbp.share(model)", "--share model"])
 def test_hogwild_linear_regression(notebook, way):
     """The tutorial's program but for `Process` and `join`: all ranks train the notebook's own model."""
