@@ -109,9 +109,15 @@ class RankCompleter:
 
     def _arrays(self, token: str) -> Found:
         numpy = sys.modules.get("numpy")  # without it there is no array
+        torch = sys.modules.get("torch")
+        tensors = () if torch is None else (torch.Tensor, torch.nn.Module)
         for name, value in list(self._state.shell.user_ns.items()):
-            if numpy and type(value) is numpy.ndarray and name.startswith(token) and name[0] != "_":
+            if not name.startswith(token) or name[0] == "_":
+                continue
+            if numpy and type(value) is numpy.ndarray:
                 yield name, "array"
+            elif issubclass(type(value), tensors):
+                yield name, "tensor"
 
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
         """Ask rank 0; its completions may begin before or behind the token that IPython replaces."""

@@ -57,7 +57,10 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
 def _cell_flags(parser: MagicParser) -> MagicParser:
     add = parser.add_argument
     add(
-        "--share", type=arguments.names, metavar="NAMES", help="arrays that ranks may write, from now on: a,b"
+        "--share",
+        type=arguments.names,
+        metavar="NAMES",
+        help="arrays, tensors or modules that ranks may write, from now on: a,b",
     )
     add("--seed", type=arguments.seed, metavar="N", help="seed random, np.random, rng and torch, repeatably")
     add(
@@ -111,7 +114,8 @@ RANK_LINE = _run_flags(
 SHARE = MagicParser(
     "%share",
     "Move arrays of the notebook into shared memory now, and let ranks write them.  The names, and other\n"
-    "names of the same memory, are bound to the shared arrays.",
+    "names of the same memory, are bound to the shared arrays.  Tensors and modules of torch are moved in\n"
+    "place, and stay the objects that they are.",
     "%share weights gradients",
 )
 SHARE.usage = "%%share NAME [NAME ...]"
