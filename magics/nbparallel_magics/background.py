@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,7 +13,7 @@ from nbparallel_magics.error_display import brief_errors, briefly
 from nbparallel_magics.output.cell_output import CellOutput
 
 if TYPE_CHECKING:
-    from nbparallel.session import CellResult, PendingCell
+    from nbparallel.session import CellResult, PendingCell, RankValues
 
 WAIT_SECONDS = 1.0
 """Length of one wait for a cell; a signal ends Python's waits immediately."""
@@ -56,6 +57,37 @@ class BackgroundCell:
         if self.out and state in ("queued", "started", "done"):
             advice += f" and puts its values into {self.out}"
         return f"<cell In[{self.number}] on the ranks: {state}; {advice}>"
+
+
+class IdleInterrupt:
+    """The stop button between two cells: it interrupts what the ranks run in the background.
+
+    ipykernel ignores SIGINT while it handles no message: it puts back what it found before the first one
+    (`Kernel.pre_handler_hook` and `post_handler_hook`).  From the first ``--async`` cell on that is our
+    handler, which does nothing while nothing runs.
+
+    Parameters
+    ----------
+    kernel : ipykernel.kernelbase.Kernel
+    interrupt : callable
+        Interrupts the cell that runs; called in the signal handler, so it may take no lock.
+    """
+
+    def __init__(self, kernel: Any, interrupt: Callable[[], None]) -> None:
+        self._kernel, self._interrupt = kernel, interrupt
+
+    def install(self) -> None:
+        """Interrupt cells from now on, unless a library has put a handler of its own there."""
+        if getattr(self._kernel, "saved_sigint_handler", None) is signal.SIG_IGN:
+            self._kernel.saved_sigint_handler = self._handle
+
+    def remove(self) -> None:
+        """Have SIGINT ignored between cells again."""
+        if getattr(self._kernel, "saved_sigint_handler", None) == self._handle:
+            self._kernel.saved_sigint_handler = signal.SIG_IGN
+
+    def _handle(self, *_: object) -> None:
+        self._interrupt()
 
 
 def find(name: str, variables: Mapping[str, Any]) -> BackgroundCell:
@@ -120,8 +152,16 @@ def fetch(
     found = cell.pending.result()
     if cell.out is not None:
         variables[cell.out] = found.values
+    _assign_ended(variables)
     ending = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
-    return fetched_result.FetchedResult.of(found, new_output, ending)
+    return fetched_result.FetchedResult.of(found, new_output, f"In[{cell.number}]", ending)
+
+
+def _assign_ended(variables: MutableMapping[str, Any]) -> None:
+    """Bind the names of ``-o`` of all other cells that have ended to their values, too."""
+    for name, value in list(variables.items()):
+        if isinstance(value, PendingValues) and (values := value.ended_values()) is not None:
+            variables[name] = values
 
 
 def _wait(pending: PendingCell) -> None:
@@ -152,11 +192,18 @@ class PendingValues:
             raise AttributeError(name)
         return self._refuse()
 
+    def ended_values(self) -> RankValues | None:
+        """Return the values if the cell has ended without an error."""
+        pending = self._cell.pending
+        return pending.result().values if pending.done() and pending.exception() is None else None
+
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise briefly(BusyError(_advice(self._cell)))
 
 
 def _advice(cell: BackgroundCell) -> str:
+    if cell.pending.done() and cell.pending.exception() is not None:
+        return f"In[{cell.number}] has failed on the ranks: %parallel_result _{cell.number} raises its error"
     if cell.pending.done():
         return f"In[{cell.number}] has ended on the ranks: %parallel_result puts its values into {cell.out}"
     return (

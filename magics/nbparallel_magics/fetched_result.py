@@ -17,21 +17,24 @@ class FetchedResult(CellResult):
 
     new_output: Callable[[], CellOutput]
     """Returns where that is shown."""
+    cell: str
+    """The cell's name, ``In[3]``."""
     ending: str
     """What is said if nothing was printed."""
 
     @classmethod
-    def of(cls, result: CellResult, new_output: Callable[[], CellOutput], ending: str) -> Self:
+    def of(cls, result: CellResult, new_output: Callable[[], CellOutput], cell: str, ending: str) -> Self:
         """Return a result that can be displayed."""
         parts = {part.name: getattr(result, part.name) for part in fields(CellResult)}
-        return cls(**parts, new_output=new_output, ending=ending)
+        return cls(**parts, new_output=new_output, cell=cell, ending=ending)
 
     def _ipython_display_(self) -> None:
-        show(self.new_output(), self, self.ending)
+        ran = f"{self.cell} is done on {rank_list(self.ranks)}, in {self.seconds:.3g} s"
+        show(self.new_output(), self, f"{ran}; {self.ending}")
 
 
 def show(sink: CellOutput, result: CellResult, ending: str = "") -> None:
-    """Show what a cell printed and its values; if there is nothing, that it is done, and `ending`."""
+    """Show what a cell printed and its values; `ending` if there is nothing."""
     for rank, part in result.ranks.items():
         sink.stream(rank, "stdout", part.stdout)
         sink.stream(rank, "stderr", part.stderr)
@@ -41,5 +44,5 @@ def show(sink: CellOutput, result: CellResult, ending: str = "") -> None:
             sink.result(rank, dict(part.displays[-1]), {})
     printed = any(part.stdout or part.stderr or part.displays for part in result.ranks.values())
     if not printed and ending:
-        sink.note(f"done on {rank_list(result.ranks)}, in {result.seconds:.3g} s; {ending}")
+        sink.note(ending)
     sink.finish()

@@ -184,7 +184,8 @@ RESULT = MagicParser(
     "%parallel_result",
     "Wait for the last --async cell, show what it printed and its values (or put them into the name of its\n"
     "-o), or raise its error.  An interrupt while it waits interrupts that cell.  Of several cells NAME is\n"
-    "the one whose handle you assigned: what --async returns, as `_` after the cell, or by %parallel.",
+    "the one whose handle you assigned: what --async returns, as `_` after the cell, or by %parallel.  The\n"
+    "names of -o of all cells that have ended get their values.",
     "cell = %parallel --async train()\n%parallel_result cell",
 )
 RESULT.usage = "%%parallel_result [NAME]"

@@ -188,9 +188,10 @@ class ParallelMagics(Magics):
     @documented_by(flags.STOP)
     def parallel_stop(self, line: str) -> None:
         flags.STOP.parse_line(line)
-        session = self.state.running_session()
+        session, cell = self.state.running_session(), self.state.background
+        running = "" if cell is None or cell.pending.done() else f"In[{cell.number}] had not ended; "
         self.state.stop()
-        print(NO_RANKS if session is None else stopped_note(session.world_size))  # noqa: T201
+        print(NO_RANKS if session is None else running + stopped_note(session.world_size))  # noqa: T201
 
     @line_magic
     @documented_by(flags.RESULT)

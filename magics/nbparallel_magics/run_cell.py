@@ -10,7 +10,13 @@ from IPython.core.error import UsageError
 
 from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, ParallelError
 from nbparallel_magics.arguments import RankSpec
-from nbparallel_magics.background import BackgroundCell, PendingValues, note_failure, wait_for_turn
+from nbparallel_magics.background import (
+    BackgroundCell,
+    IdleInterrupt,
+    PendingValues,
+    note_failure,
+    wait_for_turn,
+)
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.state import ExtensionState
@@ -155,6 +161,9 @@ def _submit(
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell
+        if state.idle_interrupt is None and state.notebook is not None:
+            state.idle_interrupt = IdleInterrupt(state.shell.kernel, state.interrupt)
+            state.idle_interrupt.install()
     except BaseException:
         if pending is not None:
             pending.cancel()

@@ -19,7 +19,7 @@ from nbparallel_magics.prestart import PrestartedSupervisor
 if TYPE_CHECKING:
     from nbparallel.session import Session
     from nbparallel.wire.messages import RankFailure
-    from nbparallel_magics.background import BackgroundCell
+    from nbparallel_magics.background import BackgroundCell, IdleInterrupt
     from nbparallel_widgets.panel import Panel
 
 
@@ -63,8 +63,15 @@ class ExtensionState:
         self.logs = LogFolder()
         """Folder of the output that exceeds a cell's limit."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
+        self.idle_interrupt: IdleInterrupt | None = None
+        """Once there was an ``--async`` cell: the stop button between cells."""
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""
+
+    def interrupt(self) -> None:
+        """Interrupt the cell that the ranks run; takes no lock."""
+        if (session := self.session) is not None:
+            session.interrupt()
 
     def running_session(self) -> Session | None:
         """Return the session if its ranks run."""
@@ -192,6 +199,8 @@ class ExtensionState:
     def remove(self) -> None:
         """Undo `install` and end the ranks."""
         running_sessions.use_notebook(None)
+        if self.idle_interrupt is not None:
+            self.idle_interrupt.remove()
         atexit.unregister(self._at_exit)
         if self.notebook is not None:
             self.notebook.remove()

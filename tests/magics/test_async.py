@@ -99,10 +99,34 @@ def test_cells_in_flight(shared_kernel: Kernel) -> None:
     assert value(kernel.run("list(more), list(third.result().values)")) == "([5, 6], [7, 17])"
     kernel.run("%parallel_result first")
     assert value(kernel.run("list(parts), first.state")) == "([0, 10], 'done')"
+    kernel.run("early = %parallel --async -o before rank\nlate = %parallel --async --queue -o after rank + 5")
+    kernel.run("early.wait(30), late.wait(30)")
+    advice = "has ended on the ranks: %parallel_result puts its values into before"
+    assert advice in value(kernel.run("before"))
+    kernel.run("%parallel_result")
+    assert value(kernel.run("list(before), list(after)")) == "([0, 1], [5, 6])"
     kernel.run("%config NbParallel.queue = True\nflag[0] = 0")
     kernel.run(f"%%parallel --async\n{SLOW}")
     fourth = kernel.run("fourth = %parallel --async 8\nflag[0] = 1\nfourth.result().values")
     assert value(fourth) == "[8, 8]"
+
+
+@pytest.mark.every_kernel
+def test_the_stop_button_between_two_cells(shared_kernel: Kernel) -> None:
+    """It interrupts the cell that runs in the background, says so below it, and else does nothing."""
+    kernel = prepared(shared_kernel)
+    first = kernel.begin(
+        "%%parallel --async\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)"
+    )
+    assert "started" in value(first.wait())
+    first.wait_for("begun")
+    kernel.run("second = %parallel --async --queue 5")
+    kernel.interrupt()
+    first.wait_for("the cell was interrupted; %parallel_result raises it")
+    assert value(kernel.run("list(second.result(30).values)")) == "[5, 5]"
+    kernel.interrupt()
+    assert value(kernel.run("6 * 7")) == "42"
+    assert kernel.run("%parallel 1").status == "ok"
 
 
 def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: Kernel) -> None:
@@ -153,7 +177,8 @@ def test_stopping_ends_a_cell_that_still_runs(shared_kernel: Kernel) -> None:
     """And so does unloading: no process is left."""
     kernel = prepared(shared_kernel)
     kernel.run(f"%%parallel --async\n{SLOW}")
-    assert kernel.run("%parallel_stop").status == "ok"
+    ended = "had not ended; ranks 0-1 were ended; the notebook's arrays stay as they are"
+    assert ended in printed(kernel.run("%parallel_stop"))
     assert kernel.run("%parallel_result").ename == "ClosedError"
     assert kernel.run(f"%%parallel -n 2 --async\n{SLOW}").status == "ok"
     assert kernel.run("%unload_ext nbparallel").status == "ok"
