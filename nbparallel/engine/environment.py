@@ -6,8 +6,8 @@ import builtins
 import os
 import random
 import sys
-from collections.abc import MutableMapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from types import MappingProxyType, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ def _change_directory(path: str) -> None:
 
 
 _MISSING = object()
+_SIMPLE = (bool, int, float, str, NoneType)
+"""Kinds of values that a line shows."""
 _blas: ThreadpoolController | None = None
 
 
@@ -71,6 +73,8 @@ class Defaults:
         self._namespace = namespace
         self._hidden = hidden
         self._values: dict[str, Any] = {}
+        self._noted: dict[str, int] = {}
+        """Name -> identity of the value that a line was shown about."""
         self.values = MappingProxyType(self._values)
         """The defaults as they are now."""
 
@@ -87,6 +91,66 @@ class Defaults:
         """Define again the defaults that the user deleted."""
         for name, value in self._values.items():
             self._namespace.setdefault(name, value)
+
+    def hidden(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return those of `names` whose default something else hides, with that; modules do not count.
+
+        A module was imported under the name on purpose, and lacks what the default has.
+        """
+        now, values = self._namespace, self._values
+        return {
+            name: value
+            for name in names
+            if (value := now.get(name, _MISSING)) is not (mine := values.get(name, value))
+            and value is not _MISSING
+            and not isinstance(value, ModuleType)
+            and not (type(value) is type(mine) is int and value == mine)
+        }
+
+    def describe_hidden(
+        self, names: Iterable[str], is_own: Callable[[str], bool], before: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]:
+        """Return a line for each of `names` whose default something else hides.
+
+        About numbers in each cell that uses them: `rank` is easily taken for the rank's; about others once
+        for each value.
+
+        Parameters
+        ----------
+        is_own : callable
+            Whether the rank assigned a name itself.
+        before : mapping, optional
+            What hid defaults when the cell began: only names are returned that hide one since.
+        """
+        found = self.hidden(names)
+        for name in found.keys() & (before or {}).keys():
+            if found[name] is (before or {})[name]:
+                del found[name]
+        noted = {name for name, value in found.items() if self._noted.get(name) == id(value)}
+        self._noted |= {name: id(value) for name, value in found.items()}
+        dist = "nbp.distributed" if self.hidden(("dist",)) else "dist"
+        meant = {
+            "rank": f"the rank's number, which is {dist}.get_rank()",
+            "world_size": f"the number of ranks, which is {dist}.get_world_size()",
+            "rng": "the rank's own random generator",
+            "dist": "nbparallel.distributed",
+            "nbp": "the module nbparallel",
+        }
+        notes = []
+        for name, value in found.items():
+            if name in noted and type(self._values[name]) is not int:
+                continue
+            shown = f" ({value!r})" if type(value) in _SIMPLE and len(repr(value)) <= 30 else ""
+            what, where = f"the notebook's{shown}", "in the notebook"
+            if is_own(name):
+                what = "what this cell assigned" if before is not None else "what an earlier cell assigned"
+                what, where = (
+                    f"{what}, for later cells too" if before is not None else what,
+                    "in a cell for ranks",
+                )
+            other = meant.get(name, f"the operation, which is {dist}.{name}")
+            notes.append(f"{name} is {what}, not {other}: `del {name}` {where} brings that back")
+        return tuple(notes)
 
     def user_names(self) -> list[str]:
         """Return the names that the user has assigned, sorted."""

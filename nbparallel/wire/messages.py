@@ -1,7 +1,4 @@
-"""Messages between the kernel and a rank; they travel pickled inside frames.
-
-The kernel unpickles only what ranks that it started itself send; a rank trusts its kernel.
-"""
+"""Messages between the kernel, which unpickles only those of its own ranks, and a rank; each in a frame."""
 
 from __future__ import annotations
 
@@ -117,6 +114,8 @@ class CellTask(Task):
     """Whether the last expression's value is shown."""
     go_on: bool
     """Whether a rank's failure only concerns the ranks that wait for it."""
+    uses: Any
+    """`NameUses`, or None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbparallel.wire.handles import ArrayHandle
 
@@ -75,3 +75,10 @@ class NameUpdate:
 
 def _array_update(name: str, unless_assigned: bool, *fields: Any) -> NameUpdate:
     return NameUpdate(name, NameKind.ARRAY, ArrayHandle(*fields), unless_assigned=unless_assigned)
+
+
+class NameUses(NamedTuple):
+    """What a cell does with names, as far as a rank may have to say something about it."""
+
+    predefined: tuple[str, ...]
+    """Predefined names that it reads or binds."""

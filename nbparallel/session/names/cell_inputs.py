@@ -36,6 +36,8 @@ class CellInputs:
         Names whose values have tensors in common, by each of them; `find_ties` fills it.
     copied : dict of str to int
         Bytes copied to move arrays; the caller fills it.
+    seen : set of str
+        Names that were looked up, whether or not the notebook has them.
     broker : SegmentBroker
         Of the ranks for which the values are encoded.
     """
@@ -52,7 +54,7 @@ class CellInputs:
         self._mentioned: set[str] = set()
         self._with_tensors: list[Value] = []
         self._queue: list[tuple[str, str | None, bool]] = []
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()
         self.values: dict[str, Value] = {}
         self.classes: dict[str, Value] = {}
         self.assigned: set[str] = set()
@@ -139,8 +141,8 @@ class CellInputs:
 
     def _enqueue(self, names: Iterable[str], user: str | None, *, doubtful: bool) -> None:
         for name in names:
-            if name not in self._seen and not is_ipythons(name):
-                self._seen.add(name)
+            if name not in self.seen and not is_ipythons(name):
+                self.seen.add(name)
                 if is_ipythons_function(name, self._namespace.get(name)):
                     continue
                 if name in self._namespace or (user is not None and name in self._main):

@@ -27,6 +27,7 @@ from nbparallel.errors import StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
+from nbparallel.session.names.name_uses import find_uses
 from nbparallel.session.names.share_arrays import check_shareable, from_file_call, is_array, move_arrays
 from nbparallel.session.names.tensor_names import share_tensors_of
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
@@ -34,7 +35,7 @@ from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.shared_tensors import are_writable, holds_tensors
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer.pickling import Serialised
-from nbparallel.wire.name_updates import NameKind, NameUpdate
+from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
 
 COSTLY_SECONDS = 0.2
 """A longer look whether a value has changed is noted below the cell."""
@@ -58,6 +59,8 @@ class Preparation:
     """To be kept alive until the cell has ended: the updates refer to it."""
     moved_nbytes: Mapping[str, int]
     """Those of `copied_nbytes` that moved an array into shared memory, where it stays."""
+    uses: NameUses | None
+    """What ranks are to look at when the cell has ended."""
 
 
 @dataclass(slots=True)
@@ -200,7 +203,8 @@ class NameDelivery:
             ]
             notes += _memmap_notes({value.name for value in inputs.sent}, names.bindings)
             self._namespace = names.namespace
-            return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied))
+            uses = find_uses(inputs.seen, names.free.assigned)
+            return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied), uses)
 
     def _costly_notes(self, inputs: CellInputs) -> list[str]:
         """Return a line, once, for each name that every cell takes long to find unchanged."""

@@ -7,6 +7,7 @@ import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from nbparallel import sharing
 from nbparallel.errors import ChannelClosedError, NbParallelError, SupervisorDiedError, rank_list
@@ -118,6 +119,7 @@ class TaskDispatcher:
                 execution_count=count,
                 show_values=options.show_values,
                 go_on=options.go_on,
+                uses=None if preparation is None else preparation.uses,
             )
 
         return TaskRequest(number, ranks, make, options, preparation, None, notes, None, started)
@@ -284,12 +286,16 @@ class TaskDispatcher:
 
     def _record_delivery(self, run: TaskRun) -> None:
         """Record which ranks have the names of a cell, and show the notes of all, each once."""
-        for outcome in run.outcomes.values():
+        ranks: dict[str, list[int]] = {}
+        for outcome in sorted(run.outcomes.values(), key=attrgetter("rank")):
             if outcome.applied:
                 self._names.delivered(outcome.rank)
             for note in outcome.notes:
-                if note not in run.request.notes:
-                    self._note(run, note)
+                ranks.setdefault(note, []).append(outcome.rank)
+        for note, saying in ranks.items():
+            note = note.replace("this rank", rank_list(saying))
+            if note not in run.request.notes:
+                self._note(run, note)
         run.output.finish()
 
     def _note(self, run: TaskRun, text: str) -> None:

@@ -1,0 +1,106 @@
+"""What a cell says about names that are not what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.session import Session
+
+BACK = "brings that back"
+
+
+class Notebook:
+    """Three ranks and a notebook; `say` runs a cell and returns its notes."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+
+    def type(self, source: str) -> None:
+        """Run code in the notebook."""
+        exec(source, self.names)
+
+    def say(self, cell: str) -> list[str]:
+        """Run a cell; return its notes."""
+        return list(self.session.run(cell, namespace=self.names).notes)
+
+    def values(self, cell: str) -> list[Any]:
+        """Run a cell; return the values."""
+        return list(self.session.run(cell, namespace=self.names).values)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """Return a session of three ranks."""
+    with Session(3) as session:
+        session.run("pass", namespace={})  # the control segment is there before the first leak check
+        yield session
+
+
+@pytest.fixture
+def notebook(session: Session) -> Iterator[Notebook]:
+    """Return a notebook; ranks forget its names afterwards."""
+    notebook = Notebook(session)
+    yield notebook
+    notebook.names.clear()
+    session.run("%reset -f", namespace=notebook.names)
+
+
+def test_a_rank_of_the_notebook_is_named_by_each_cell_that_uses_it(notebook: Notebook) -> None:
+    """Also through the notebook's functions; cells without it say nothing; ``del`` brings the rank's back."""
+    notebook.type("import numpy as np\nrank = np.linalg.matrix_rank(np.eye(3)).item()\ndef f(): return rank")
+    said = (
+        "rank is the notebook's (3), not the rank's number, which is dist.get_rank(): `del rank` in the "
+        "notebook brings that back"
+    )
+    assert notebook.say("rank % 3") == [said]
+    assert notebook.say("f()") == [said]
+    assert notebook.say("dist.get_rank()") == []
+    assert notebook.say("rank") == [said]
+    notebook.type("del rank")
+    assert notebook.values("rank") == [0, 1, 2]
+    assert notebook.say("rank") == []
+
+
+def test_a_number_that_is_the_ranks_own_is_no_mistake(notebook: Notebook) -> None:
+    """Only the ranks that see another number than their own say so."""
+    notebook.type("rank = 1; world_size = 3")
+    (said,) = notebook.say("rank, world_size")
+    assert said.startswith("rank is the notebook's (1), ")
+
+
+def test_other_names_are_noted_once_for_each_value(notebook: Notebook) -> None:
+    """An operation, `dist`, `rng`; modules were imported on purpose."""
+    notebook.type("from functools import reduce\ndist = 'mine'\nimport math as nbp")
+    assert notebook.say("reduce, nbp, dist") == [
+        "dist is the notebook's ('mine'), not nbparallel.distributed: `del dist` in the notebook " + BACK,
+        "reduce is the notebook's, not the operation, which is nbp.distributed.reduce: `del reduce` in the "
+        f"notebook {BACK}",
+    ]
+    assert notebook.say("reduce, dist") == []
+    notebook.type("reduce = 5")
+    assert notebook.say("reduce, dist")[0].startswith("reduce is the notebook's (5), not the operation")
+
+
+@pytest.mark.parametrize(
+    "cell", ["rank = 9", "for rank in range(10): pass", "def f():\n global rank\n rank = 9\nf()"]
+)
+def test_a_cell_that_assigns_rank_says_so(notebook: Notebook, cell: str) -> None:
+    """When it has ended, also if it failed then; later cells that use it repeat it; ``del`` in one helps."""
+    meant = f"not the rank's number, which is dist.get_rank(): `del rank` in a cell for ranks {BACK}"
+    assert notebook.say(cell) == [f"rank is what this cell assigned, for later cells too, {meant}"]
+    assert notebook.say("rank + 1") == [f"rank is what an earlier cell assigned, {meant}"]
+    assert notebook.say("del rank")[1:] == []
+    assert notebook.values("rank") == [0, 1, 2]
+    assert notebook.say("rank") == []
+
+
+def test_ordinary_cells_say_nothing(notebook: Notebook) -> None:
+    """Using predefined names as they are, or as local names, is no reason for a line."""
+    notebook.names["x"] = np.arange(4.0)
+    assert notebook.say("[rank for rank in range(3)], rank, world_size, all_reduce(x.sum(), 'sum')") == []
+    assert notebook.say("def f(rank): return rank\nf(3)") == []
