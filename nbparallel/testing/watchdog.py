@@ -76,12 +76,21 @@ class Watchdog:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Raise nothing again while the runner describes the test that hung: that would end the run."""
+        """Raise nothing while the runner describes a test; after a hang nothing again until `resume`.
+
+        An exception outside of a test's own code would end the run.
+        """
         left, repeat = signal.setitimer(signal.ITIMER_REAL, 0)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, left, repeat)
+            if not self.expired:
+                signal.setitimer(signal.ITIMER_REAL, left, repeat)
+
+    def resume(self) -> None:
+        """Watch a test that hung further, in its teardown."""
+        if self.expired:
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS, REPEAT_SECONDS)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
