@@ -7,8 +7,10 @@ the time.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import types
@@ -17,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SUITE = "torch.testing._internal.distributed.distributed_test"
+GPU = re.compile("cuda|nccl|gpu|nvtx|hccl|ddp_profiling|logging_data|ddp_uneven_input_|compile")
 READS_BACKEND = 'BACKEND = os.environ["BACKEND"]'
 
 
@@ -71,7 +74,7 @@ def load() -> types.ModuleType:
 
 
 def main(backend: str, size: int, names: list[str]) -> int:
-    """Run cases; return the exit status."""
+    """Run cases, by default all for CPUs; print what became of each, and return the exit status."""
     prepare(backend, size)
     suite = load()
 
@@ -83,8 +86,14 @@ def main(backend: str, size: int, names: list[str]) -> int:
             super().setUp()
             self._start_processes(multiprocessing.get_context("fork").Process)
 
-    cases = unittest.TestSuite(Torchs(name) for name in names)
-    return not unittest.TextTestRunner(verbosity=2).run(cases).wasSuccessful()
+    chosen = names or [name for name in dir(Torchs) if name.startswith("test_") and not GPU.search(name)]
+    result = unittest.TextTestRunner(verbosity=2).run(unittest.TestSuite(Torchs(name) for name in chosen))
+    outcomes = dict.fromkeys(chosen, "ok")
+    for outcome in ("failures", "errors", "skipped"):
+        for case, reason in getattr(result, outcome):
+            outcomes[case.id().rpartition(".")[2]] = f"{outcome}: {reason}"
+    print(f"OUTCOMES {json.dumps(outcomes)}")
+    return not result.wasSuccessful()
 
 
 if __name__ == "__main__":
