@@ -85,6 +85,10 @@ def share(x: Any, *, strategy: str | None = None) -> Any:
         raise NotAnArrayError(
             f"share takes plain numpy arrays, not {type(x).__name__}: share np.asarray(x), or its parts"
         )
+    if isinstance(x, (list, tuple)) and any(map(holds_tensors, x)):
+        raise NotAnArrayError(
+            f"share takes a tensor or a module, not a {type(x).__name__} of them: one by one"
+        )
     array = np.asarray(x)
     if array.dtype.hasobject and not isinstance(x, np.ndarray):
         raise NotAnArrayError(

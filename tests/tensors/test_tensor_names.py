@@ -337,6 +337,8 @@ def test_sharing_in_place_leaves_what_it_cannot_find_and_says_so():
         (lambda: torch.empty(3, device="meta"), "no data"),
         (lambda: torch.nn.LazyLinear(3), "pass a batch through it first"),
         (lambda: torch.nn.Linear(2, 2, device="meta"), "no data"),
+        (lambda: [torch.ones(2)], "not a list of them"),
+        (lambda: {"a": torch.ones(2)}, "not dict"),
     ],
 )
 def test_what_has_no_memory_of_the_cpu_is_refused(make, says):
