@@ -190,6 +190,7 @@ def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
                 "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER", "RANK", "LOCAL_RANK", "WORLD_SIZE",
                 "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONHASHSEED",
                 "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+                "LINES", "COLUMNS",  # GNU readline's, which pdb imports on CPython 3.13
             }, added  # fmt: skip
             with socket.socket() as sock:
                 sock.bind(("127.0.0.1", int(variables[b"MASTER_PORT"])))  # no program listens there
