@@ -94,6 +94,7 @@ def test_memory_goes_when_ranks_and_notebook_have_deleted_it():
         assert session.run("float(keep[0])", namespace={}).values == [0, 0]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     "cell", ["x[1:]", "def f(a):\n    view = a[1:]\n    1 / 0\nf(x)", "def f(a): yield a[1:]\nnext(f(x))"]
 )

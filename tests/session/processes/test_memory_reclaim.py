@@ -45,6 +45,7 @@ def test_an_idle_rank_gives_its_pool_back():
         assert cpu_seconds(pid) - used < KEEP / 4
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_an_idle_notebook_gives_its_pool_back():
     """The session's thread sees to it, also where a rank was the last to let go."""

@@ -11,6 +11,7 @@ from nbparallel.session import Session
 from nbparallel.session.processes.limits import usable_cpus
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_directory_and_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str) -> None:
     """The notebook's directory; equal hashes of strings on all ranks, and in what they start."""
@@ -28,6 +29,7 @@ def test_directory_and_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         assert session.run("hash('a') ^ hash('b')").values == [first] * 2
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies are Linux's")
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_the_supervisor_stands_back_for_ranks(start_method: str) -> None:
