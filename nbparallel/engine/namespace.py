@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import linecache
 import sys
+import time
 import weakref
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from operator import itemgetter
 from types import FunctionType, ModuleType, NoneType
 from typing import Any, cast
@@ -25,7 +26,7 @@ from nbparallel.transfer.pickling import loads
 from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
-from nbparallel.wire.name_updates import CellSource, NameKind, NameUpdate
+from nbparallel.wire.name_updates import CellSource, NameKind, NameUpdate, NameUses
 
 _labels: dict[str, str] = {}
 
@@ -94,6 +95,8 @@ class DeliveredNames:
                 del self._weak[name]
 
 
+COSTLY_SECONDS = 0.002
+"""What takes longer to look at is not looked at because of a mere call of a method."""
 MIN_SWEEP = 64
 """Arrays that are remembered before dead ones are removed from the table."""
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
@@ -126,6 +129,10 @@ class RankNames:
         self._delivered = DeliveredNames()
         self._digests: dict[str, bytes] = {}
         """Of delivered values that the rank can change in place, as they were when they came."""
+        self._costly: set[str] = set()
+        """Those whose digest takes long."""
+        self._noted: set[str] = set()
+        """Names that a line said the rank has changed, since they came."""
         self._handles: dict[str, ArrayHandle] = {}
         self._attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
         """Attached arrays by their handles."""
@@ -215,10 +222,38 @@ class RankNames:
             self._delete(name)
         for name in (*values, *deleted):
             self._digests.pop(name, None)
+            self._noted.discard(name)
         for name in copied:
+            began = time.perf_counter()
             if not isinstance(values[name], _UNCHANGING) and (digest := self._digest(values[name])):
                 self._digests[name] = digest
+                self._costly.discard(name)
+                if time.perf_counter() - began > COSTLY_SECONDS:
+                    self._costly.add(name)
         return tuple(notes)
+
+    def own(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of `names` that this rank assigned itself."""
+        return frozenset(filter(self.is_own, names))
+
+    def describe_changed(self, uses: NameUses, own: Set[str]) -> tuple[str, ...]:
+        """Return a line, once, for each of the notebook's objects that a cell changed only here.
+
+        `own` are the names that were the rank's own before the cell.
+        """
+        changed = [name for name in uses.augmented if name not in own and self.is_own(name)]
+        looked = (*uses.stored, *(name for name in uses.called if name not in self._costly), *uses.augmented)
+        changed += [
+            name
+            for name in dict.fromkeys(looked)
+            if name not in self._noted and name not in changed and self._is_changed_in_place(name)
+        ]
+        self._noted.update(changed)
+        return tuple(
+            f"this rank changed {name}, and the notebook's {name} is as it was: -o {name} on a cell that "
+            f"ends with `{name}` brings the ranks' there"
+            for name in changed
+        )
 
     def _is_changed_in_place(self, name: str) -> bool:
         """Whether a name is bound to what was delivered, and that was changed since."""

@@ -31,6 +31,7 @@ from nbparallel.wire.messages import (
     Task,
     runs_user_code,
 )
+from nbparallel.wire.name_updates import NameUses
 
 
 def run_script(task: ScriptTask, variables: dict[str, Any]) -> None:
@@ -65,8 +66,9 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
     """
     report = TaskReport(state, task)
     communicator = state.communicator
-    used = task.uses.predefined if isinstance(task, CellTask) and task.uses else ()
+    uses: NameUses | None = task.uses if isinstance(task, CellTask) else None
     hidden: dict[str, Any] | None = None
+    own: frozenset[str] = frozenset()
     state.shell.value_text = ""
     state.output.put_back()
     try:
@@ -76,8 +78,9 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
                 communicator.begin_cell(task.number, task.ranks, _filename(state, task), go_on=go_on)
             state.interrupts.arm(task.number)
             report.notes = _follow_notebook(state, task)
-            hidden = state.defaults.hidden(used)
-            report.notes += state.defaults.describe_hidden(used, state.names.is_own)
+            if uses is not None:
+                hidden, own = state.defaults.hidden(uses.predefined), state.names.own(uses.augmented)
+                report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own)
             _perform(state, task, fds, report)
             if report.ok and communicator is not None and not state.is_forked_child():
                 communicator.finish_cell()
@@ -92,8 +95,9 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         os._exit(0 if report.ok else 1)
     if report.failure is not None:
         report.fail(failures.improve(report.failure, state))
-    if hidden is not None:
-        report.notes += state.defaults.describe_hidden(used, state.names.is_own, hidden)
+    if uses is not None and hidden is not None:
+        report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
+        report.notes += state.names.describe_changed(uses, own)
     for stream in state.output.reopen_closed():
         sys.stderr.write(f"nbparallel: the cell closed the file descriptor of {stream}; it is open again\n")
     if communicator is not None:

@@ -82,3 +82,9 @@ class NameUses(NamedTuple):
 
     predefined: tuple[str, ...]
     """Predefined names that it reads or binds."""
+    stored: tuple[str, ...] = ()
+    """Copies of the notebook's objects to whose items or attributes it assigns."""
+    called: tuple[str, ...] = ()
+    """Those of which it calls a method: perhaps one that changes them."""
+    augmented: tuple[str, ...] = ()
+    """Names of the notebook that it only assigns as ``x += 1`` does."""

@@ -71,7 +71,8 @@ def test_the_lines_stand_above_the_output_of_real_ranks(shared_kernel: Kernel) -
     assert kernel.run(f"{start}\n%parallel -n 2 1;").status == "ok"
     grown = kernel.run("%%parallel -n 3 --share a\na[rank] = 1\nall_reduce(1)")
     assert grown.stdout == (
-        "[nbparallel] 3 ranks from now on\n[nbparallel] ranks may write a from now on\nOut[ranks 0-2]: 3\n"
+        "[nbparallel] 3 ranks from now on\n[nbparallel] ranks may write a from now on; "
+        "what you assign to the name later is read-only again\nOut[ranks 0-2]: 3\n"
     )
     again = kernel.run("%%parallel -n 3 --share a\na[rank] += 1")
     assert (again.stdout, kernel.run("a.tolist()").result) == ("", "[2.0, 2.0, 2.0]")

@@ -39,6 +39,7 @@ from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
 
 COSTLY_SECONDS = 0.2
 """A longer look whether a value has changed is noted below the cell."""
+LATER = "; what you assign to the name later is read-only again"
 SMALL = 1 << 20
 """Bytes of an object that a cell in a queue takes with it even if the ranks have it now."""
 
@@ -203,7 +204,7 @@ class NameDelivery:
             ]
             notes += _memmap_notes({value.name for value in inputs.sent}, names.bindings)
             self._namespace = names.namespace
-            uses = find_uses(inputs.seen, names.free.assigned)
+            uses = find_uses(names.free, inputs)
             return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied), uses)
 
     def _costly_notes(self, inputs: CellInputs) -> list[str]:
@@ -246,7 +247,7 @@ class NameDelivery:
             for name in arrays:
                 self._store.allow_write(namespace[name])
             if opened:
-                notes.append(f"ranks may write {', '.join(opened)} from now on")
+                notes.append(f"ranks may write {', '.join(opened)} from now on{LATER}")
             return tuple(notes)
 
     def _all_may_write(self, value: Any) -> bool:

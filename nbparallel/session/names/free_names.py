@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 
+from nbparallel.session.names.name_changes import ChangedNames, find_changes
 from nbparallel.transfer.code_names import scan
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -41,6 +42,8 @@ class FreeNames:
     """Bound or deleted by the cell."""
     mentioned: frozenset[str]
     """All names and attributes in it."""
+    changed: ChangedNames
+    """What it may change in place."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,6 +88,7 @@ def find_free_names(source: str, transform: Callable[[str], str] | None = None) 
         doubtful=frozenset(name for name in doubtful - needed if not is_ipythons(name)),
         assigned=frozenset(assigned),
         mentioned=frozenset(total.mentioned | magics.mentioned),
+        changed=find_changes(tree),
     )
 
 

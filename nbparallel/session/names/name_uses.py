@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 import nbparallel.distributed  # noqa: F401  its modules fill `PREDEFINED`
 from nbparallel.distributed.api._operation import PREDEFINED
-from nbparallel.wire.name_updates import NameUses
+from nbparallel.session.names.cell_inputs import CellInputs
+from nbparallel.session.names.encoding import Value
+from nbparallel.session.names.free_names import FreeNames
+from nbparallel.wire.name_updates import NameKind, NameUses
 
 _PREDEFINED = frozenset({"rank", "world_size", "rng", "nbp", "dist", *PREDEFINED})
 
 
-def find_uses(used: Set[str], assigned: Set[str]) -> NameUses | None:
-    """Return the uses of a cell that reads and assigns these names; None if there are none.
+def find_uses(free: FreeNames, inputs: CellInputs) -> NameUses | None:
+    """Return the uses of a cell with these names and values; None if there are none."""
+    predefined = _PREDEFINED & inputs.seen | _PREDEFINED & free.assigned
+    values, changed = inputs.values, free.changed
+    stored, called = ([n for n in names if _is_copied(values.get(n))] for names in changed[:2])
+    augmented = [name for name in changed.augmented if name in values]
+    if not (predefined or stored or called or augmented):
+        return None
+    return NameUses(tuple(sorted(predefined)), tuple(stored), tuple(called), tuple(augmented))
 
-    Parameters
-    ----------
-    used : set of str
-        Names that the cell, and the functions that it uses, may take from the notebook.
-    assigned : set of str
-        Names that it binds or deletes.
-    """
-    predefined = _PREDEFINED & used | _PREDEFINED & assigned
-    return NameUses(tuple(sorted(predefined))) if predefined else None
+
+def _is_copied(value: Value | None) -> bool:
+    return value is not None and value.kind is NameKind.OBJECT

@@ -18,6 +18,7 @@ from nbparallel.errors import (
     UnknownNameError,
     UnpicklableError,
 )
+from nbparallel.session.names.delivery import LATER
 from nbparallel.testing.tiers import examples
 from nbparallel.wire.name_updates import NameKind, NameUpdate
 from tests.session.names.pair import Pair
@@ -188,11 +189,11 @@ def test_share_lets_ranks_write(pair):
     """`%share` (and `--share`) makes an array writable for ranks, whether or not they have it already."""
     pair.type("import numpy as np; x = np.zeros(3); y = np.zeros(3)")
     pair.run("x")
-    assert pair.names.share(["x"], pair.notebook)[-1] == "ranks may write x from now on"
+    assert pair.names.share(["x"], pair.notebook)[-1] == "ranks may write x from now on" + LATER
     assert pair.names.share(["x"], pair.notebook) == ()
     pair.run("x[0] = 1")
     pair.run("y[1] = 2", share=["y", "x", "y"])
-    assert pair.notes == ("ranks may write y from now on",)
+    assert pair.notes == ("ranks may write y from now on" + LATER,)
     assert pair.notebook["x"].tolist() == [1, 0, 0]
     assert pair.notebook["y"].tolist() == [0, 2, 0]
     pair.run("y[2] = 3")

@@ -48,7 +48,7 @@ def test_names_on_real_ranks(notebook):
         with pytest.raises(ParallelError) as caught:
             run("v[0] = 1")
         assert all(isinstance(error, ReadOnlyArrayError) for error in caught.value.errors.values())
-        assert "--share v" in str(caught.value)
+        assert "nbp.share(v)" in str(caught.value)
         run("x[rank] = 7", share=["x"])
         assert notebook["x"][:3].tolist() == [7, 7, 2]
         session.restart(1)

@@ -104,3 +104,52 @@ def test_ordinary_cells_say_nothing(notebook: Notebook) -> None:
     notebook.names["x"] = np.arange(4.0)
     assert notebook.say("[rank for rank in range(3)], rank, world_size, all_reduce(x.sum(), 'sum')") == []
     assert notebook.say("def f(rank): return rank\nf(3)") == []
+
+
+def lost(name: str, ranks: str) -> str:
+    """Return the line about what ranks changed in a copy."""
+    return (
+        f"{ranks} changed {name}, and the notebook's {name} is as it was: -o {name} on a cell that ends with "
+        f"`{name}` brings the ranks' there"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        ("x = []", "for i in range(3): x.append(rank * 10 + i)"),
+        ("x = {'a': [1]}", "x['a'][0] = 5"),
+        ("import types\nx = types.SimpleNamespace(a=1)", "x.a = 2"),
+        ("x = [1]", "x += [2]"),
+        ("x = 5", "x += 1"),
+        ("x = [1]", "def f(): x.append(2)\nf()"),
+    ],
+)
+def test_what_ranks_change_in_a_copy_is_said_once(notebook: Notebook, make: str, change: str) -> None:
+    """By the cell that changed it, with the ranks that did; again after the notebook's has come anew."""
+    notebook.type(make)
+    assert notebook.say("x") == []
+    assert notebook.say(change) == [lost("x", "ranks 0-2")]
+    assert notebook.say(change) == []
+    notebook.type("x = 0")
+    notebook.say("x")
+    notebook.type(make)
+    notebook.say("x")
+    assert notebook.say("if rank == 1:\n    " + change.replace("\n", "\n    ")) == [lost("x", "rank 1")]
+
+
+def test_what_was_only_read_or_assigned_is_no_loss(notebook: Notebook) -> None:
+    """Methods that change nothing, a new value under the name, and shared arrays."""
+    notebook.type("x = [1, 2]; d = {'a': 1}; import numpy as np; a = np.zeros(3); word = 'w'")
+    assert notebook.say("x.index(2), d.get('a'), d.items(), a.sum(), word.upper()") == []
+    assert notebook.say("x = [3]\nx.append(1)") == []
+
+
+def test_what_changed_on_several_ranks_names_them_when_it_is_replaced(notebook: Notebook) -> None:
+    """One line for all ranks that changed it."""
+    notebook.type("x = []")
+    notebook.say("x.append(1)")
+    notebook.type("x = [0]")
+    assert notebook.say("x") == [
+        "x was replaced: the notebook has changed it, and what ranks 0-2 changed in it is lost"
+    ]

@@ -1,0 +1,47 @@
+"""Which names a cell may change in place: read off its syntax, not certain."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+
+class ChangedNames(NamedTuple):
+    """Names by how a cell may change what they are bound to."""
+
+    stored: frozenset[str]
+    """It assigns to items or attributes: ``d["a"].b = 1``, ``del d[0]``."""
+    called: frozenset[str]
+    """It calls a method: ``d.append(1)``."""
+    augmented: frozenset[str]
+    """It assigns as ``d += 1`` does, and in no other way."""
+
+
+def find_changes(tree: ast.Module) -> ChangedNames:
+    """Return the names that a cell may change in place; those of its functions are not told from globals."""
+    stored: set[str] = set()
+    called: set[str] = set()
+    augmented: set[str] = set()
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
+                stored.add(_root(node))
+            case ast.Call(func=ast.Attribute() as method):
+                called.add(_root(method))
+            case ast.AugAssign(target=ast.Name(id=name) as target):
+                augmented.add(name)
+                target.ctx = _AUGMENTED
+            case ast.Name(id=name, ctx=ast.Store()) if node.ctx is not _AUGMENTED:
+                bound.add(name)
+    return ChangedNames(frozenset(stored), frozenset(called - stored), frozenset(augmented - bound))
+
+
+_AUGMENTED = ast.Store()
+
+
+def _root(node: ast.expr) -> str:
+    """Return the name that a chain of attributes and items begins with; empty: it begins with no name."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
