@@ -30,4 +30,5 @@ def sum_sparse(communicator: Communicator, tensor: Any, operator: str, options: 
         total += torch.sparse_coo_tensor(
             tensor_of(index), tensor_of(value), mine.shape, check_invariants=False
         )
-    tensor.detach().copy_(total.coalesce())
+    with torch.no_grad():  # `detach` would be another tensor, whose elements alone were replaced
+        tensor.copy_(total.coalesce())

@@ -62,3 +62,18 @@ a.tolist(), b.tolist(), c.tolist(), d.item(), td.get_backend()
         namespace={},
     ).values
     assert list(found) == [([3] * 3, [4.0] * 3, [[1.0, 1.0]] * 3, 0.5, "nbparallel")] * 2
+
+
+def test_sparse_tensors(session: nbp.Session, both: Callable[..., list[object]]) -> None:
+    """Sparse tensors with other numbers of elements on each rank are summed in place, as over gloo."""
+    both(
+        session,
+        """
+rank = td.get_rank()
+x = torch.sparse_coo_tensor(torch.arange(rank + 1)[None], torch.ones(rank + 1), (4,))
+td.all_reduce(x)
+work = td.all_reduce(x, async_op=True)
+work.wait()
+x.to_dense().tolist()
+""",
+    )

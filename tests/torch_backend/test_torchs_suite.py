@@ -17,7 +17,7 @@ EXCEPTIONS = {
     "test_monitored_barrier_gloo": "the same",
     "test_monitored_barrier_gloo_subgroup": "the same",
     "test_monitored_barrier_gloo_rank_0_timeout": "the same",
-    "test_monitored_barrier_failure_order": "the same; every rank names all that are missing",
+    "test_monitored_barrier_failure_order": "the same, of four; every rank names all that are missing",
     "test_monitored_barrier_wait_all_ranks": "the same",
     "test_monitored_barrier_allreduce_hang": "the same",
     "test_monitored_barrier_allreduce_hang_wait_all_ranks": "the same",
@@ -43,4 +43,4 @@ def test_torchs_own_suite(size: int, tmp_path: Path, entry_point: str) -> None:
     outcomes: dict[str, str] = json.loads(lines[-1].removeprefix("OUTCOMES "))
     wrong = {name: text for name, text in outcomes.items() if text.startswith(("failures", "errors"))}
     assert not wrong.keys() - EXCEPTIONS.keys(), wrong
-    assert sum(text == "ok" for text in outcomes.values()) >= 70
+    assert sum(text == "ok" for text in outcomes.values()) >= 80
