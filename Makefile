@@ -43,7 +43,7 @@ lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/lint-imports
 
 lab: $(VENV)/lab  ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab notebooks/01-hello-ranks.ipynb
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks/01-hello-ranks.ipynb
 
 bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
 	@$(BIN)/python -m benchmarks $(ARGS)

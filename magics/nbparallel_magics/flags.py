@@ -21,7 +21,8 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
             type=arguments.count,
             metavar="N",
             help="number of ranks, from now on: some are added, or the last ones end if they hold no "
-            "variables; without it as many as there are, at first one for each CPU; at most 8 for each",
+            "variables; without it as many as there are, at first one for each CPU; at most 8 ranks "
+            "for each CPU",
         )
         add("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
     add(

@@ -12,7 +12,7 @@ from typing import Any
 from nbparallel import sharing
 from nbparallel.distributed.runtime.call_site import is_ours
 from nbparallel.engine import environment, failures
-from nbparallel.engine.namespace import label_of
+from nbparallel.engine.namespace import label_of, remember_sources
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.task_report import TaskReport, snapshot
 from nbparallel.errors import InternalError
@@ -165,6 +165,8 @@ def cell_text(task: CellTask) -> str:
 
 def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskReport) -> None:
     variables = state.variables
+    if isinstance(task, CallTask):
+        remember_sources(task.sources)
     if isinstance(task, CellTask):
         _run_cell(state, task, report)
     elif isinstance(task, CallTask) and task.by_item:

@@ -51,6 +51,8 @@ class Pickled:
     """Bytes of shared arrays that travel as handles."""
     keep: tuple[object, ...]
     """Hold these until every receiver has loaded `data`: what they refer to stays alive as long."""
+    files: frozenset[str] = frozenset()
+    """Files that the functions inside were compiled from, as their code names them."""
 
 
 def pack_message(
@@ -127,6 +129,7 @@ def join_globals(main: Pickled, parts: Mapping[str, Pickled | str]) -> Pickled:
         len(data) + sum(part.copied_nbytes - len(part.data) for part in whole),
         sum(part.shared_nbytes for part in whole),
         tuple(whole),
+        frozenset().union(*(part.files for part in whole)),
     )
 
 

@@ -12,6 +12,7 @@ import io
 import pickle
 import types
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import _lru_cache_wrapper, cached_property, partial
 from typing import Any
 
@@ -68,9 +69,10 @@ class Serialised:
 
     def pack(self, store: ArrayStore, *, broker: Any = None) -> Pickled:
         """Copy the large buffers into a segment and return the message."""
-        return pack_message(
+        packed = pack_message(
             self.stream, self.buffers, store, broker=broker, arrays=self.arrays, segments=self.segments
         )
+        return replace(packed, files=self.files) if self.files else packed
 
 
 def _take_buffer(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
@@ -156,13 +158,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         module = definitions.module_of(function.__globals__)
         if module is not None:
             return definitions.reduce_function(function, module, self.cells)
+        self.files.add(function.__code__.co_filename)
         if not definitions.is_main_globals(function.__globals__, self.main_globals):
             return self._dynamic_function_reduce(function)
         names = function_names(function.__code__)
         self.global_names |= names.reads | names.doubtful
         self.assigned |= names.stores
         self.mentioned |= names.mentioned
-        self.files.add(function.__code__.co_filename)
         return definitions.reduce_function(function, None, self.cells)
 
     def _reduce_class(self, cls: type) -> Any:

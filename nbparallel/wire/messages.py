@@ -126,6 +126,8 @@ class CallTask(Task):
     """`transfer.pickling` bytes of ``(function, args)``."""
     by_item: bool = False
     """Whether they are of ``(function, items)``; a pipe of `TICKET` records comes with the task."""
+    sources: tuple[Any, ...] = ()
+    """`CellSource` records of the functions inside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nbparallel.testing.kernel import Kernel
@@ -60,4 +62,9 @@ def test_an_interrupt_and_an_error_leave_the_ranks_usable(shared_kernel: Kernel)
     failed = kernel.run("nbp.map(lambda x: 1 / x, [2, 0], progress=False)")
     assert failed.ename == "ParallelError"
     assert "item 1 (0)" in failed.evalue
+    defined = kernel.run("def inverse(x):\n    return 1 / x")
+    failed = kernel.run("nbp.map(inverse, [2, 0], progress=False)")
+    cell = f"In[{defined.execution_count}]"
+    assert f"line 2 of {cell}" in failed.evalue
+    assert f"Cell {cell}, line 2, in inverse(x)" in re.sub(r"\x1b\[[0-9;]*m", "", "".join(failed.traceback))
     assert kernel.run("%parallel -o kept_there kept\nassert kept_there == [0, 1]").status == "ok"

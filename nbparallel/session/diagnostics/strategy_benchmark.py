@@ -132,9 +132,10 @@ class _Bench:
     def _reason_against(self, nbytes: int, free: int | None, expected: float) -> str:
         if free is not None and nbytes * MEMORY_SHARE > free:
             return f"only {size_text(free)} of memory are free"
-        late = expected - (self._deadline - time.monotonic())
-        if expected and late > 0:
-            return f"it would take about {late:.0f} s longer than asked for; seconds sets the bound"
+        left = max(0.0, self._deadline - time.monotonic())
+        if expected > left:
+            took = f"it would take about {expected:.1f} s, and {left:.1f} s are left"
+            return f"{took}: --seconds allows more"
         return ""
 
     def _warm_up(self) -> None:

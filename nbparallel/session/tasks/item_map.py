@@ -25,7 +25,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.session.names.encoding import dump
+from nbparallel.session.names.encoding import cell_sources, dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.tasks.progress import ProgressBar
 from nbparallel.transfer.pieces import Pieces, PieceWriter
@@ -121,7 +121,7 @@ class ItemMap:
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
-        task = CallTask(number, ranks, (), True, None, pickled.data, by_item=True)
+        task = CallTask(number, ranks, (), True, None, pickled.data, True, cell_sources(pickled.files))
         return task, (pickled, writer.arrays)
 
     def _fill_pipe(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbparallel.session.names.encoding import dump
+from nbparallel.session.names.encoding import cell_sources, dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.tasks.task_run import TaskFactory
 from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
@@ -17,7 +17,8 @@ def call_task(function: Callable[..., Any], args: tuple[Any, ...]) -> TaskFactor
     def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
         parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
         pickled = dump((function, args), parts, pool.supervisor.broker)
-        return CallTask(number, ranks, (), True, None, pickled.data), pickled
+        sources = cell_sources(pickled.files)
+        return CallTask(number, ranks, (), True, None, pickled.data, sources=sources), pickled
 
     return make
 
