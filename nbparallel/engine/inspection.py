@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from dataclasses import replace
 from types import ModuleType
 
 from IPython.core.completer import provisionalcompleter
@@ -10,14 +12,19 @@ from IPython.core.completer import provisionalcompleter
 from nbparallel import sharing
 from nbparallel.engine.rank_state import RankState
 from nbparallel.transfer.variable_info import describe_variable
-from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport
+from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport, Origin
 
+LOOK_SECONDS = 0.3
+"""For so long contents are compared; what is left is not known.  The asker waits for a second."""
 MOST_NAMES = 1000
 """Variables that are reported, at most; arbitrary."""
 
 
 def inspect_namespace(state: RankState, number: int) -> NamespaceReport:
-    """Return the user's variables of this rank, described; never raises."""
+    """Return the user's variables of this rank, described; never raises.
+
+    Copies are pickled, to see whether they have changed: as long as a cell that sends them anew would do.
+    """
     try:
         store, values = (
             sharing.current_store(),
@@ -28,11 +35,18 @@ def inspect_namespace(state: RankState, number: int) -> NamespaceReport:
             for name in state.defaults.user_names()
             if name in values and not issubclass(type(values[name]), ModuleType)
         ]
-        reported = tuple(
+        until = time.monotonic() + LOOK_SECONDS
+        reported = [
             describe_variable(name, values[name], store, state.names.origin(name))
             for name in names[:MOST_NAMES]
-        )
-        return NamespaceReport(number, reported, len(names) - len(reported))
+        ]
+        reported = [
+            replace(info, as_delivered=state.names.is_as_delivered(info.name))
+            if info.origin is Origin.COPIED and time.monotonic() < until
+            else info
+            for info in reported
+        ]
+        return NamespaceReport(number, tuple(reported), len(names) - len(reported))
     except Exception as error:  # noqa: BLE001  a question must not end the rank
         return NamespaceReport(number, (), 0, f"{type(error).__name__}: {error}")
 

@@ -236,6 +236,16 @@ class RankNames:
         """Return those of `names` that this rank assigned itself."""
         return frozenset(filter(self.is_own, names))
 
+    def describe_kept(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return a line, once, for each of `names` under which the rank has what an earlier cell assigned."""
+        kept = [name for name in names if name not in self._noted and self.is_own(name)]
+        self._noted.update(kept)
+        return tuple(
+            f"{name} is what an earlier cell assigned on this rank, not the notebook's: `del {name}` in a "
+            "cell for ranks brings the notebook's back"
+            for name in kept
+        )
+
     def describe_changed(self, uses: NameUses, own: Set[str]) -> tuple[str, ...]:
         """Return a line, once, for each of the notebook's objects that a cell changed only here.
 
@@ -254,6 +264,12 @@ class RankNames:
             f"ends with `{name}` brings the ranks' there"
             for name in changed
         )
+
+    def is_as_delivered(self, name: str) -> bool | None:
+        """Whether a name is bound to what was delivered, unchanged; None: a look would take long."""
+        if self.is_own(name) or isinstance(self._namespace.get(name), _UNCHANGING):
+            return not self.is_own(name)
+        return not self._is_changed_in_place(name) if name in self._digests else None
 
     def _is_changed_in_place(self, name: str) -> bool:
         """Whether a name is bound to what was delivered, and that was changed since."""

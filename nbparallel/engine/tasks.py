@@ -81,6 +81,9 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
             if uses is not None:
                 hidden, own = state.defaults.hidden(uses.predefined), state.names.own(uses.augmented)
                 report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own)
+                report.notes += state.names.describe_kept(
+                    name for name in uses.kept if name not in uses.predefined
+                )
             _perform(state, task, fds, report)
             if report.ok and communicator is not None and not state.is_forked_child():
                 communicator.finish_cell()

@@ -41,6 +41,8 @@ class VariableInfo:
     """One past the last one."""
     segments: tuple[int, ...] = ()
     """Of a module of torch: those in which its tensors lie."""
+    as_delivered: bool | None = None
+    """Of a copy: whether its content is as it came from the notebook; None: that is not known."""
 
     @property
     def looks(self) -> str:

@@ -88,3 +88,5 @@ class NameUses(NamedTuple):
     """Those of which it calls a method: perhaps one that changes them."""
     augmented: tuple[str, ...] = ()
     """Names of the notebook that it only assigns as ``x += 1`` does."""
+    kept: tuple[str, ...] = ()
+    """Names of the notebook that it reads and an earlier cell has assigned."""

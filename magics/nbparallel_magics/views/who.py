@@ -11,6 +11,7 @@ from nbparallel.text.table import Table, TableView
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.who import NameStatistics, SessionNames
+    from nbparallel.wire.inspection import VariableInfo
 
 _ONLY_HERE = 30
 """Names of the notebook alone that are listed."""
@@ -37,12 +38,8 @@ class WhoView(TableView):
     def _ranks(self, record: NameStatistics) -> str:
         groups: dict[str, list[int]] = {}
         for rank, seen in record.ranks.items():
-            groups.setdefault(seen.looks, []).append(rank)
-        same = "" if record.notebook is None else record.notebook.looks
-        return "\n".join(
-            f"{rank_list(ranks)}: {'the same' if looks == same and record.how != 'own' else looks}"
-            for looks, ranks in groups.items()
-        )
+            groups.setdefault(_looks(seen, record), []).append(rank)
+        return "\n".join(f"{rank_list(ranks)}: {looks}" for looks, ranks in groups.items())
 
     def _foot(self) -> Iterator[str]:
         seen = self.names
@@ -61,6 +58,15 @@ class WhoView(TableView):
             yield f"rank {rank} did not answer{': ' + problem if problem else ' within a second'}"
 
 
+def _looks(seen: VariableInfo, record: NameStatistics) -> str:
+    """Return what a rank has, compared with the notebook's as far as that is known."""
+    if seen.origin == "copied" and seen.as_delivered is not None:
+        changed = "" if record.notebook and record.notebook.looks == seen.looks else f"{seen.looks}, "
+        return f"{changed}{'as it was sent' if seen.as_delivered else 'changed there'}"
+    same = record.notebook is not None and record.notebook.looks == seen.looks and seen.origin == "shared"
+    return "the same" if same else seen.looks
+
+
 def _how(record: NameStatistics) -> str:
     if record.how == "shared":
         how = "shared, ranks may write" if next(iter(record.ranks.values())).writable else "shared"
@@ -68,6 +74,8 @@ def _how(record: NameStatistics) -> str:
         how = {"own": "made on ranks", "differs": "differs between ranks"}.get(record.how, record.how)
     if record.view_of:
         how += f", part of {record.view_of}"
+    if record.hides:
+        how += f", hides {record.hides}"
     if not record.outdated:
         return how
     return f"{how}, older than the notebook's" if record.notebook else f"{how}, deleted in the notebook"

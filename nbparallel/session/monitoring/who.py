@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.session.names.free_names import is_ipythons
+from nbparallel.session.names.name_uses import PREDEFINED_NAMES
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import Store
 from nbparallel.transfer.variable_info import describe_variable
@@ -30,6 +31,8 @@ class NameStatistics:
     """The notebook's name for shared memory that the ranks' own arrays are parts of; or empty."""
     outdated: bool
     """Whether the notebook's name is bound to other memory by now; the next cell that uses it sends that."""
+    hides: str
+    """What the name of ranks hides: ``the predefined``, ``the notebook's``, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,10 @@ def _compared(
         how = theirs[0].origin.value
     views = {_owner_of(s, here) for s in theirs if s.origin is Origin.OWN}
     view_of = views.pop() if len(views) == 1 else ""
-    return NameStatistics(name, how, mine, dict(sorted(ranks.items())), view_of, outdated)
+    own = any(s.origin is Origin.OWN for s in theirs)
+    hides = "the predefined" if theirs and name in PREDEFINED_NAMES else ""
+    hides = hides or ("the notebook's" if own and mine is not None else "")
+    return NameStatistics(name, how, mine, dict(sorted(ranks.items())), view_of, outdated, hides)
 
 
 def _same_memory(one: VariableInfo, other: VariableInfo | None) -> bool:

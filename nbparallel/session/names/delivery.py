@@ -21,14 +21,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from nbparallel.errors import StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.session.names.name_uses import find_uses
-from nbparallel.session.names.share_arrays import check_shareable, from_file_call, is_array, move_arrays
+from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
 from nbparallel.session.names.tensor_names import share_tensors_of
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
@@ -114,6 +112,8 @@ class NameDelivery:
         self._store, self._broker, self._transform = store, broker, transform
         self._arrays = SharedArrays(store, broker)
         self._ranks: dict[int, RankVersions] = {}
+        self._assigned: set[str] = set()
+        """Names that cells have assigned."""
         self._costly: set[str] = set()
         """Names that a line was shown about."""
         self._namespace: MutableMapping[str, Any] | None = None
@@ -202,9 +202,9 @@ class NameDelivery:
                 for name in sorted(again)
                 if (others := sorted(inputs.tied[name] - again))
             ]
-            notes += _memmap_notes({value.name for value in inputs.sent}, names.bindings)
+            notes += memmap_notes({value.name for value in inputs.sent}, names.bindings)
             self._namespace = names.namespace
-            uses = find_uses(names.free, inputs)
+            uses = find_uses(names.free, inputs, self._assigned)
             return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied), uses)
 
     def _costly_notes(self, inputs: CellInputs) -> list[str]:
@@ -355,6 +355,8 @@ class NameDelivery:
                 pending.deliveries[value.name] = names.number
             row.send(value, pending)
         inputs.sent += [*definitions, *needed]
+        for name in names.free.changed.deleted & names.free.assigned:
+            pending.versions[name] = None  # it is sent again
         if names.namespace is self._namespace:
             for name in row.versions:
                 if not inputs.has(name):
@@ -382,16 +384,6 @@ class NameDelivery:
             return Baseline(ABSENT)
         key = inputs.key_of(name) if name in row.versions else None
         return Baseline(None if key is not None else namespace[name], key)
-
-
-def _memmap_notes(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
-    """Return a line for each `numpy.memmap` that was copied: its file can be mapped by every rank instead."""
-    return [
-        f"{name} is a numpy.memmap and was copied for the ranks: `{name} = {from_file_call(value)}` lets "
-        "them use the file itself"
-        for name in sorted(names)
-        if isinstance(value := namespace.get(name), np.memmap)
-    ]
 
 
 def _nbytes(serialised: Serialised) -> int:

@@ -15,6 +15,8 @@ class ChangedNames(NamedTuple):
     """It calls a method: ``d.append(1)``."""
     augmented: frozenset[str]
     """It assigns as ``d += 1`` does, and in no other way."""
+    deleted: frozenset[str]
+    """It deletes the name, and does not bind it."""
 
 
 def find_changes(tree: ast.Module) -> ChangedNames:
@@ -23,6 +25,7 @@ def find_changes(tree: ast.Module) -> ChangedNames:
     called: set[str] = set()
     augmented: set[str] = set()
     bound: set[str] = set()
+    deleted: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
@@ -34,7 +37,14 @@ def find_changes(tree: ast.Module) -> ChangedNames:
                 target.ctx = _AUGMENTED
             case ast.Name(id=name, ctx=ast.Store()) if node.ctx is not _AUGMENTED:
                 bound.add(name)
-    return ChangedNames(frozenset(stored), frozenset(called - stored), frozenset(augmented - bound))
+            case ast.Name(id=name, ctx=ast.Del()):
+                deleted.add(name)
+    return ChangedNames(
+        frozenset(stored),
+        frozenset(called - stored),
+        frozenset(augmented - bound),
+        frozenset(deleted - bound - augmented),
+    )
 
 
 _AUGMENTED = ast.Store()

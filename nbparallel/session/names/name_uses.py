@@ -9,18 +9,24 @@ from nbparallel.session.names.encoding import Value
 from nbparallel.session.names.free_names import FreeNames
 from nbparallel.wire.name_updates import NameKind, NameUses
 
-_PREDEFINED = frozenset({"rank", "world_size", "rng", "nbp", "dist", *PREDEFINED})
+PREDEFINED_NAMES = frozenset({"rank", "world_size", "rng", "nbp", "dist", *PREDEFINED})
+"""What a rank finds defined without a line of the user's."""
 
 
-def find_uses(free: FreeNames, inputs: CellInputs) -> NameUses | None:
-    """Return the uses of a cell with these names and values; None if there are none."""
-    predefined = _PREDEFINED & inputs.seen | _PREDEFINED & free.assigned
+def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUses | None:
+    """Return the uses of a cell with these names and values; None if there are none.
+
+    `earlier` are the names that earlier cells have assigned; those of this one are added.
+    """
+    predefined = PREDEFINED_NAMES & inputs.seen | PREDEFINED_NAMES & free.assigned
     values, changed = inputs.values, free.changed
     stored, called = ([n for n in names if _is_copied(values.get(n))] for names in changed[:2])
     augmented = [name for name in changed.augmented if name in values]
-    if not (predefined or stored or called or augmented):
+    kept = sorted((earlier & values.keys()) - free.assigned)
+    earlier |= free.assigned
+    if not (predefined or stored or called or augmented or kept):
         return None
-    return NameUses(tuple(sorted(predefined)), tuple(stored), tuple(called), tuple(augmented))
+    return NameUses(tuple(sorted(predefined)), tuple(stored), tuple(called), tuple(augmented), tuple(kept))
 
 
 def _is_copied(value: Value | None) -> bool:

@@ -294,6 +294,16 @@ def from_file_call(x: np.memmap[Any, Any]) -> str:
     return f"nbp.from_file({path!r}, {form}mode={mode!r})"
 
 
+def memmap_notes(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+    """Return a line for each `numpy.memmap` that was copied: its file can be mapped by every rank instead."""
+    return [
+        f"{name} is a numpy.memmap and was copied for the ranks: `{name} = {from_file_call(value)}` lets "
+        "them use the file itself"
+        for name in sorted(names)
+        if isinstance(value := namespace.get(name), np.memmap)
+    ]
+
+
 def _only_flagged(x: AnyArray) -> bool:
     """Return whether numpy would let the flag be taken away."""
     try:

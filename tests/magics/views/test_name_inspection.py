@@ -89,11 +89,11 @@ def test_who_has_which_name(shared_kernel: Kernel) -> None:
     rows = [re.split(r"\s{2,}", line) for line in text.splitlines()[2:-1]]
     assert rows == [
         ["alone", "made on ranks", "rank 2: dict of 0"],
-        ["double", "copied", "function", "ranks 0-2: the same"],
+        ["double", "copied", "function", "ranks 0-2: as it was sent"],
         ["mixed", "differs between ranks", "rank 0: str of 3"],
         ["", "ranks 1-2: int"],
         ["part", "made on ranks, part of x", "ranks 0-2: ndarray (2, 2) float64"],
-        ["words", "copied", "list of 3", "ranks 0-2: the same"],
+        ["words", "copied", "list of 3", "ranks 0-2: as it was sent"],
         ["x", "shared", "ndarray (6, 2) float64", "ranks 0-2: the same"],
     ]
     assert text.splitlines()[-1] == "only in the notebook, until a cell for ranks names them: unused"

@@ -153,3 +153,30 @@ def test_what_changed_on_several_ranks_names_them_when_it_is_replaced(notebook: 
     assert notebook.say("x") == [
         "x was replaced: the notebook has changed it, and what ranks 0-2 changed in it is lost"
     ]
+
+
+def test_a_name_that_ranks_took_over_is_said_once_and_comes_back(notebook: Notebook) -> None:
+    """By the first later cell that reads it; ``del`` in a cell brings the notebook's back."""
+    notebook.type("import numpy as np; x = np.zeros(3); k = 1")
+    assert notebook.say("x = x.copy()") == []
+    said = (
+        "x is what an earlier cell assigned on ranks 0-2, not the notebook's: `del x` in a cell for ranks "
+        "brings the notebook's back"
+    )
+    notebook.type("x[0] = 99")
+    assert notebook.say("x[0], k") == [said]
+    assert notebook.say("x[0]") == []
+    assert notebook.say("del x") == []
+    assert notebook.values("float(x[0])") == [99.0] * 3
+    assert notebook.say("x") == []
+
+
+def test_who_knows_what_changed_and_what_is_hidden(notebook: Notebook) -> None:
+    """Content is compared where a look is cheap."""
+    notebook.type("import numpy as np; d = {'a': 1}; e = [1]; x = np.zeros(3); rank = 1")
+    notebook.say("d['a'] = 2; e; x = x.copy(); rank")
+    names = {record.name: record for record in notebook.session.who(notebook.names).names}
+    assert [info.as_delivered for info in names["d"].ranks.values()] == [False] * 3
+    assert [info.as_delivered for info in names["e"].ranks.values()] == [True] * 3
+    assert (names["x"].hides, names["rank"].hides) == ("the notebook's", "the predefined")
+    assert list(names["rank"].ranks) == [0, 2]
