@@ -307,8 +307,9 @@ class ThreadLimits:
         before, self._share = self._share, max(1, self._usable_cpus // world_size)
         if self._share == before:
             return
-        torch = sys.modules.get("torch")  # it keeps a number of its own beside that of OpenMP
-        if torch is not None and torch.get_num_threads() == before and "OMP_NUM_THREADS" in self._ours:
+        torch: Any = sys.modules.get("torch")  # it keeps a number of its own beside that of OpenMP
+        get_threads = getattr(torch, "get_num_threads", None)  # a thread may be half-way through the import
+        if get_threads is not None and get_threads() == before and "OMP_NUM_THREADS" in self._ours:
             torch.set_num_threads(self._share)
         for name in self._ours:
             if os.environ.get(name) != str(before):

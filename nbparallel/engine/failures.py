@@ -6,6 +6,7 @@ import dis
 import os
 import pickle
 import re
+import sys
 import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -59,7 +60,7 @@ def improve(error: BaseException, state: RankState) -> BaseException:
         error.args = (" ".join(filter(None, [_text(error), OWN_INTERRUPT])),)
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
     if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
-        error.args = (f"{error}{resembling(str(error.name), state.defaults.values)}",)
+        error.args = (f"{error}{_advice(str(error.name), state)}",)
     if isinstance(error, ValueError):
         better = explain_read_only(error, state.names, error.__traceback__, magics=state.configure.magics)
         if better is not None:
@@ -68,6 +69,18 @@ def improve(error: BaseException, state: RankState) -> BaseException:
             shown: BaseException = better.with_traceback(error.__traceback__)
             return shown
     return error
+
+
+def _advice(name: str, state: RankState) -> str:
+    """Return what to write for a name that the code did not find."""
+    if name not in state.defaults.values:
+        return resembling(name, state.defaults.values)
+    if name not in state.variables:
+        return ""  # the cell has deleted it
+    how = ""
+    if hasattr(sys.modules.get("nbparallel.distributed"), name):
+        how = f": write `from nbparallel.distributed import {name}` in it"
+    return f"; it is predefined in cells, not in a function from elsewhere{how}"
 
 
 _BY_BROKEN_BUILTINS = (TypeError, NameError, AttributeError)

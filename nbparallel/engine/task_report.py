@@ -115,7 +115,7 @@ def _text_of(value: Any) -> str:
     """Return the text of what a call returned or a variable holds; a cell's value is text already."""
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001  it is the user's class
+    except (Exception, SystemExit):  # noqa: BLE001  it is the user's class
         return ""
 
 

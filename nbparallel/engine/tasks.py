@@ -233,7 +233,7 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     results = PieceWriter(store, state.broker, main_globals=state.variables, copy=True)
     taken: list[int] = []
     try:
-        while ticket := os.read(tickets, TICKET.size):
+        while not state.is_forked_child() and (ticket := os.read(tickets, TICKET.size)):
             number, length, first = TICKET.unpack(ticket)
             indices = range(first, first + length)
             words[word + 1] = first + 1
@@ -245,12 +245,15 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
             done = []
             for index, value in zip(indices, values, strict=True):
                 words[word + 1] = index + 1
-                done.append(snapshot(function(value)))
+                result = function(value)
+                if state.is_forked_child():
+                    return  # what it took would be missing
+                done.append(snapshot(result))
                 words[word + 2] += 1
             results.add(done[0] if length == 1 else done, f"the result of item {first}")
             taken.append(number)
     except BaseException:
-        while os.read(tickets, MOST_TICKETS):
+        while not state.is_forked_child() and os.read(tickets, MOST_TICKETS):
             pass
         raise
     report.keepalive = results.arrays

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from nbparallel.errors import NbParallelError
     from nbparallel.wire.timeline import RankTimeline
 
 
@@ -22,6 +23,8 @@ class RemoteValue:
     """The value as text."""
     reason: str
     """Why it could not travel."""
+    error: NbParallelError | None = field(default=None, compare=False)
+    """What this process lacked to rebuild it, without a traceback: its frames would keep arrays alive."""
 
     def __repr__(self) -> str:
         return f"on rank {self.rank}: {self.text or f'a value that stayed there ({self.reason})'}"

@@ -261,8 +261,9 @@ class Session:
         check_cell(cell, options)
         started = time.monotonic()
         pool = self._ensure(interrupts)
-        selected, notes = select_ranks(ranks, self.world_size), self._ranks.take_notes()
-        request = self._tasks.prepare_cell(pool, cell, options, selected, notes, started, names)
+        selected = select_ranks(ranks, self.world_size)
+        request = self._tasks.prepare_cell(pool, cell, options, selected, [], started, names)
+        request.notes[:0] = self._ranks.take_notes()  # a cell that could not be prepared shows no lines
         return self._tasks.launch(pool, request, interrupts)
 
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
@@ -302,8 +303,9 @@ class Session:
     ) -> CellResult:
         """Perform a task on all ranks; `watch` follows it."""
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            pool, notes = self._ensure(interrupts), self._ranks.take_notes()
-            request = self._tasks.prepare(pool, make, CellOptions(sink=sink), notes, watch)
+            pool = self._ensure(interrupts)
+            request = self._tasks.prepare(pool, make, CellOptions(sink=sink), [], watch)
+            request.notes[:0] = self._ranks.take_notes()
             return self._finish(self._tasks.launch(pool, request, interrupts), interrupts)
 
     # ranks --------------------------------------------------------------------------------------------

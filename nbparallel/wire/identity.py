@@ -159,8 +159,9 @@ def versions() -> dict[str, str]:
     """Return what this process runs."""
     found = {"Python": platform.python_version()}
     for name in MODULES:
-        if name in sys.modules:
-            found[name] = str(sys.modules[name].__version__)
+        version = getattr(sys.modules.get(name), "__version__", None)  # a thread may be half-way through it
+        if version is not None:
+            found[name] = str(version)
     return found
 
 

@@ -60,6 +60,8 @@ class Preparation:
     """Those of `copied_nbytes` that moved an array into shared memory, where it stays."""
     uses: NameUses | None
     """What ranks are to look at when the cell has ended."""
+    pending: Mapping[int, PendingVersions]
+    """What each rank has once it has applied its updates."""
 
 
 @dataclass(slots=True)
@@ -205,7 +207,8 @@ class NameDelivery:
             notes += memmap_notes({value.name for value in inputs.sent}, names.bindings)
             self._namespace = names.namespace
             uses = find_uses(names.free, inputs, self._assigned)
-            return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied), uses)
+            pending = {rank: kept for rank in ranks if (kept := self._ranks[rank].pending) is not None}
+            return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied), uses, pending)
 
     def _costly_notes(self, inputs: CellInputs) -> list[str]:
         """Return a line, once, for each name that every cell takes long to find unchanged."""
@@ -261,11 +264,11 @@ class NameDelivery:
         """Where the last cell's names were looked up; None before the first."""
         return self._namespace
 
-    def delivered(self, rank: int) -> None:
-        """Record that a rank has applied its updates of the last `prepare`."""
+    def delivered(self, rank: int, preparation: Preparation) -> None:
+        """Record that a rank has applied its updates of a preparation; one that was never sent counts not."""
         with self._lock:
             row = self._ranks.get(rank)
-            if row is not None:
+            if row is not None and row.pending is preparation.pending.get(rank):
                 row.confirm()
 
     def rank_lost(self, rank: int) -> None:

@@ -60,7 +60,8 @@ def cell_sources(filenames: Iterable[str]) -> tuple[CellSource, ...]:
 def _label(filename: str) -> str:
     """Return what the notebook's own tracebacks call the cell: ``In[3]``."""
     ipython = sys.modules.get("IPython")  # a script need not have it
-    shell = ipython.get_ipython() if ipython is not None else None
+    get_ipython = getattr(ipython, "get_ipython", None)  # another thread may be half-way through the import
+    shell = None if get_ipython is None else get_ipython()
     shown = shell.compile.format_code_name(filename) if shell is not None else None
     return shown[1] if shown else ""
 

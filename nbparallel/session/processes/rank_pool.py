@@ -380,7 +380,8 @@ def _internal(error: Exception) -> InternalError:
 
 def _shell() -> Any:
     module = sys.modules.get("IPython")
-    return module.get_ipython() if module is not None else None
+    get_ipython = getattr(module, "get_ipython", None)  # another thread may be half-way through the import
+    return None if get_ipython is None else get_ipython()
 
 
 def _colors() -> str:

@@ -286,10 +286,10 @@ class TaskDispatcher:
 
     def _record_delivery(self, run: TaskRun) -> None:
         """Record which ranks have the names of a cell, and show the notes of all, each once."""
-        ranks: dict[str, list[int]] = {}
+        preparation, ranks = run.request.preparation, dict[str, list[int]]()
         for outcome in sorted(run.outcomes.values(), key=attrgetter("rank")):
-            if outcome.applied:
-                self._names.delivered(outcome.rank)
+            if outcome.applied and preparation is not None:
+                self._names.delivered(outcome.rank, preparation)
             for note in outcome.notes:
                 ranks.setdefault(note, []).append(outcome.rank)
         for note, saying in ranks.items():

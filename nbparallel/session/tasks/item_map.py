@@ -25,9 +25,12 @@ from typing import Any, Self, cast
 import numpy as np
 
 from nbparallel import sharing
+from nbparallel.errors import UnpicklableError
 from nbparallel.session.names.encoding import cell_sources, dump
 from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.results import RemoteValue
 from nbparallel.session.tasks.progress import ProgressBar
+from nbparallel.sharing.memory.process_limits import descriptor_error
 from nbparallel.transfer.pieces import Pieces, PieceWriter
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import TICKET, ItemRecord
@@ -126,7 +129,10 @@ class ItemMap:
 
     def _fill_pipe(self) -> None:
         """Put a ticket for every chunk into a new pipe."""
-        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            raise descriptor_error(error) from error
         self._tickets = io.FileIO(reading)  # closed with this object, if an interrupt is before its exit
         self.fds = (reading,)
         try:
@@ -164,12 +170,21 @@ class ItemMap:
         """Return the results in the order of the items, from what the ranks have sent."""
         store = sharing.current_store()
         chunks: dict[int, tuple[Pieces, int]] = {}
-        for tickets, pieces in values:
+        for value in values:
+            if isinstance(value, RemoteValue):
+                raise value.error or UnpicklableError(f"the results of rank {value.rank}: {value.reason}")
+            tickets, pieces = value
             chunks |= {ticket: (pieces, number) for number, ticket in enumerate(tickets)}
+        missing = [chunk for ticket, chunk in enumerate(self._chunks) if ticket not in chunks]
+        if missing:
+            names = ", ".join(_span(*chunk) for chunk in missing[:5]) + " …" * (len(missing) > 5)
+            raise RuntimeError(
+                f"map has no result of {names}: a process that is no rank took their turn from the ranks; "
+                "the function must not read descriptors that it has not opened"
+            )
         found: list[Any] = []
-        for ticket in range(len(chunks)):
+        for ticket, (first, length) in enumerate(self._chunks):
             pieces, number = chunks[ticket]
-            first, length = self._chunks[ticket]
             name = f"the result of {_name(first, length)}"
             loaded = pieces.load(number, store, broker=self._broker, name=name)
             found += [loaded] if length == 1 else loaded
@@ -182,8 +197,12 @@ def _record(control: ControlView, rank: int) -> ItemRecord:
     return ItemRecord.read(control.words, control.layout, rank)
 
 
+def _span(first: int, count: int) -> str:
+    return f"item {first}" if count == 1 else f"items {first}-{first + count - 1}"
+
+
 def _name(first: int, count: int) -> str:
-    return f"item {first}" if count == 1 else f"one of items {first}-{first + count - 1}"
+    return _span(first, count) if count == 1 else f"one of {_span(first, count)}"
 
 
 def _short(item: Any) -> str:
@@ -191,5 +210,5 @@ def _short(item: Any) -> str:
         return f"array of {' × '.join(map(str, item.shape))} {item.dtype}"
     try:
         return reprlib.repr(item)
-    except Exception:  # noqa: BLE001  a user's __repr__ may do anything
+    except (Exception, SystemExit):  # noqa: BLE001  a user's __repr__ may do anything
         return f"of type {type(item).__name__}"

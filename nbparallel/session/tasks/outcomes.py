@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, ProtocolError, RankDiedError, rank_list
+from nbparallel.errors import (
+    RANKS_INTERRUPTED,
+    CellTimeoutError,
+    FileDescriptorLimitError,
+    ProtocolError,
+    RankDiedError,
+    SegmentLostError,
+    SharedMemoryFullError,
+    rank_list,
+)
 from nbparallel.session.processes.rank_exit import RankExit, describe_exit
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.results import CellRecord, CellResult, RankResult, RankValues, RemoteValue
@@ -18,15 +27,22 @@ from nbparallel.session.tasks.cell_times import times_now
 from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure
+from nbparallel.wire.system import PAUSE_SECONDS
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
+DEATH_SECONDS = 0.5
+"""How long to wait for the report that a rank has ended, once memory of it was missed."""
 NOT_ASKED = "its value was not asked for"
 """Why a value stayed on its rank although it could have travelled."""
 
 
 def values_of(run: TaskRun, loads: Callable[[Any], Any]) -> dict[int, Any]:
     """Return the values of a task by rank; `loads` rebuilds each, once."""
-    return {rank: _value(end, loads) for rank, end in sorted(run.outcomes.items()) if end.has_value}
+    return {
+        rank: _value(run.handles[rank], end, loads)
+        for rank, end in sorted(run.outcomes.items())
+        if end.has_value
+    }
 
 
 def missing_values_notes(values: Mapping[int, Any]) -> list[str]:
@@ -64,14 +80,29 @@ def result_of(run: TaskRun, values: Mapping[int, Any]) -> CellResult:
     return CellResult(RankValues(values), ranks, seconds, tuple(run.request.notes), copied, shared)
 
 
-def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
+def _value(handle: RankHandle, outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
     if outcome.value is None:
         return RemoteValue(outcome.rank, outcome.text, outcome.value_error or NOT_ASKED)
     try:
         return loads(outcome.value)
     except Exception as error:  # noqa: BLE001  rebuilding runs code of the user's classes
         reason = f"it cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
-        return RemoteValue(outcome.rank, outcome.text, reason)
+        if isinstance(error, SegmentLostError) and (death := _death_of(handle)) is not None:
+            reason = (
+                f"rank {outcome.rank} {describe_exit(death)}, after it had answered, and its arrays with it"
+            )
+        lack = error if isinstance(error, FileDescriptorLimitError | SharedMemoryFullError) else None
+        if lack is not None:
+            lack.__traceback__ = lack.__cause__ = lack.__context__ = None
+        return RemoteValue(outcome.rank, outcome.text, reason, lack)
+
+
+def _death_of(handle: RankHandle) -> RankExit | None:
+    """Return how a rank ended whose memory is gone; the supervisor's word on it may be on its way."""
+    deadline = time.monotonic() + DEATH_SECONDS
+    while handle.death is None and time.monotonic() < deadline:
+        time.sleep(PAUSE_SECONDS)
+    return handle.death
 
 
 def record_of(run: TaskRun, began_ns: int) -> CellRecord:

@@ -120,7 +120,7 @@ class Pair:
         updates = self.prepare(cell, share)
         with self.on_rank():
             self.notes = self.preparation.notes + self.rank_names.apply(updates)
-            self.names.delivered(0)
+            self.names.delivered(0, self.preparation)
             *lines, last = cell.split("\n")
             exec("\n".join(lines), self.rank)
             try:

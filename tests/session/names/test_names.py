@@ -428,7 +428,7 @@ def test_undelivered_updates_come_again(pair):
     pair.type("import numpy as np; x = np.zeros(3); y = [1]")
     assert len(pair.prepare("x, y")) == 2
     assert len(pair.prepare("x, y")) == 2
-    pair.names.delivered(0)
+    pair.names.delivered(0, pair.preparation)
     assert pair.prepare("x, y") == ()
     pair.names.rank_lost(0)
     assert len(pair.prepare("x, y")) == 2
@@ -439,7 +439,7 @@ def test_ranks_have_their_own_books(pair):
     pair.type("x = [1]")
     both = pair.names.prepare("x", pair.notebook, [0, 1])
     assert both.updates[0] == both.updates[1]
-    pair.names.delivered(0)
+    pair.names.delivered(0, both)
     again = pair.names.prepare("x", pair.notebook, [0, 1])
     assert (len(again.updates[0]), len(again.updates[1])) == (0, 1)
 

@@ -9,17 +9,19 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.errors import BusyError, ParallelError, UnpicklableError
+from nbparallel.errors import BusyError, FileDescriptorLimitError, ParallelError, UnpicklableError
 from nbparallel.session import Session, running_sessions
-from nbparallel.session.tasks.item_map import chunks_of
+from nbparallel.session.tasks.item_map import ItemMap, chunks_of
 from nbparallel.session.tasks.progress import ProgressBar
 from nbparallel.testing.waiting import wait_until
+from nbparallel.transfer import pickling
 
 LARGE = 100_000
 """Numbers in an array that is not pickled with what it lies in."""
@@ -335,3 +337,65 @@ def test_what_a_function_prints_is_shown(two: Session, capsys: pytest.CaptureFix
     """It stands behind the rank that printed it."""
     two.map(lambda item: print("I have", item), [7], progress=False)
     assert capsys.readouterr().out in ("[rank 0] I have 7\n", "[rank 1] I have 7\n")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_forked_child_takes_no_items(leaves: bool) -> None:
+    """A child that the function forked and that comes back, or raises, leaves every item to the rank."""
+
+    def fork(item: int) -> int:
+        if item == 3:
+            child = os.fork()
+            if child == 0 and leaves:
+                sys.exit(0)
+            if child == 0:
+                return -1
+            os.waitpid(child, 0)
+        return item
+
+    with Session(1) as session:
+        assert session.map(fork, range(20)) == list(range(20))
+
+
+def test_missing_results_are_an_error(two: Session) -> None:
+    """Items whose results did not come are named; the list is never shorter."""
+    with ItemMap(abs, range(3), progress=False) as chosen:
+        chosen.look_seconds = 0.01
+        values = two.perform(chosen.make, None, chosen).values
+        short = [(tickets[1:], pieces) for tickets, pieces in values if tickets]
+        with pytest.raises(RuntimeError, match="no result of item 0"):
+            chosen.results(short)
+
+
+def test_no_descriptor_for_a_map(two: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the limit when it begins, and when the results come."""
+    full = FileDescriptorLimitError(24, "too many open files")
+
+    def refuse(error: Exception, *_: object, **__: object) -> None:
+        raise error
+
+    for place, name, error in ((os, "pipe2", OSError(24, "Too many")), (pickling, "loads", full)):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, partial(refuse, error))
+            with pytest.raises(FileDescriptorLimitError, match="open files"):
+                two.map(abs, [1])
+    assert two.map(abs, [-1]) == [1]
+
+
+def test_an_item_that_leaves_when_it_is_shown(two: Session) -> None:
+    """A `__repr__` that calls `sys.exit` does not replace the failure."""
+
+    class Leaves:
+        def __repr__(self) -> str:
+            raise SystemExit
+
+    with pytest.raises(ParallelError, match="of type Leaves"):
+        two.map(lambda item: 1 / 0, [Leaves()])
+
+
+def test_an_operation_in_a_function_that_is_sent(two: Session) -> None:
+    """Its names are predefined in cells alone: the error says what to import."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("def sums(item): return all_reduce(item)", names)
+    with pytest.raises(ParallelError, match=r"from nbparallel\.distributed import all_reduce"):
+        two.call(names["sums"], 1)
