@@ -36,7 +36,8 @@ INTERRUPT, DEATH, LEFT, SLOT, WRITING, BELL, PARKED, TIMING, ARRIVE, DONE, ITEMS
 LOCKS = FAILED + FAILED_LINES
 LOCK_LINES = 2
 RANK_LINES = LOCKS + LOCK_LINES
-HEADER_LINES = 1 + LOCK_LINES
+ABANDONED_LINES = 16
+HEADER_LINES = 1 + ABANDONED_LINES
 """The header; and locks that were abandoned in an earlier epoch."""
 (
     TIMING_CELL, TIMING_WAIT, TIMING_AS_OF, TIMING_MOVING, TIMING_OPERATIONS, TIMING_UNCOUNTED,
@@ -59,6 +60,8 @@ LOCK_HELD, LOCK_REPORTED = 1, 2
 abandoned lock with the number above them was reported."""
 ABANDONED = LINE
 """Index of the first word of the table of abandoned locks."""
+ABANDONED_ENTRIES = (ABANDONED_LINES * LINE - 1) // LOCK_ENTRY
+"""How many of them are carried over into the next epoch: the newest."""
 DRAWING = 1
 """The ticket of a rank that is drawing one; it comes before all that are drawn."""
 
@@ -313,9 +316,9 @@ class AbandonedLock:
     """Distinguishes it from others of its name in this epoch."""
 
 
-def lock_entries(words: memoryview, start: int) -> list[list[int]]:
+def lock_entries(words: memoryview, start: int, most: int = LOCK_ENTRIES) -> list[list[int]]:
     """Return the entries of a table of locks, three words each."""
-    stop = start + 1 + min(words[start], LOCK_ENTRIES) * LOCK_ENTRY
+    stop = start + 1 + min(words[start], most) * LOCK_ENTRY
     return [words[w : w + LOCK_ENTRY].tolist() for w in range(start + 1, stop, LOCK_ENTRY)]
 
 
@@ -325,8 +328,11 @@ def lock_records(words: memoryview, start: int, rank: int) -> list[LockRecord]:
 
 
 def keep_locks(words: memoryview, locks: Sequence[AbandonedLock]) -> None:
-    """Write the locks that were abandoned in the last epoch, before any rank maps this one."""
-    for i, lock in enumerate(locks[:LOCK_ENTRIES]):
+    """Write the locks that were abandoned in the last epoch, before any rank maps this one.
+
+    They are in the order of their deaths; the oldest are left out if there are too many.
+    """
+    for i, lock in enumerate(locks[-ABANDONED_ENTRIES:]):
         w = ABANDONED + 1 + i * LOCK_ENTRY
         words[w], words[w + 1], words[w + 2] = lock.name, lock.rank, lock.line
         words[ABANDONED] = i + 1
@@ -340,7 +346,7 @@ def abandoned_locks(words: memoryview, tables: Sequence[tuple[int, int, int]]) -
     tables : sequence of (int, int, int)
         Each rank, the first word of its table of locks, and the word of its death.
     """
-    kept = enumerate(lock_entries(words, ABANDONED), MAX_WORLD_SIZE + 1)
+    kept = enumerate(lock_entries(words, ABANDONED, ABANDONED_ENTRIES), MAX_WORLD_SIZE + 1)
     found = [AbandonedLock(name, rank, line, number) for number, (name, rank, line) in kept]
     reported = set()
     for rank, start, death in tables:

@@ -96,9 +96,10 @@ class LockTable:
             context.operations += 1
             context.ready = True
         except BaseException as error:
-            if entry >= 0:
-                self._clear(entry)
-            context.failed(error)
+            try:
+                self._give_up(name, entry)
+            finally:
+                context.failed(error)
             raise
         return abandoned
 
@@ -117,7 +118,7 @@ class LockTable:
                 f"rank {self._context.rank} does not hold the lock {name!r}, so it cannot release it; a lock "
                 "is released by its holder, or at the end of the holder's cell"
             )
-        self._clear(entry)
+        self._clear_surely(entry)
 
     def call_place(self) -> tuple[str, int]:
         """Return the file name of the cell, and its line that runs."""
@@ -149,9 +150,11 @@ class LockTable:
                 f"rank {self._context.rank} holds the lock {name!r} already{since}, and cannot take "
                 "it twice; release it before, or use a lock of another name"
             )
-        if _FREE not in names:
+        kind = _FREE if _FREE in names else _KEPT  # the next holder learns of what is overwritten again
+        if kind not in names:
             raise RuntimeError(f"a rank can hold at most {LOCK_ENTRIES} locks at one time")
-        entry = names.index(_FREE)
+        entry = names.index(kind)
+        self._words[self._start + entry * LOCK_ENTRY + LOCK_NOTE] = 0  # not held (`_give_up`)
         names[entry], self._texts[entry] = word, name
         return entry
 
@@ -177,6 +180,23 @@ class LockTable:
         while used and names[used - 1] == _FREE:
             used -= 1
         words[start - 1] = used
+
+    def _clear_surely(self, entry: int) -> None:
+        """Release an entry although a signal handler of the user's may raise in the middle of it."""
+        try:
+            self._clear(entry)
+        except BaseException:
+            self._clear(entry)  # every step can be repeated
+            raise
+
+    def _give_up(self, name: str, entry: int) -> None:
+        """Clear the entry of a lock that this rank did not get; -1: a handler raised too soon."""
+        word = name_word(name)
+        if entry < 0 and word in self._names:
+            found = self._names.index(word)
+            entry = -1 if self._note(found) & LOCK_HELD else found
+        if entry >= 0:
+            self._clear_surely(entry)
 
     # -- waiting -----------------------------------------------------------------------------------------
 

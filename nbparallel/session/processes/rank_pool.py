@@ -46,7 +46,7 @@ from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
-from nbparallel.wire.control_layout import keep_locks
+from nbparallel.wire.control_layout import ABANDONED_ENTRIES, keep_locks
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import this_process
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
@@ -328,6 +328,11 @@ class RankPool:
                 self.control.close()
             self.control = view
             keep_locks(self.control.words, abandoned)
+            if len(abandoned) > ABANDONED_ENTRIES:
+                self.supervisor.notes.append(
+                    f"ranks died with {len(abandoned)} locks held that no rank has taken since: "
+                    f"whoever takes one of the {len(abandoned) - ABANDONED_ENTRIES} oldest is not warned"
+                )
             self.supervisor.epoch(fd, self.epoch)
             join = JoinWorld(self.epoch, len(self.handles), free_port())
             for handle in self.handles:

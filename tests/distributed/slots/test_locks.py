@@ -495,7 +495,7 @@ def test_holders_killed_at_random_moments(outcomes: Any) -> None:
 def test_abandoned_locks_move_into_the_next_epoch() -> None:
     """What no rank has learned is kept, also over two epochs; what one has learned is not."""
     from nbparallel.wire import control, control_layout
-    from nbparallel.wire.control_layout import LOCK_ENTRIES, AbandonedLock, keep_locks
+    from nbparallel.wire.control_layout import ABANDONED_ENTRIES, AbandonedLock, keep_locks
 
     def segment() -> ControlView:
         fd = control.create(3, 1)
@@ -520,5 +520,6 @@ def test_abandoned_locks_move_into_the_next_epoch() -> None:
         w = second.word_locks(2)
         second.words[w], second.words[w + 1], second.words[w + 3] = 1, 77, again[0].number << 2 | 2
         assert second.abandoned_locks() == again[1:]
-        keep_locks(second.words, [AbandonedLock(1, 0, 0, 0)] * 20)
-        assert second.words[control_layout.ABANDONED] == LOCK_ENTRIES
+        keep_locks(second.words, [AbandonedLock(n, 0, 0, 0) for n in range(1, 200)])
+        assert second.words[control_layout.ABANDONED] == ABANDONED_ENTRIES
+        assert [lock.name for lock in second.abandoned_locks()] == list(range(200 - ABANDONED_ENTRIES, 200))

@@ -118,3 +118,67 @@ def test_a_wait_for_a_lock_is_on_the_timeline(session: Session) -> None:
     assert {wait.line for wait in waits} == {4}
     assert 0 in {wait.waits_for for wait in waits}
     assert sum(wait.seconds for wait in waits) > 0.05
+
+
+def test_many_abandoned_locks() -> None:
+    """Ten that no rank takes again hide no newer one, and a rank that has learned of ten can hold others."""
+    dies = """
+import os, signal
+if rank == 1:
+    for n in {}:
+        dist.lock(f"row{n}").acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+barrier()
+"""
+    with Session(2) as session:
+        for numbers in (range(8), range(8, 12), [99]):
+            with pytest.raises(ParallelError, match="SIGKILL"):
+                session.run(dies.replace("{}", repr(list(numbers))))
+        found = session.run(
+            """
+import warnings
+warnings.simplefilter("ignore")
+abandoned = []
+for n in [99, *range(12)]:
+    with dist.lock(f"row{n}") as lock:
+        abandoned.append(lock.abandoned)
+with dist.lock("p"):
+    with dist.lock("q"):
+        pass
+abandoned
+""",
+            ranks=[0],
+        )
+        assert found.values[0] == [(1,)] * 13
+
+
+@pytest.mark.parametrize("raising", ["_take_entry", "_clear"])
+def test_a_handler_that_raises_leaves_no_lock(session: Session, raising: str) -> None:
+    """Whatever step of taking or releasing it raises in, other ranks get the lock."""
+    found = session.run(
+        f"""
+from nbparallel.distributed.slots.lock_table import LockTable
+import time
+table, original, failed = LockTable, LockTable.{raising}, []
+def raises(self, *args):
+    value = original(self, *args) if "{raising}" == "_take_entry" else None
+    if not failed:
+        failed.append(1)
+        raise ValueError("of a handler")
+    return value if "{raising}" == "_take_entry" else original(self, *args)
+if rank == 0:
+    table.{raising} = raises
+    try:
+        with dist.lock("h"):
+            pass
+    except ValueError:
+        pass
+    table.{raising} = original
+barrier()
+with dist.lock("h"):
+    pass
+all_reduce(1)
+""",
+        timeout=20,
+    )
+    assert list(found.values) == [3, 3, 3]
