@@ -267,8 +267,7 @@ class NameDelivery:
     def delivered(self, rank: int, preparation: Preparation) -> None:
         """Record that a rank has applied its updates of a preparation; one that was never sent counts not."""
         with self._lock:
-            row = self._ranks.get(rank)
-            if row is not None and row.pending is preparation.pending.get(rank):
+            if (row := self._ranks.get(rank)) and row.pending is preparation.pending.get(rank):
                 row.confirm()
 
     def rank_lost(self, rank: int) -> None:
