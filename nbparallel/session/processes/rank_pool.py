@@ -331,7 +331,7 @@ class RankPool:
             if len(abandoned) > ABANDONED_ENTRIES:
                 self.supervisor.notes.append(
                     f"ranks died with {len(abandoned)} locks held that no rank has taken since: "
-                    f"whoever takes one of the {len(abandoned) - ABANDONED_ENTRIES} oldest is not warned"
+                    f"a rank that takes one of the {len(abandoned) - ABANDONED_ENTRIES} oldest is not warned"
                 )
             self.supervisor.epoch(fd, self.epoch)
             join = JoinWorld(self.epoch, len(self.handles), free_port())
