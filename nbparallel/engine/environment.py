@@ -61,7 +61,7 @@ def _change_directory(path: str) -> None:
 
 
 _MISSING = object()
-_SIMPLE = (bool, int, float, str, NoneType)
+_SIMPLE = (bool, int, float, str, NoneType, np.int64, np.float64)
 """Kinds of values that a line shows."""
 _blas: ThreadpoolController | None = None
 
@@ -104,7 +104,7 @@ class Defaults:
             if (value := now.get(name, _MISSING)) is not (mine := values.get(name, value))
             and value is not _MISSING
             and not isinstance(value, ModuleType)
-            and not (type(value) is type(mine) is int and value == mine)
+            and not (type(mine) is int and isinstance(value, int | np.integer) and value == mine)
         }
 
     def describe_hidden(
@@ -140,7 +140,12 @@ class Defaults:
         for name, value in found.items():
             if name in noted and type(self._values[name]) is not int:
                 continue
-            shown = f" ({value!r})" if type(value) in _SIMPLE and len(repr(value)) <= 30 else ""
+            text = (
+                repr(value.item() if isinstance(value, np.generic) else value)
+                if type(value) in _SIMPLE
+                else ""
+            )
+            shown = f" ({text})" if 0 < len(text) <= 30 else ""
             what, where = f"the notebook's{shown}", "in the notebook"
             if is_own(name):
                 what = "what this cell assigned" if before is not None else "what an earlier cell assigned"

@@ -18,7 +18,7 @@ def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUse
 
     `earlier` are the names that earlier cells have assigned; those of this one are added.
     """
-    predefined = PREDEFINED_NAMES & inputs.seen | PREDEFINED_NAMES & free.assigned
+    predefined = PREDEFINED_NAMES & (inputs.seen | free.assigned) - free.changed.deleted
     values, changed = inputs.values, free.changed
     stored, called = ([n for n in names if _is_copied(values.get(n))] for names in changed[:2])
     augmented = [name for name in changed.augmented if name in values]
