@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import types
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from nbparallel.errors import ParallelError, UnpicklableError
+from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
 from nbparallel.session import Session
 from nbparallel.session.names.encoding import _label
 from nbparallel.session.processes.rank_pool import _colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
+from nbparallel.transfer import pickling
 
 
 def _push(session: Session) -> None:
@@ -65,3 +67,19 @@ def test_ipython_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     assert _colors() == "nocolor"
     assert _label("<cell>") == ""
+
+
+def test_a_value_whose_rank_died_after_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason for which it is missing is the rank's death, not the memory that went with it."""
+
+    def lose(*_: object, **__: object) -> None:
+        os.kill(handle.pid, signal.SIGKILL)
+        raise SegmentLostError("segment 0x1 is no longer there")
+
+    with Session(1) as session:
+        session.run("pass")
+        handle = session._ranks.running.handles[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(pickling, "loads", lose)
+            (value,) = session.run("1").values
+        assert "rank 0 was killed by SIGKILL" in value.reason
