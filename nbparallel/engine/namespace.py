@@ -95,8 +95,8 @@ class DeliveredNames:
                 del self._weak[name]
 
 
-COSTLY_SECONDS = 0.002
-"""What takes longer to look at is not looked at because of a mere call of a method."""
+COSTLY_SECONDS = 0.005
+"""Of the processor: what takes longer to look at is not looked at because of a mere call of a method."""
 MIN_SWEEP = 64
 """Arrays that are remembered before dead ones are removed from the table."""
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
@@ -224,11 +224,11 @@ class RankNames:
             self._digests.pop(name, None)
             self._noted.discard(name)
         for name in copied:
-            began = time.perf_counter()
+            began = time.thread_time()
             if not isinstance(values[name], _UNCHANGING) and (digest := self._digest(values[name])):
                 self._digests[name] = digest
                 self._costly.discard(name)
-                if time.perf_counter() - began > COSTLY_SECONDS:
+                if time.thread_time() - began > COSTLY_SECONDS:
                     self._costly.add(name)
         return tuple(notes)
 
