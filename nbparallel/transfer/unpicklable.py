@@ -33,17 +33,17 @@ def explain(
     text = f"{type(reason).__name__}: {reason}" if str(reason) else type(reason).__name__
     return (
         f"{subject} cannot be sent to another process: {where} is a {_type_name(culprit)} ({text}); "
-        f"{_advice(culprit, reason, name)}"
+        f"{_advice(culprit, reason, name, inside=culprit is not obj)}"
     )
 
 
-def _advice(culprit: Any, reason: BaseException, name: str | None) -> str:
+def _advice(culprit: Any, reason: BaseException, name: str | None, *, inside: bool) -> str:
     if _is_recursion(reason):
         return "it is nested too deeply: flatten it"
     what = name or "it"
     if isinstance(culprit, types.GeneratorType):
         return "turn the generator into a list, or create it inside the cell"
-    return f"create it inside the cell, or leave it out of {what!r} (a __getstate__ can)"
+    return "create it inside the cell" + f", or leave it out of {what!r} (a __getstate__ can)" * inside
 
 
 def _is_recursion(error: BaseException) -> bool:

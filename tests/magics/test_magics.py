@@ -157,7 +157,7 @@ def test_rank_cell(notebook: Any) -> None:
         ("%parallel_segments --all", "unknown flag --all"),
         ("%parallel_who x", "unexpected 'x'"),
         ("%parallel_doctor -v", "unknown flag -v"),
-        ("%share nothing", "no nothing in the notebook"),
+        ("%share nothing", "the notebook has no variable 'nothing'"),
     ],
 )
 def test_mistakes_are_one_line(notebook: Any, cell: str, words: str) -> None:

@@ -335,6 +335,15 @@ def test_unpicklable_names_the_culprit(store, make, where):
     assert not store.roots
 
 
+def test_what_cannot_be_left_out_of_itself(store):
+    """Where the variable itself is the culprit, the advice is not to leave it out of itself."""
+    with pytest.raises(UnpicklableError) as caught:
+        dumps(threading.Lock(), store, name="v")
+    assert str(caught.value).endswith("; create it inside the cell")
+    with pytest.raises(UnpicklableError, match=r"leave it out of 'v' \(a __getstate__ can\)"):
+        dumps(Holder(threading.Lock()), store, name="v")
+
+
 class Reducing:
     """Reduces to whatever it is told."""
 

@@ -132,5 +132,5 @@ def share(state: ExtensionState, names: Sequence[str]) -> Sequence[str]:
     """Move arrays of the notebook into shared memory, writable by ranks; return notes for the user."""
     namespace = state.shell.user_ns
     if missing := [name for name in names if name not in namespace]:
-        raise UsageError(f"%share: there is no {', '.join(missing)} in the notebook")
+        raise UsageError(f"%share: the notebook has no variable {' or '.join(map(repr, missing))}")
     return state.session_for(None).share_names(names, namespace)
