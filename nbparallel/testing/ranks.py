@@ -219,6 +219,9 @@ def _child(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         fault_injection.arm(faults)
+        if (torch := sys.modules.get("torch")) is not None:
+            # A pool of threads that OpenMP made in the test's process is not here: torch would wait for it.
+            torch.set_num_threads(1)
         store = Store(rank + 1)
         store.connect(FolderBroker(folder, rank + 1))
         communicator = Communicator(fd, rank, world_size, store, epoch=1, usable_cpus=cpus)

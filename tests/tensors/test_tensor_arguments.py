@@ -159,6 +159,18 @@ def test_values_are_copied_where_they_would_change() -> None:
     values_of(program)
 
 
+@pytest.mark.may_leave("thread", reason="torch starts its pool of threads with its first sum")
+def test_ranks_of_a_process_that_has_used_torch_s_threads() -> None:
+    """A forked rank does not wait for a pool of threads that only its parent has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert float(torch.ones(1_000_000).sum()) == 1_000_000
+        assert values_of(lambda c: float(torch.ones(1_000_000).sum())) == [1_000_000] * 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_parts_and_batches_are_tensors() -> None:
     """`shard` is a view of the tensor, and batches hold rows of it."""
 
