@@ -17,14 +17,15 @@ from nbparallel.testing.waiting import wait_until
 
 STUBBORN = """
 import time
-flag[1] = 1
 while not flag[0]:
     try:
+        flag[1] = 1
         time.sleep(0.002)
     except KeyboardInterrupt:
         pass
 kept = 1
 """
+"""It says that it is there inside of the ``try``: before it, an interrupt would end the cell."""
 
 
 def test_f24_a_rank_that_has_answered_is_not_killed() -> None:
