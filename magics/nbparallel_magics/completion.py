@@ -109,8 +109,8 @@ class RankCompleter:
 
     def _arrays(self, token: str) -> Found:
         numpy = sys.modules.get("numpy")  # without it there is no array
-        torch = sys.modules.get("torch")
-        tensors = () if torch is None else (torch.Tensor, torch.nn.Module)
+        torch = sys.modules.get("torch")  # while it is being imported it may lack both
+        tensors = (getattr(torch, "Tensor", ()), getattr(getattr(torch, "nn", None), "Module", ()))
         for name, value in list(self._state.shell.user_ns.items()):
             if not name.startswith(token) or name[0] == "_":
                 continue

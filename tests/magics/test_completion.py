@@ -44,6 +44,9 @@ def test_flags_values_and_strategies_without_ranks(kernel: Kernel) -> None:
     assert kernel.run("import numpy as np\nsomething, some_array = 1, np.ones(3)").status == "ok"
     for line in ("%share some", "%share x some", "%%parallel -n 2 --share some", "%%parallel --share x,some"):
         assert offered(kernel, line) == ["some_array"], line
+    half_imported = "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')"
+    assert kernel.run(half_imported).status == "ok"
+    assert offered(kernel, "%share some") == ["some_array"]
     assert "--share" not in offered(kernel, "x = 1\ny --sh")
     assert offered(kernel, "%%parallel\nno_such_name_anywhere") == []
 
