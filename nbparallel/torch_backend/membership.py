@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import time
 from typing import Any
 
 import torch.distributed
 
 from nbparallel import distributed
+from nbparallel.errors import CollectiveTimeoutError
 from nbparallel.torch_backend.backend_group import BackendGroup, seconds_of
 
 _PLACE = "nbparallel"
 """The key under which rank 0 tells the others where to meet."""
+
+_PAUSE_SECONDS = 0.01
+_met_in: set[str] = set()
+"""Where this process has met others before: torchrun keeps one store, with rank 0's earlier answers."""
 
 
 def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
@@ -69,13 +75,29 @@ def _meet(store: Any, rank: int, size: int, timeout: Any) -> None:
         place = os.path.join(tempfile.gettempdir(), name)
         store.set(_PLACE, f"{_machine()}\n{place}")
     else:
-        machine, place = store.get(_PLACE).decode().split("\n", 1)
+        machine, place = _new_place(store, rank, timeout.total_seconds())
         if machine != _machine():
             raise ValueError(
                 f"rank 0 runs on another machine or in another container than rank {rank}: the ranks of the "
                 "backend nbparallel share memory; use gloo between machines"
             )
+    _met_in.add(place)
     distributed.init_process_group(init_method=f"file://{place}", rank=rank, world_size=size, timeout=timeout)
+
+
+def _new_place(store: Any, rank: int, seconds: float) -> tuple[str, str]:
+    """Return rank 0's machine and where it waits now, which is no place of an earlier world."""
+    deadline = time.monotonic() + seconds
+    while True:
+        machine, place = store.get(_PLACE).decode().split("\n", 1)
+        if place not in _met_in:
+            return machine, place
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"rank {rank} has waited {seconds:g} s in init_process_group(), which rank 0 has not called "
+                "again since destroy_process_group()"
+            )
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _machine() -> str:

@@ -12,7 +12,7 @@ import pytest
 from nbparallel.testing.waiting import wait_until
 
 TRAIN = """\
-import os, sys
+import datetime, os, time
 import torch
 import torch.distributed as dist
 
@@ -26,7 +26,9 @@ objects = [None] * size
 dist.all_gather_object(objects, ("from", rank))
 dist.monitored_barrier()
 dist.destroy_process_group()
-dist.init_process_group("nbparallel")  # as often as the script likes
+if rank == 0:
+    time.sleep(0.3)  # the other one finds in torchrun's store where they met before
+dist.init_process_group("nbparallel", timeout=datetime.timedelta(seconds=30))  # as often as the script likes
 dist.barrier()
 os.write(1, f"{rank} of {size}: {x.tolist()} {objects} {dist.get_backend()}\\n".encode())
 dist.destroy_process_group()
