@@ -1,6 +1,8 @@
 """Run a notebook in a real kernel, without a browser, and print what its cells show.
 
-Usage: ``python notebooks/run.py NOTEBOOK [--pictures FOLDER]``.  Ends with status 1 if a cell raised.
+Usage: ``python notebooks/run.py NOTEBOOK [--pictures FOLDER]``.  Ends with status 1 if a cell raised that is
+not a planned mistake, or if a planned mistake (tag ``raises-exception``) did not raise what its metadata
+name in ``nbparallel.raises``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ CELL_SECONDS = 120
 """A cell that takes longer is interrupted, and the run fails."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 """Escape sequences that colour text."""
+_FOLD = re.compile(r"</?(?:details|summary)>\n?")
+"""Tags of a text that opens by a click."""
 
 
 class Terminal:
@@ -40,8 +44,8 @@ class Terminal:
         self._shown = ""
 
     def markdown(self, text: str) -> None:
-        """Print a text cell."""
-        print(f"\n{text}\n")
+        """Print a text cell; what a page folds is shown."""
+        print(f"\n{_FOLD.sub('', text)}\n")
 
     def code(self, text: str) -> None:
         """Print a code cell, before it runs."""
@@ -79,7 +83,10 @@ class Terminal:
                 path = self._pictures / f"cell-{cell:02d}-{number}.{ending}"
                 data = output.data[kind]
                 path.write_bytes(b64decode(data) if ending == "png" else data.encode())
-                return self._style("2", f"[picture: {os.path.relpath(path)}]") + "\n"
+                text = str(output.data.get("text/plain", "<"))
+                # a picture may bring its content as text; "<Figure size …>" is none
+                shown = "" if text.startswith("<") else f"{text}\n"
+                return shown + self._style("2", f"[picture: {os.path.relpath(path)}]") + "\n"
         return f"{output.data.get('text/plain', '')}\n"
 
     def _plain(self, text: str) -> str:
@@ -101,8 +108,28 @@ class Runner(NotebookClient):
         return super().output(outs, message, display_id, cell_index)
 
 
+def planned(cell: Any) -> str:
+    """Return the class that a cell raises on purpose; empty if it raises nothing."""
+    if "raises-exception" not in cell.metadata.get("tags", []):
+        return ""
+    return str(cell.metadata.get("nbparallel", {}).get("raises", "an exception"))
+
+
+def unplanned(cell: Any) -> str:
+    """Return what a cell did other than planned; empty if it kept to its plan.
+
+    The class is that of the cell's exception, or of one that ranks raised: the message names both.
+    """
+    name = planned(cell)
+    error = next((output for output in cell.outputs if output.output_type == "error"), None)
+    if not name or (error is not None and re.search(rf"\b{name}\b", f"{error.ename} {error.evalue}")):
+        return ""
+    raised = "nothing" if error is None else f"{error.ename}: {error.evalue}"
+    return f"a cell raised {raised} instead of {name}"
+
+
 def run(notebook: Path, pictures: Path, scratch: Path) -> bool:
-    """Run all cells of `notebook`; return whether none raised.  The file stays as it is."""
+    """Run all cells of `notebook`; return whether all kept to their plan.  The file stays as it is."""
     # this environment's kernel, not one in the user's folder; and none of the user's settings
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
@@ -114,7 +141,8 @@ def run(notebook: Path, pictures: Path, scratch: Path) -> bool:
     runner = Runner(content, config=config, timeout=CELL_SECONDS, kernel_name="python3", resources=folder)
     terminal = runner.terminal = Terminal(pictures)
     started = time.monotonic()
-    cells = 0
+    cells = mistakes = 0
+    failure = ""
     try:
         with runner.setup_kernel():
             for index, cell in enumerate(content.cells):
@@ -126,13 +154,17 @@ def run(notebook: Path, pictures: Path, scratch: Path) -> bool:
                     runner.execute_cell(cell, index)
                 finally:
                     terminal.ends(cell.outputs, index)
+                if failure := unplanned(cell):
+                    break
                 cells += 1
+                mistakes += bool(planned(cell))
     except CellExecutionError:
         failure = "a cell raised, see above"
     except (CellTimeoutError, DeadKernelError) as error:
         failure = str(error)
-    else:
-        print(f"\n{notebook.name}: {cells} cells in {time.monotonic() - started:.1f} s, no cell raised")
+    if not failure:
+        raised = f"{mistakes} raised as planned" if mistakes else "no cell raised"
+        print(f"\n{notebook.name}: {cells} cells in {time.monotonic() - started:.1f} s, {raised}")
         return True
     print(f"\n{notebook.name}: FAILED after {cells} cells: {failure}", file=sys.stderr)
     return False

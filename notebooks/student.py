@@ -1,0 +1,40 @@
+"""Write copies of notebooks for students: everything but the solutions of the exercises.
+
+Usage: ``python notebooks/student.py FOLDER [NOTEBOOK …]``, by default of all notebooks beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+HERE = Path(__file__).resolve().parent
+
+
+def student_copy(notebook: Any) -> Any:
+    """Return a new notebook without the cells that are tagged `solution`."""
+    cells = [cell for cell in notebook.cells if "solution" not in cell.metadata.get("tags", [])]
+    return nbformat.from_dict({**notebook, "cells": cells})
+
+
+def main() -> int:
+    """Read the command line and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the copies go; a notebook of that name is replaced")
+    parser.add_argument("notebooks", type=Path, nargs="*", metavar="NOTEBOOK")
+    options = parser.parse_args()
+    if options.folder.resolve() == HERE:
+        parser.error(f"{HERE} holds the notebooks themselves; name another folder")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for path in options.notebooks or sorted(HERE.glob("*.ipynb")):
+        nbformat.write(student_copy(nbformat.read(path, as_version=4)), options.folder / path.name)
+        print(options.folder / path.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
