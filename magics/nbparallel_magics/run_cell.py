@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nbparallel.session import Session
 
 
-_WELCOME = "ranks have rank, world_size, all_reduce …, dist; see %%parallel?"
+_WELCOME = "each rank has its number `rank`, send, all_reduce …: %%parallel?"
 """With the label before it no longer than 79 characters."""
 
 

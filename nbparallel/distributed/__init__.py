@@ -341,7 +341,7 @@ def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **op
 
 
 @_as("lock")
-def lock(name: str, timeout: Timeout = None) -> NamedLock:
+def lock(name: str = "", timeout: Timeout = None) -> NamedLock:
     """Return the lock of this name; it is kept beyond the epoch, so it looks for the communicator itself."""
     return NamedLock(name, timeout, lambda: (_current or current()).locks)
 

@@ -31,7 +31,7 @@ from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
-from nbparallel.session.tasks.value_tasks import call_task, pull_task, push_task
+from nbparallel.session.tasks.value_tasks import all_values, call_task, pull_task, push_task
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
@@ -276,18 +276,21 @@ class Session:
         """Call ``function(*args)`` on every rank; return the results in rank order.
 
         Functions of ``__main__`` travel by value with their globals; shared arrays arrive as the same
-        memory.  What they print is printed here, each line behind its rank.  Raises as `run` does.
+        memory.  What they print is printed here, each line behind its rank.  Raises as `run` does, and
+        `UnpicklableError` if a result cannot travel: its ``.result`` has the others.
         """
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
-        result = self.perform(call_task(function, args), LineSink())
-        return [rank.value for rank in result.ranks.values()]
+        return list(all_values(self.perform(call_task(function, args), LineSink()), "a result"))
 
     def pull(self, name: str) -> RankValues:
-        """Return the value of a variable of every rank; arrays come through shared memory, one copy."""
+        """Return the value of a variable of every rank; arrays come through shared memory, one copy.
+
+        Raises `UnpicklableError` if a value cannot travel: its ``.result`` has the others.
+        """
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
-        return self.perform(pull_task(name)).values
+        return all_values(self.perform(pull_task(name)), name)
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""

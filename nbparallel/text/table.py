@@ -10,6 +10,7 @@ from itertools import zip_longest
 from nbparallel.text.escaping import escape_html, visible
 
 _LEFT = ' style="text-align:left"'
+_CAPTION = ' style="text-align:left;caption-side:top;white-space:nowrap"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,12 @@ class Table:
         return "\n".join(visible(part).rstrip() for part in (self.title, *body, self.foot) if part)
 
     def html(self) -> str:
-        """Return a plain table: without colours, so that dark themes need nothing."""
-        caption = f"<caption{_LEFT}>{escape_html(self.title)}</caption>"
+        """Return a plain table: without colours, so that dark themes need nothing; a wide one scrolls.
+
+        Its class is that of pandas' tables: themes of documentation put any other output onto white.
+        """
+        title = escape_html(self.title)
+        caption = f"<caption{_CAPTION}>{title}</caption>"
         head = "".join(f'<th scope="col"{_LEFT}>{escape_html(name)}</th>' for name in self.head)
         rows = "".join(
             f'<tr><th scope="row"{_LEFT}>{_cell(first)}</th>'
@@ -52,7 +57,10 @@ class Table:
         )
         foot = "".join(f"<p>{escape_html(line)}</p>" for line in self.foot.splitlines())
         body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>" if self.rows else ""
-        return f"<table>{caption}{body}</table>{foot}"
+        return (
+            f'<div role="group" aria-label="{title}" tabindex="0" style="overflow-x:auto">'
+            f'<table class="dataframe">{caption}{body}</table></div>{foot}'
+        )
 
 
 class TableView:

@@ -202,7 +202,7 @@ def test_status_and_stop(kernel: Kernel) -> None:
     assert "no ranks are running" in kernel.run("%parallel_status").stdout
     kernel.run("%%parallel -n 2\nx = 1")
     shown = kernel.run("%parallel_status").displays[0]
-    assert "<table>" in shown["text/html"]
+    assert "<table" in shown["text/html"]
     assert "2 ranks" in shown["text/plain"]
     assert len(kernel.descendants()) >= 3
     kernel.run("%parallel_stop")

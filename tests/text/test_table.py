@@ -23,7 +23,10 @@ def test_text_has_columns() -> None:
 def test_html_escapes_and_can_be_read_aloud() -> None:
     """It has a caption, and heads for columns and rows; text is escaped; no colour and no asset is named."""
     html = TABLE.html()
-    assert "<caption" in html
+    assert 'white-space:nowrap">a &lt;title&gt;</caption>' in html, (
+        "in one line, however narrow the columns are"
+    )
+    assert re.match(r'<div [^>]*style="overflow-x:auto"><table class="dataframe">', html), "it scrolls"
     assert "a &lt;title&gt;" in html
     assert "1 &amp; 2" in html
     assert "first<br>second" in html

@@ -8,7 +8,7 @@ from typing import Self
 
 from nbparallel.distributed.api._operation import OperationBase, Timeout, untraced
 from nbparallel.distributed.arguments import deadline
-from nbparallel.distributed.slots.lock_table import LockTable
+from nbparallel.distributed.slots.lock_table import TOKENS, LockTable
 
 
 class NamedLock:
@@ -27,13 +27,16 @@ class NamedLock:
     An object can be kept and used again, in later cells too.
     """
 
-    __slots__ = ("_find", "_timeout", "abandoned", "name")
+    __slots__ = ("_find", "_timeout", "_token", "abandoned", "name")
 
     def __init__(self, name: str, timeout: Timeout, find: Callable[[], LockTable]) -> None:
+        self._token = 0
         if not isinstance(name, str):
             raise TypeError(f"name must be a string that names the lock, not {type(name).__name__}")
         if not name:
-            raise ValueError("name must name the lock, and is empty")
+            raise ValueError(
+                'a lock needs a name, which its ranks have in common: `with dist.lock("counter"):`'
+            )
         deadline(timeout)  # raises if it is none
         self.name, self._timeout, self._find = name, timeout, find
         self.abandoned: tuple[int, ...] = ()
@@ -57,15 +60,19 @@ class NamedLock:
         PeerFailedError
             A rank of the cell failed or died.
         """
-        abandoned = self._find().acquire(self.name, deadline(self._timeout))
-        self.abandoned = tuple(lock.rank for lock in abandoned)
-        if abandoned:
-            try:
-                self._warn([f"rank {lock.rank}, which took it on line {lock.line}" for lock in abandoned])
-            except Warning:  # a filter of the user's makes it an error
-                self.release()
-                raise
+        token = next(TOKENS)
+        try:
+            self._take(token)
+        except BaseException:
+            self._find().withdraw(token)  # a signal handler may raise when the lock is taken already
+            raise
         return True
+
+    def _take(self, token: int) -> None:
+        abandoned = self._find().acquire(self.name, deadline(self._timeout), token)
+        self.abandoned = tuple(lock.rank for lock in abandoned)
+        if abandoned:  # a filter of the user's may make the warning an error
+            self._warn([f"rank {lock.rank}, which took it on line {lock.line}" for lock in abandoned])
 
     def _warn(self, holders: list[str]) -> None:
         filename, line = self._find().call_place()
@@ -88,11 +95,22 @@ class NamedLock:
         self._find().release(self.name)
 
     def __enter__(self) -> Self:
-        self.acquire()
+        token = next(TOKENS)
+        try:
+            self._take(token)
+            self._token = token
+        except BaseException:
+            self._find().withdraw(token)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
+        self._token = 0
+
+    def __del__(self) -> None:
+        if self._token:  # a signal handler raised right before `__exit__`
+            self._find().withdraw(self._token)
 
 
 class Locks(OperationBase):
@@ -101,7 +119,7 @@ class Locks(OperationBase):
     locks: LockTable
 
     @untraced
-    def lock(self, name: str, timeout: Timeout = None) -> NamedLock:
+    def lock(self, name: str = "", timeout: Timeout = None) -> NamedLock:
         """Return the lock of this name: ``with dist.lock("counter"): counter[0] += 1``.
 
         One rank at a time is inside the ``with`` block; the others wait in the order in which they came.  No

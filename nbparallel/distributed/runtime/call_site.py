@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from types import CodeType, FrameType
 from typing import Any
 
 _OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 """The folder of the package."""
+_OPERATIONS = os.path.join(_OURS, "distributed") + os.sep
 
 
 def is_ours(filename: str) -> bool:
     """Whether a file belongs to this package."""
     return filename.startswith(_OURS)
+
+
+def operation_runs() -> bool:
+    """Whether an operation runs in any thread, other than the one that asks."""
+    asking = threading.get_ident()
+    for thread, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost
+        while thread == asking and frame is not None and is_ours(frame.f_code.co_filename):
+            frame = frame.f_back  # the operation that asks
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_OPERATIONS):
+                return True
+            frame = frame.f_back
+    return False
 
 
 class CallSite:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -17,8 +17,32 @@ from nbparallel.errors import (
 )
 from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
 
+MOST_HANDLERS = 100
+"""How often a step is repeated: what raises more often is no handler, but the step itself."""
 _HEAP_TYPE = 1 << 9
 """Flag of classes that were made by a ``class`` statement (Py_TPFLAGS_HEAPTYPE)."""
+
+
+def repeat_until_done(step: Callable[[], None]) -> None:
+    """Call `step`, which can be repeated, again whenever a signal handler raises in it; then raise that.
+
+    An interrupt is not raised: the notebook sends it again as long as the cell runs.
+    """
+    raised: BaseException | None = None
+    left = MOST_HANDLERS
+    while left:
+        try:
+            step()
+            break
+        except KeyboardInterrupt:
+            continue
+        except BaseException as error:  # noqa: BLE001  any class: the handler is the user's
+            raised, left = error, left - 1
+    if raised is not None:
+        try:
+            raise raised
+        finally:
+            del raised  # its frames refer to it
 
 
 def line_of(error: BaseException, filename: str) -> int:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.call_site import CallSite
+from nbparallel.distributed.runtime.call_site import CallSite, operation_runs
 from nbparallel.distributed.runtime.cell_state import CellState, RankHooks
-from nbparallel.distributed.runtime.failures import describe, without_frames
+from nbparallel.distributed.runtime.failures import describe, repeat_until_done, without_frames
 from nbparallel.distributed.runtime.peers import Peers
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
 from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
@@ -184,6 +184,8 @@ class RankContext:
                 f"this process ({os.getpid()}) was forked from rank {self.rank}, which alone may talk to "
                 "the other ranks; send results back through a pipe or a file"
             )
+        if not self.ready and self.cause is None and self.cell.began_ns and not operation_runs():
+            self.failed(RuntimeError("a signal handler raised while an operation was failing"))
         if self.cause is not None:
             cause = self.cause
             text = str(cause) or type(cause).__name__
@@ -327,17 +329,15 @@ class RankContext:
         """
         if self.forked:
             return  # a child that was forked in the middle of it: the operation is the rank's
+        # No second interrupt and no other handler may cut this short: the peer that is named would write into
+        # memory that the user believes to be free.  The kernel's escalation kills a rank that is silent.
+        repeat_until_done(lambda: self._fail(error))
+
+    def _fail(self, error: BaseException) -> None:
         if self.open == 0 and isinstance(error, Exception):
             self.ready = self.cause is None
-            return
-        while True:
-            try:
-                self._leave(error)
-                return
-            except KeyboardInterrupt:
-                # A second interrupt may not cut this short: the peer that is named would write into memory
-                # that the user believes to be free.  The kernel's escalation kills a rank that is silent.
-                continue
+        else:
+            self._leave(error)
 
     def _leave(self, error: BaseException) -> None:
         self.ready = False

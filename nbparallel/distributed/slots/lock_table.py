@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
 
+from nbparallel.distributed.runtime.failures import repeat_until_done
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError, NbParallelError
@@ -47,6 +49,8 @@ from nbparallel.wire.control_layout import (
 
 OtherTable = tuple[int, int, int]
 """Another rank, the first word of its table, and the word of its death."""
+TOKENS = itertools.count(1)
+"""Numbers of calls that take a lock, in this process."""
 _FREE, _KEPT = 0, -1
 """In place of a name's word: the entry is not used; it records an abandoned lock until the epoch ends."""
 
@@ -73,9 +77,13 @@ class LockTable:
         self._names = [_FREE] * LOCK_ENTRIES
         """The words of the names in this rank's entries."""
         self._texts = [""] * LOCK_ENTRIES
+        self._tokens = [0] * LOCK_ENTRIES
+        """Of the calls that took this rank's entries; 0: none."""
 
-    def acquire(self, name: str, deadline_ns: int | None) -> list[AbandonedLock]:
+    def acquire(self, name: str, deadline_ns: int | None, token: int) -> list[AbandonedLock]:
         """Wait for a lock; return what is known of holders that died with it.
+
+        `token`, of `TOKENS`, is the number of this call: `withdraw` releases what it has taken.
 
         Raises
         ------
@@ -89,19 +97,23 @@ class LockTable:
         context = self._context
         if context.forked or not context.ready:
             context.refuse(world=False)
-        context.ready, entry = False, -1
+        context.ready = False
         try:
-            entry = self._take_entry(name)
-            abandoned = self._wait_for_turn(entry, deadline_ns)
+            abandoned = self._wait_for_turn(self._take_entry(name, token), deadline_ns)
             context.operations += 1
             context.ready = True
         except BaseException as error:
             try:
-                self._give_up(name, entry)
+                self.withdraw(token)
             finally:
                 context.failed(error)
             raise
         return abandoned
+
+    def withdraw(self, token: int) -> None:
+        """Release the lock that a call took, or its place in the queue; nothing if that is not there now."""
+        if token in self._tokens:
+            self._clear_surely(self._tokens.index(token))
 
     def release(self, name: str) -> None:
         """Release a lock.
@@ -141,7 +153,7 @@ class LockTable:
 
     # -- this rank's entries -----------------------------------------------------------------------------
 
-    def _take_entry(self, name: str) -> int:
+    def _take_entry(self, name: str, token: int) -> int:
         """Reserve an entry for a lock; other ranks do not count it yet."""
         word, names = name_word(name), self._names
         if word in names:
@@ -154,7 +166,8 @@ class LockTable:
         if kind not in names:
             raise RuntimeError(f"a rank can hold at most {LOCK_ENTRIES} locks at one time")
         entry = names.index(kind)
-        self._words[self._start + entry * LOCK_ENTRY + LOCK_NOTE] = 0  # not held (`_give_up`)
+        self._words[self._start + entry * LOCK_ENTRY + LOCK_NOTE] = 0  # not held
+        self._tokens[entry] = token  # first: whatever a signal handler raises from here on, it is withdrawn
         names[entry], self._texts[entry] = word, name
         return entry
 
@@ -175,7 +188,8 @@ class LockTable:
             return  # a child that was forked with the lock held: the rank releases it
         words, start, names = self._words, self._start, self._names
         self._context.waiter.announce(words, start + entry * LOCK_ENTRY + LOCK_TICKET, 0)
-        names[entry] = _FREE  # not before: what an interrupt leaves is cleared at the end of the cell
+        # not before: what an interrupt leaves is cleared at the end of the cell
+        names[entry], self._tokens[entry] = _FREE, 0
         used = words[start - 1]
         while used and names[used - 1] == _FREE:
             used -= 1
@@ -186,17 +200,8 @@ class LockTable:
         try:
             self._clear(entry)
         except BaseException:
-            self._clear(entry)  # every step can be repeated
+            repeat_until_done(lambda: self._clear(entry))
             raise
-
-    def _give_up(self, name: str, entry: int) -> None:
-        """Clear the entry of a lock that this rank did not get; -1: a handler raised too soon."""
-        word = name_word(name)
-        if entry < 0 and word in self._names:
-            found = self._names.index(word)
-            entry = -1 if self._note(found) & LOCK_HELD else found
-        if entry >= 0:
-            self._clear_surely(entry)
 
     # -- waiting -----------------------------------------------------------------------------------------
 

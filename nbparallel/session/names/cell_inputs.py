@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Hashable, Iterable, Mapping, MutableMapping
+from collections.abc import Container, Hashable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from nbparallel.errors import UnpicklableError
@@ -15,6 +15,9 @@ from nbparallel.sharing import Store
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import definitions
 from nbparallel.transfer.pickling import Serialised
+
+COSTLY_SECONDS = 0.2
+"""A longer look whether a value has changed is noted below the cell."""
 
 
 class CellInputs:
@@ -127,6 +130,17 @@ class CellInputs:
     def has(self, name: str) -> bool:
         """Whether the notebook still has a name."""
         return name in self._namespace or (name in self.values) or name in self._main
+
+    def costly_notes(self, known: Container[str]) -> dict[str, str]:
+        """Return a line for each name that every cell takes long to find unchanged, if it is not `known`."""
+        sent = {id(value) for value in self.sent}
+        return {
+            value.name: f"finding out whether {value.name} has changed takes {value.seconds:.1f} s in each "
+            "cell that uses it: make an array of it, which needs no such check, or have each rank keep what "
+            "it needs of it under a name of its own"
+            for value in self.values.values()
+            if value.seconds > COSTLY_SECONDS and id(value) not in sent and value.name not in known
+        }
 
     def accounts(self) -> tuple[dict[str, int], dict[str, int], tuple[object, ...]]:
         """Return bytes copied and bytes shared, per name, and what to keep alive until the cell has ended."""

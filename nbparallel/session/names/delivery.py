@@ -35,8 +35,6 @@ from nbparallel.sharing.strategies import registry
 from nbparallel.transfer.pickling import Serialised
 from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
 
-COSTLY_SECONDS = 0.2
-"""A longer look whether a value has changed is noted below the cell."""
 LATER = "; what you assign to the name later is read-only again"
 SMALL = 1 << 20
 """Bytes of an object that a cell in a queue takes with it even if the ranks have it now."""
@@ -62,6 +60,8 @@ class Preparation:
     """What ranks are to look at when the cell has ended."""
     pending: Mapping[int, PendingVersions]
     """What each rank has once it has applied its updates."""
+    costly: frozenset[str]
+    """Names that `notes` have a line about, which is shown once."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,10 @@ class NameDelivery:
         """Names that cells have assigned."""
         self._costly: set[str] = set()
         """Names that a line was shown about."""
+        self._unshown: list[str] = []
+        """Lines on what was done for a cell that could not be prepared then: the next one has them."""
         self._namespace: MutableMapping[str, Any] | None = None
+        self._namespace_number = 0
         self._lock = threading.RLock()
         self.moving: tuple[str, int] | None = None
         """The array that is being moved into shared memory, and its bytes; from any thread."""
@@ -156,17 +159,18 @@ class NameDelivery:
         """Find what a cell uses, and move private arrays among it into shared memory; raises as `prepare`."""
         free = find_free_names(source, self._transform)
         with self._lock:
-            notes = list(self.share(share, namespace)) if share else []
+            notes = self._unshown
+            notes += self.share(share, namespace) if share else ()
             inputs = CellInputs(self._store, self._broker, self._arrays, namespace)
             inputs.gather(free)
-            notes += inputs.notes
             private = inputs.encode_arrays()
             if private and registry.find_strategy().shares:
                 notes += self._move(private, namespace, inputs.copied)
                 inputs.encode_arrays()
             inputs.copy_arrays()
             inputs.find_ties()
-            return GatheredNames(free, inputs, notes, namespace, namespace)
+            self._unshown = []
+            return GatheredNames(free, inputs, [*notes, *inputs.notes], namespace, namespace)
 
     def freeze(self, names: GatheredNames, ranks: Sequence[int]) -> None:
         """Make `names` independent of what the notebook does from now on, until they are delivered.
@@ -196,35 +200,22 @@ class NameDelivery:
                 raise StaleWorkError(
                     "the ranks were started again while this cell waited for its turn: run it again"
                 )
+            if names.namespace is not self._namespace:
+                self._namespace, self._namespace_number = names.namespace, self._namespace_number + 1
             again = {name for rank in ranks for name in self._sent_again(rank, inputs)}
             updates = {rank: self._updates(rank, names) for rank in ranks}
-            notes = [*names.notes, *self._costly_notes(inputs)]
+            costly = inputs.costly_notes(self._costly)
+            notes = [*names.notes, *costly.values()]
             notes += [
                 f"{name} was sent again: it has tensors in common with {', '.join(others)}"
                 for name in sorted(again)
                 if (others := sorted(inputs.tied[name] - again))
             ]
             notes += memmap_notes({value.name for value in inputs.sent}, names.bindings)
-            self._namespace = names.namespace
             uses = find_uses(names.free, inputs, self._assigned)
             pending = {rank: kept for rank in ranks if (kept := self._ranks[rank].pending) is not None}
-            return Preparation(updates, tuple(notes), *inputs.accounts(), dict(inputs.copied), uses, pending)
-
-    def _costly_notes(self, inputs: CellInputs) -> list[str]:
-        """Return a line, once, for each name that every cell takes long to find unchanged."""
-        sent = {id(value) for value in inputs.sent}
-        slow = [
-            value
-            for value in inputs.values.values()
-            if value.seconds > COSTLY_SECONDS and id(value) not in sent and value.name not in self._costly
-        ]
-        self._costly.update(value.name for value in slow)
-        return [
-            f"finding out whether {value.name} has changed takes {value.seconds:.1f} s in each cell that "
-            "uses it: make an array of it, which needs no such check, or have each rank keep what it needs "
-            "of it under a name of its own"
-            for value in slow
-        ]
+            accounts = *inputs.accounts(), dict(inputs.copied)
+            return Preparation(updates, tuple(notes), *accounts, uses, pending, frozenset(costly))
 
     def share(self, names: Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays, tensors and modules into shared memory that ranks may write; return lines.
@@ -269,6 +260,7 @@ class NameDelivery:
         with self._lock:
             if (row := self._ranks.get(rank)) and row.pending is preparation.pending.get(rank):
                 row.confirm()
+                self._costly |= preparation.costly
 
     def rank_lost(self, rank: int) -> None:
         """Record that a rank has no variables any more: its process has ended."""
@@ -359,9 +351,12 @@ class NameDelivery:
         inputs.sent += [*definitions, *needed]
         for name in names.free.changed.deleted & names.free.assigned:
             pending.versions[name] = None  # it is sent again
-        if names.namespace is self._namespace:
+        pending.namespace = self._namespace_number
+        if row.namespace != self._namespace_number:
+            pending.others = {name for name in row.versions if not inputs.has(name)}
+        else:
             for name in row.versions:
-                if not inputs.has(name):
+                if not inputs.has(name) and name not in row.others:
                     updates.append(NameUpdate(name, NameKind.DELETE))
                     pending.versions[name] = None
                     pending.baselines[name] = Baseline(ABSENT)

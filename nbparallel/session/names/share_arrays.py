@@ -113,11 +113,8 @@ def move_arrays(
         if isinstance(key, tuple):
             watched.append((name, root, nbytes))  # it was shared before, packed with others
         elif block.owner is None:
-            known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
-            report.notes.append(
-                f"{', '.join(known)}: this memory belongs to a {block.foreign}; the ranks and the notebook "
-                f"see a shared copy from now on ({size_text(nbytes)}), not later writes to the original"
-            )
+            if block.foreign != "bytes":  # what cannot change cannot differ either
+                report.notes.append(_copied_line(block, namespace, nbytes))
         else:
             watched.append((name, weakref.ref(block.owner), nbytes))
         del block
@@ -233,13 +230,22 @@ class _Bytes:
         }
 
 
+def _copied_line(block: _Memory, namespace: Mapping[str, Any], nbytes: int) -> str:
+    known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
+    names, it_has = ", ".join(known), "have" if len(known) > 1 else "has"
+    return (
+        f"{names} showed the content of a {block.foreign}, and {it_has} a copy of it in shared memory now "
+        f"({size_text(nbytes)}): what you change in the {block.foreign} is no longer seen in {names}"
+    )
+
+
 def _still_held(watched: list[tuple[str, weakref.ref[AnyArray], int]]) -> list[str]:
     """Return a line for each block of old memory that something but the notebook's names still holds."""
     if any(owner() is not None for _, owner, _ in watched):
         gc.collect()  # it may only be garbage that refers to itself
     return [
-        f"{name} moved into shared memory, but something else (a list, an attribute …) still holds the old "
-        f"array ({size_text(nbytes)}): writes to one are not seen in the other"
+        f"{name} was copied into shared memory, and a list, an attribute or another object still has the old "
+        f"array ({size_text(nbytes)}): what you change in one is not seen in the other"
         for name, owner, nbytes in watched
         if owner() is not None
     ]

@@ -50,13 +50,13 @@ def share_tensors_of(names: Sequence[str], namespace: MutableMapping[str, Any], 
     for tensor, nbytes in left:
         held[names_of[id(tensor)]] = held.get(names_of[id(tensor)], 0) + nbytes
     notes = [
-        f"{name} moved into shared memory, but something else (a list, a view …) still holds the old memory "
-        f"({size_text(nbytes)}): writes to one are not seen in the other"
+        f"{name} moved into shared memory, and a list, a view or another object still has the old memory "
+        f"({size_text(nbytes)}): what you change in one is not seen in the other"
         for name, nbytes in held.items()
     ]
     moved = [(*place, names_of[i]) for i, place in before.items() if _address(tensors[i]) != place]
     return notes + [
-        f"{array} is an array over the old memory of {name}: writes to one are not seen in the other"
+        f"{array} is an array over the old memory of {name}: what you change in one is not seen in the other"
         for array, value in list(namespace.items())
         if is_array(value)
         for name in sorted({name for start, stop, name in moved if start <= value.ctypes.data < stop})

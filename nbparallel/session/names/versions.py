@@ -99,6 +99,9 @@ class PendingVersions:
     classes: dict[str, Hashable] = field(default_factory=dict)
     baselines: dict[str, Baseline] = field(default_factory=dict)
     deliveries: dict[str, int] = field(default_factory=dict)
+    namespace: int = 0
+    others: set[str] | None = None
+    """None: as before."""
 
 
 @dataclass(slots=True)
@@ -113,6 +116,10 @@ class RankVersions:
     """Of names that a cell assigned since they were delivered."""
     deliveries: dict[str, int] = field(default_factory=dict)
     """Of names whose tensors others have as well: with which cell they came; those of one cell are tied."""
+    namespace: int = 0
+    """Number of the namespace in which the names of the rank's last cell were looked up."""
+    others: set[str] = field(default_factory=set)
+    """Names that came from other namespaces and that this one did not have; it cannot have deleted them."""
     pending: PendingVersions | None = None
     """Changes that the rank has not confirmed."""
 
@@ -160,6 +167,10 @@ class RankVersions:
                 self.versions.pop(name, None)
             else:
                 self.versions[name] = version
+        self.namespace = pending.namespace
+        if pending.others is not None:
+            self.others = pending.others
+        self.others.difference_update(pending.versions)
         self.classes.update(pending.classes)
         self.baselines.update(pending.baselines)
         self.deliveries.update(pending.deliveries)

@@ -102,7 +102,7 @@ class TaskDispatcher:
                     "the supervisor process died while the cell's arrays were on their way: the next cell "
                     "starts new ranks"
                 ) from error
-            notes += [*preparation.notes, *_copied_note(preparation)]
+            notes += [*preparation.notes, *_copied_notes(preparation)]
         updates = {} if preparation is None else preparation.updates
         number = self.next_number()
         count = number if options.execution_count is None else options.execution_count
@@ -229,8 +229,9 @@ class TaskDispatcher:
             self._note(run, note)
         store, broker = sharing.current_store(), pool.supervisor.broker
         values = outcomes.values_of(run, lambda value: pickling.loads(value, store, broker=broker))
-        for note in outcomes.missing_values_notes(values):
-            self._note(run, note)
+        if isinstance(run.task, CellTask):  # who asked for nothing but values gets an error
+            for note in outcomes.missing_values_notes(values):
+                self._note(run, note)
         self._record_delivery(run)
         if runs_user_code(run.task):
             self.record = outcomes.record_of(run, self.clock.began_ns)
@@ -303,24 +304,24 @@ class TaskDispatcher:
         run.output.note(text)
 
 
-def _copied_note(preparation: Preparation) -> list[str]:
-    """Return a line that says what was copied for this cell, if it was much."""
+def _copied_notes(preparation: Preparation) -> list[str]:
+    """Return lines that say what was copied for this cell, if it was much."""
     moved = preparation.moved_nbytes
     copied = {name: nbytes - moved.get(name, 0) for name, nbytes in preparation.copied_nbytes.items()}
     if sum(preparation.copied_nbytes.values()) <= NOTED_NBYTES:
         return []
-    parts = []
+    notes = []
     if moved:
-        parts.append(f"moved into shared memory, once: {_sizes(moved)}; ranks see it without a copy")
+        notes.append(f"moved into shared memory, where every rank reads it without a copy: {_sizes(moved)}")
     if any(copied.values()):
-        parts.append(f"copied for the ranks: {_sizes(copied)}")
-    return ["; ".join(parts)]
+        notes.append(f"copied for the ranks: {_sizes(copied)}")
+    return notes
 
 
 def _sizes(nbytes: Mapping[str, int]) -> str:
     """Return the largest values by name with their sizes."""
     most = sorted((name for name in nbytes if nbytes[name]), key=lambda name: -nbytes[name])
-    return ", ".join(f"{name} {size_text(nbytes[name])}" for name in most[:5]) + " …" * (len(most) > 5)
+    return ", ".join(f"{name} ({size_text(nbytes[name])})" for name in most[:5]) + " …" * (len(most) > 5)
 
 
 SHOWN_NAMES = 8

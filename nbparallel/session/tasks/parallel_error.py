@@ -173,7 +173,7 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     raised = {f.rank for f in order}
     for where in sorted({place for rank, place in freed.items() if rank not in raised}):
         ranks = rank_list(rank for rank, place in freed.items() if place == where and rank not in raised)
-        parts.append(f"[{ranks}]{where}: interrupted, since another rank had failed")
+        parts.append(f"[{ranks}]{where}: freed by an interrupt after another rank had failed")
     return parts
 
 

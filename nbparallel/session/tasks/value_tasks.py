@@ -1,12 +1,18 @@
-"""Tasks that run no cell: call a function, take the values of a variable, assign variables."""
+"""Tasks that run no cell: call a function, take the values of a variable, assign variables.
+
+What a cell shows last is shown as text if it cannot travel, and a line says so.  A caller that asked for
+values alone gets them all, or an error: a text in the place of one would be found much later, if at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbparallel.errors import UnpicklableError, rank_list
 from nbparallel.session.names.encoding import cell_sources, dump
 from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.results import CellResult, RankValues, RemoteValue
 from nbparallel.session.tasks.task_run import TaskFactory
 from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
 
@@ -36,3 +42,23 @@ def push_task(values: Mapping[str, Any]) -> TaskFactory:
         return PushTask(number, ranks, (), False, None, pickled.data), pickled
 
     return make
+
+
+def all_values(result: CellResult, what: str) -> RankValues:
+    """Return the values of `what`, of all ranks.
+
+    Raises
+    ------
+    UnpicklableError
+        Some cannot travel; the error's `result` has the others.
+    FileDescriptorLimitError, SharedMemoryFullError
+        This process lacks what it needs to receive them.
+    """
+    stayed = [value for value in result.values if isinstance(value, RemoteValue)]
+    if stayed:
+        reason = stayed[0].reason
+        ranks = rank_list(value.rank for value in stayed if value.reason == reason)
+        error = stayed[0].error or UnpicklableError(f"{what} stayed on {ranks}: {reason}")
+        error.result = result  # type: ignore[attr-defined]  # as `ParallelError.result`
+        raise error
+    return result.values

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nbparallel.session.names import delivery
+from nbparallel.session.names import cell_inputs
 from nbparallel.sharing import set_sharing_strategy
 from nbparallel.testing.strategies import temporary_registry
 from nbparallel.transfer import content
@@ -117,7 +117,7 @@ def test_large_objects_cost_no_second_look(pair: Pair, monkeypatch: pytest.Monke
 
 def test_a_name_that_takes_long_to_check_says_so_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the cell in which it had not changed; what is small, or travels, says nothing."""
-    monkeypatch.setattr(delivery, "COSTLY_SECONDS", 0.0)
+    monkeypatch.setattr(cell_inputs, "COSTLY_SECONDS", 0.0)
     pair.type("words = ['a'] * 10; n = 5; more = ['b']")
     pair.run("len(words), n")
     assert pair.notes == ()

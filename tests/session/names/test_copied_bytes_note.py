@@ -1,4 +1,4 @@
-"""What was copied for a cell is said once, in one line, if it was much."""
+"""What was copied for a cell is said once if it was much: what has moved in one line, copies in another."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from nbparallel.session import Session
 
 
-def test_much_copying_is_one_line_with_the_names() -> None:
+def test_much_copying_is_said_with_the_names() -> None:
     """The first time an array moves, and whenever an object's change travels; not when nothing is copied."""
     namespace: dict[str, Any] = {"x": np.ones(1 << 18), "y": np.ones(10), "words": list(range(1 << 20))}
     with Session(2) as session:
         first = session.run("float(x.sum() + y.sum() + len(words))", namespace=namespace)
         assert first.values == [(1 << 18) + 10 + (1 << 20)] * 2
-        (note,) = first.notes
-        assert note.startswith("moved into shared memory, once: x 2.0 MiB")
-        moved, _, copied = note.partition("; copied for the ranks")
-        assert "words" not in moved
-        assert "words " in copied
-        assert "x " not in copied.partition(": ")[2]
+        moved, copied = first.notes
+        head, _, names = moved.partition(": ")
+        assert head == "moved into shared memory, where every rank reads it without a copy"
+        assert names == "x (2.0 MiB), y (80 B)"
+        assert copied.startswith("copied for the ranks: words (")
+        assert "x (" not in copied
         assert sum(first.copied_nbytes.values()) > (3 << 20)
         assert session.run("x.sum(), len(words)", namespace=namespace).notes == ()
         namespace["words"].append(0)
         (note,) = session.run("x.sum(), len(words)", namespace=namespace).notes
-        assert note.startswith("copied for the ranks: words ")
+        assert note.startswith("copied for the ranks: words (")
         assert "shared memory" not in note
         namespace["y"] = np.zeros(1000)
         assert session.run("y.sum()", namespace=namespace).notes == ()

@@ -120,7 +120,7 @@ def test_other_holders_are_told(pair):
     pair.type("ring = [y]; ring.append(ring); del ring")
     pair.run("x, y")
     assert len(pair.notes) == 1
-    assert pair.notes[0].startswith("x moved into shared memory, but something else")
+    assert pair.notes[0].startswith("x was copied into shared memory, and a list, an attribute")
     assert "7.8 KiB" in pair.notes[0]
 
 
@@ -138,10 +138,17 @@ def test_memory_of_others_is_copied_and_told(pair):
     """An array in a buffer that numpy does not own gets a shared copy of its own, and one line says so."""
     pair.type("import numpy as np; b = bytearray(80); x = np.frombuffer(b); v = x[2:4]")
     pair.run("x, v")
-    assert pair.notes[0].startswith("v, x: this memory belongs to a bytearray")
+    assert pair.notes[0].startswith("v, x showed the content of a bytearray, and have a copy of it")
     pair.notebook["x"][2] = 7
     assert pair.run("x[2], v[0]") == (7, 7)
     assert bytes(pair.notebook["b"]) == bytes(80)
+
+
+def test_memory_that_never_changes_is_copied_without_a_line(pair):
+    """A bytes object is what it is: its copy cannot differ."""
+    pair.type("import numpy as np; x = np.frombuffer(bytes(80))")
+    assert pair.run("x.sum()") == 0
+    assert pair.notes == ()
 
 
 def test_rebinding_sends_again(pair):

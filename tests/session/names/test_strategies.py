@@ -64,7 +64,7 @@ def test_who_still_holds_a_packed_array_is_told(notebook, held):
     notebook.run("1")  # what the last cell held has gone
     notebook.run("x[0] = 1", share=["x"])
     *moved, written = notebook.notes
-    assert [("still holds the old array" in note) for note in moved] == [True] * held
+    assert [("still has the old array" in note) for note in moved] == [True] * held
     assert written == "ranks may write x from now on" + LATER
 
 

@@ -9,10 +9,12 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
 from nbparallel.session import Session
+from nbparallel.session.names import cell_inputs
 from nbparallel.session.names.encoding import _label
 from nbparallel.session.processes.rank_pool import _colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
@@ -49,6 +51,51 @@ def test_names_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) ->
 
 def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_names_of_another_namespace_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace deletes from the ranks what it had; neither a cell that was sent nor one that was not."""
+    one: dict[str, Any] = {"x": 1, "gone": 2}
+    other: dict[str, Any] = {"y": 3}
+    has = "sorted(globals().keys() & {'x', 'y', 'gone'})"
+    with Session(1) as session:
+        session.run("x, gone", namespace=one)
+        with monkeypatch.context() as patch:
+            patch.setattr(TaskDispatcher, "launch", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.run("y", namespace=other)
+        assert session.run(has, namespace=other).values == [["gone", "x"]]
+        assert session.run("y", namespace=other).values == [3]
+        assert session.run(has, namespace=other).values == [["gone", "x", "y"]]
+        assert session.run("x", namespace=one).values == [1]
+        del one["gone"], other["y"]
+        assert session.run(has, namespace=one).values == [["x", "y"]]
+
+
+def test_lines_of_a_cell_that_could_not_be_prepared() -> None:
+    """What was done for it all the same is said by the next cell, once."""
+    names: dict[str, Any] = {"a": np.zeros(4), "gen": (n for n in [1])}
+    with Session(1) as session:
+        with pytest.raises(UnpicklableError):
+            session.run("a, gen", namespace=names, share="a")
+        (note,) = session.run("1", namespace=names).notes
+        assert note.startswith("ranks may write a from now on")
+        assert session.run("1", namespace=names).notes == ()
+
+
+def test_a_costly_name_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line comes with the first cell that is sent, and not again."""
+    monkeypatch.setattr(cell_inputs, "COSTLY_SECONDS", 0.0)
+    names: dict[str, Any] = {"words": ["a"] * 10}
+    with Session(1) as session:
+        session.run("len(words)", namespace=names)
+        with monkeypatch.context() as patch:
+            patch.setattr(TaskDispatcher, "launch", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.run("len(words)", namespace=names)
+        (note,) = session.run("len(words)", namespace=names).notes
+        assert "whether words has changed" in note
+        assert session.run("len(words)", namespace=names).notes == ()
 
 
 def test_the_line_on_lost_variables_waits_for_a_cell() -> None:
