@@ -27,7 +27,8 @@ _NEEDED = {
 _HERE = Path(__file__).parent
 
 
-def _browser() -> str | None:
+def browser_path() -> str | None:
+    """Return the path of an installed Chromium; None if there is none."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
@@ -35,7 +36,7 @@ def lacking() -> str:
     """Return what is not installed, with how to install it; empty if nothing lacks."""
     packages = [name for module, name in _NEEDED.items() if importlib.util.find_spec(module) is None]
     parts = [f"no {', '.join(packages)} (make test-lab installs them)"] if packages else []
-    if _browser() is None:
+    if browser_path() is None:
         parts.append("no Chromium (apt-get install chromium)")
     return " and ".join(parts)
 
@@ -70,7 +71,7 @@ def browser(lab: LabServer) -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
-            executable_path=_browser(), args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+            executable_path=browser_path(), args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         )
         yield chromium
         chromium.close()
