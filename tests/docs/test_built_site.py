@@ -1,0 +1,116 @@
+"""The site as `make docs` has built it: complete, and without a request to another host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SITE = Path(os.environ.get("NBP_SITE", "/nowhere"))
+pytestmark = [
+    pytest.mark.skipif("NBP_SITE" not in os.environ, reason="`make docs` builds the site and runs these"),
+    pytest.mark.matrix(cover=()),
+    pytest.mark.time_limit(120),
+]
+LOADED = {"src", "srcset", "data", "poster", "action", "formaction", "background", "xlink:href"}
+"""Attributes whose address a browser may load without a click."""
+IN_CSS = re.compile(r"@import\s+[\"']?([^\"';]+)|url\(\s*[\"']?([^\"')]+)")
+
+
+class Page(HTMLParser):
+    """Addresses and anchors of one page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self._styled = False
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Read one tag."""
+        self._styled = tag == "style"
+        for name, value in attrs:
+            if not value:
+                continue
+            if name in LOADED or (name == "href" and tag not in ("a", "area")):
+                self.loaded.append(value)
+            elif name == "href":
+                self.links.append(value)
+            elif name in ("id", "name"):
+                self.anchors.add(value)
+            elif name == "style":
+                self.loaded += [one or other for one, other in IN_CSS.findall(value)]
+            if name == "content" and "url=" in value.lower():
+                self.loaded.append(value.lower().partition("url=")[2])
+
+    def handle_data(self, data: str) -> None:
+        """Read the text of a style sheet."""
+        if self._styled:
+            self.loaded += [one or other for one, other in IN_CSS.findall(data)]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[Path, Page]:
+    """Read every page once."""
+    return {path: Page(path) for path in sorted(SITE.rglob("*.html"))}
+
+
+def _is_elsewhere(address: str) -> bool:
+    parts = urlsplit(address.strip())
+    return bool(parts.netloc) or parts.scheme not in ("", "data")
+
+
+def test_no_page_asks_another_host(pages: dict[Path, Page]) -> None:
+    """Scripts, styles, fonts and pictures come from the site itself."""
+    assert len(pages) > 100
+    wrong = [
+        f"{path.relative_to(SITE)}: {a}"
+        for path, page in pages.items()
+        for a in page.loaded
+        if _is_elsewhere(a)
+    ]
+    for style in SITE.rglob("*.css"):
+        text = re.sub(r"/\*.*?\*/", "", style.read_text(), flags=re.DOTALL)
+        found = [one or other for one, other in IN_CSS.findall(text)]
+        wrong += [f"{style.relative_to(SITE)}: {a}" for a in found if _is_elsewhere(a)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_links_between_pages_lead_somewhere(pages: dict[Path, Page]) -> None:
+    """Every link of every page finds its file, and its anchor there."""
+    wrong = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.is_file():
+                wrong.append(f"{path.relative_to(SITE)}: {link}")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                wrong.append(f"{path.relative_to(SITE)}: {link} (no such anchor)")
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def test_notebooks_have_their_outputs() -> None:
+    """Every notebook is a page, with what its cells show."""
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        page = (SITE / "notebooks" / notebook.stem).with_suffix(".html").read_text()
+        assert page.count("cell_output") >= 3, notebook.name
+
+
+def test_search_works_without_a_server() -> None:
+    """The index is a script, which a page opened as a file may load, and has the names of the API."""
+    index = (SITE / "searchindex.js").read_text()
+    assert index.startswith("Search.setIndex(")
+    content = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    assert {"docs/index", "docs/reference/errors", "notebooks/01-hello-ranks"} <= set(content["docnames"])
+    assert any("all_reduce" in title for title in content["alltitles"])

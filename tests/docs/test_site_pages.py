@@ -1,0 +1,185 @@
+"""The site without building it: every page is in the navigation, links lead somewhere, nothing lacks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import nbparallel
+import nbparallel.distributed as dist
+from docs.site import page_source, sections
+from docs.site.reference_entries import configuration_rows, magic_sections
+from nbparallel import errors
+from nbparallel_magics.configuration import NbParallel
+from nbparallel_magics.magics import ParallelMagics
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NOT_ON_SITE = {"docs/sweep.md", "docs/tried.md"}
+PAGES = {
+    str(path.relative_to(ROOT).with_suffix("")): path
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    if str(path.relative_to(ROOT)) not in NOT_ON_SITE
+}
+REFERENCE = ROOT / "docs" / "reference"
+FOR_SESSIONS = {"Communicator", "call_with_rank", "current", "set_current"}
+"""Names of `nbparallel.distributed` by which a session sets a rank up; the page says so."""
+_FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def _prose(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", lambda code: "x" * len(code[0]), _FENCE.sub("", text))
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    found: dict[str, int] = {}
+    anchors = set()
+    for heading in re.findall(r"^#{1,6} (.*)$", _FENCE.sub("", text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
+        anchors.add(f"{slug}-{found[slug]}" if slug in found else slug)
+        found[slug] = found.get(slug, 0) + 1
+    return anchors
+
+
+def _links() -> Iterator[tuple[str, Path, str]]:
+    """Yield (where, page, link) of all pages, the README's and those of notebooks."""
+    for path in [
+        *PAGES.values(),
+        ROOT / "README.md",
+        *(ROOT / "docs" / name for name in ("sweep.md", "tried.md")),
+    ]:
+        for link in _LINK.findall(_prose(path.read_text())):
+            yield str(path.relative_to(ROOT)), path, link
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            if cell["cell_type"] == "markdown":
+                for link in _LINK.findall(_prose("".join(cell["source"]))):
+                    yield str(path.relative_to(ROOT)), path, link
+
+
+def test_links_and_anchors_lead_somewhere() -> None:
+    """A link's file exists, and so does the heading that it names; outside links are well formed."""
+    wrong, seen = [], 0
+    for where, page, link in _links():
+        seen += 1
+        parts = urlsplit(link)
+        if parts.scheme:
+            if parts.scheme != "https" or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc):
+                wrong.append(f"{where}: {link} is no https address")
+            continue
+        target = (page.parent / parts.path).resolve() if parts.path else page
+        if not target.exists():
+            wrong.append(f"{where}: {link} is not there")
+        elif parts.fragment and target.suffix == ".md" and parts.fragment not in _anchors(target.read_text()):
+            wrong.append(f"{where}: {target.name} has no heading {parts.fragment!r}")
+    assert seen > 80
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """Sections list every page once, and no other; decisions and notebooks come by pattern."""
+    listed = [
+        page
+        for section in sections.SECTIONS
+        for page in sections.pages_of(PAGES[section].read_text(), section)
+    ]
+    assert len(listed) == len(set(listed))
+    front = sections.pages_of(PAGES["docs/index"].read_text(), "docs/index")
+    assert front == [], "the front page has sections, not pages"
+    by_pattern = {page for page in PAGES if fnmatch(page, "docs/decisions/0*")}
+    expected = {*PAGES} - {*sections.SECTIONS, "docs/index"} - by_pattern
+    assert {page.removesuffix(".md") for page in listed} == expected
+    assert "every file of 0*.md" in PAGES["docs/decisions/index"].read_text()
+    assert "every file of ../../notebooks/*.ipynb" in PAGES["docs/tutorials/index"].read_text()
+
+
+def test_files_are_listed_by_pattern() -> None:
+    """The comment that GitHub does not show is a list on the site."""
+    made = sections.with_files("a\n\n<!-- every file of ../x/*.md -->\n\nb", "docs/y/index")
+    assert ":glob:\n\n/docs/x/*\n" in made
+
+
+def _listed(page: str) -> set[str]:
+    blocks = re.findall(r"\.\. autosummary::\n((?:   .*\n|\n)+)", (REFERENCE / page).read_text())
+    return {line.strip() for block in blocks for line in block.splitlines() if line.strip()[:1].isalpha()} | {
+        line.strip() for block in blocks for line in block.splitlines() if re.fullmatch(r"   [A-Z_]+", line)
+    }
+
+
+def test_every_public_name_has_a_page() -> None:
+    """What `__all__` lists is what the reference lists, and `map`, which is left out of `__all__`."""
+    assert _listed("python.md") == {*nbparallel.__all__, "map"}
+    assert _listed("distributed.md") == {*dist.__all__} - FOR_SESSIONS
+    assert all(f"`{name}`" in (REFERENCE / "distributed.md").read_text() for name in FOR_SESSIONS)
+
+
+def test_every_error_has_cause_and_cure() -> None:
+    """The page of errors has a section for each class, and no other, with what it is as a builtin."""
+    text = _FENCE.sub("", (REFERENCE / "errors.md").read_text())
+    parts = re.split(r"^### (.*)$", text, flags=re.MULTILINE)[1:]
+    described = dict(zip(parts[::2], parts[1::2], strict=True))
+    classes = {
+        name: thing
+        for name, thing in vars(errors).items()
+        if isinstance(thing, type) and name.endswith("Error")
+    }
+    assert set(described) == set(classes)
+    for name, body in described.items():
+        if name != "NbParallelError":
+            assert "**Cause**:" in body, name
+            assert "**Cure**:" in body, name
+            assert any(f"`{base.__name__}`" in body for base in classes[name].__mro__[1:]), name
+    builtins = {name: re.findall(r"`(\w+)`", body.partition(".")[0]) for name, body in described.items()}
+    for name, said in builtins.items():
+        assert said, name
+        assert {*said} <= {base.__name__ for base in classes[name].__mro__}, name
+
+
+def test_every_magic_and_option_is_on_its_page() -> None:
+    """The directives write a section for every magic that is registered and every trait that can be set."""
+    registered = {
+        *(f"%{name}" for name in ParallelMagics.magics["line"] if not name.startswith("%")),
+        *(f"%%{name}" for name in ParallelMagics.magics["cell"]),
+    }
+    found = list(magic_sections())
+    assert {title for _, title, _ in found} == registered
+    assert len({anchor for anchor, _, _ in found}) == len(found)
+    page = (REFERENCE / "magics.md").read_text()
+    assert [title for _, title, _ in found if f"`{title}" not in page] == []
+    assert "```{magics}" in page
+    options = list(configuration_rows())
+    assert {name for name, *_ in options} == set(NbParallel.class_own_traits(config=True))
+    assert all(text for *_, text in options)
+    assert "```{configuration}" in (REFERENCE / "configuration.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        ("[a](../README.md)", "a"),
+        ("[a `b`](../tests)", "a `b`"),
+        ("[a](decisions/)", "[a](decisions/index.md)"),
+        ("[a](how-to/torch.md#x)", "[a](how-to/torch.md#x)"),
+        ("![a](../README.md)", "![a](../README.md)"),
+        ("[a](missing.md)", "[a](missing.md)"),
+        ("```\n[a](../README.md)\n```", "```\n[a](../README.md)\n```"),
+    ],
+)
+def test_links_on_the_site(link: str, shown: str) -> None:
+    """A file that is no page is named without a link, a folder leads to its index, a wrong link stays."""
+    pages = {"docs/index", "docs/decisions/index", "docs/how-to/torch"}
+    assert page_source.links_on_site(link, "docs/index", pages, ROOT) == shown
+
+
+def test_fences_on_the_site() -> None:
+    """Options that only tests read are not shown; a block with a magic is IPython's."""
+    fences = '```python exec="false" reason="x"\nx = 1\n```\n\n```python\n%%parallel\nx\n```\n'
+    assert page_source.plain_fences(fences) == "```python\nx = 1\n```\n\n```ipython3\n%%parallel\nx\n```\n"
