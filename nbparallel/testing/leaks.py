@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -41,6 +42,9 @@ NAME_PREFIX = "nbp"
 """Named segments of ours begin with this."""
 _MAPPING = re.compile(r"^\S+ (\S{4}) \S+ \S+ \S+\s*(.*)$")
 
+# looking up the member of the enumeration would take 15 µs for each of 64 signals
+_handler_of: Callable[[int], object] = getattr(signal, "_signal", signal).getsignal
+
 Drain = Callable[[], None]
 _drains: list[Drain] = []
 
@@ -65,6 +69,8 @@ class Footprint:
     """Names of Python's threads."""
     native_threads: int
     """Number of threads that Python does not know."""
+    handlers: frozenset[tuple[int, object]] = frozenset()
+    """Signals by number, each with its handler in Python."""
     mappings: Counter[str] = field(default_factory=Counter)
     """Shared and memfd mappings of this process, by name."""
     anonymous: int = 0
@@ -84,6 +90,7 @@ def footprint() -> Footprint:
         descriptors=_descriptors(),
         threads=tuple(sorted(thread.name for thread in threading.enumerate())),
         native_threads=sum(int(task) not in known for task in tasks),
+        handlers=frozenset((number, _handler_of(number)) for number in map(int, signal.Signals)),
         mappings=mappings,
         anonymous=anonymous,
         libraries=libraries,
@@ -142,7 +149,7 @@ class Leak:
     """One thing that was there after the test and not before."""
 
     kind: str
-    """``process``, ``name``, ``descriptor``, ``mapping``, ``thread``."""
+    """``process``, ``name``, ``descriptor``, ``mapping``, ``thread``, ``handler``."""
     text: str
     """What it is, for people."""
 
@@ -170,6 +177,8 @@ def difference(before: Footprint, after: Footprint, new_processes: list[ProcessR
     native = after.native_threads - before.native_threads
     if native > 0 and after.libraries <= before.libraries:
         leaks.append(Leak("thread", f"{native} that Python did not start"))
+    changed = dict(after.handlers - before.handlers)
+    leaks += [Leak("handler", f"of {signal.Signals(n).name}: {changed[n]}") for n in sorted(changed)]
     return leaks
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -81,6 +82,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "once: is long by itself; --repeat leaves it alone")
     config.addinivalue_line("markers", "alone: measures time; no other worker runs a test beside it")
     config.addinivalue_line("markers", "may_leave(*kinds, reason): what is no leak in this test, and why")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell that started this run behind "&"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     started = processes.read(os.getpid())
     # a run below a run (a test of this plugin), and each worker, gets a mark of its own
     os.environ[processes.MARK] = f"{os.getpid()}-{started.started if started else 0}"

@@ -3,7 +3,7 @@
 import pytest
 
 LEAKY = """
-import ctypes, mmap, os, subprocess, sys, threading, time
+import ctypes, mmap, os, signal, subprocess, sys, threading, time
 import pytest
 from nbparallel.testing import leaks, processes
 
@@ -63,6 +63,9 @@ def test_name():
 def test_name_is_there_before():
     os.unlink("/dev/shm/nbp-testground-%d" % os.getpid())
 
+def test_handler():
+    signal.signal(signal.SIGINT, lambda *_: None)
+
 @pytest.fixture(scope="module")
 def server():
     process = subprocess.Popen([sys.executable, "-S", "-c",
@@ -97,6 +100,7 @@ def test_every_kind_of_leak_is_caught(pytester: pytest.Pytester) -> None:
         "test_zombie",
         "test_stderr",
         "test_name",
+        "test_handler",
     }, text
     for promised in (
         "memfd:nbp-test-0",
@@ -108,6 +112,7 @@ def test_every_kind_of_leak_is_caught(pytester: pytest.Pytester) -> None:
         "state Z",
         "3 leaked shared_memory objects",
         "name: /dev/shm/nbp-testground-",
+        "handler: of SIGINT: <function test_handler",
     ):
         assert promised in text, promised
 

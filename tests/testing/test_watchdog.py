@@ -1,5 +1,7 @@
 """A test that hangs is dumped, ended and failed; it never passes by running into the limit."""
 
+import signal
+
 import pytest
 
 HANGING = """
@@ -100,6 +102,28 @@ def test_tests_can_be_made_harder(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess(*options, timeout=40)
     result.assert_outcomes(passed=5 + 1)
     assert "still there" not in result.stdout.str()
+
+
+INTERRUPTED = """
+import os, signal
+import pytest
+
+def test_interrupted():
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_in_the_background_can_be_interrupted(pytester: pytest.Pytester) -> None:
+    """A shell has what stands before its "&" ignore SIGINT; tests send it to themselves all the same."""
+    pytester.makepyfile(INTERRUPTED)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=20)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    result.assert_outcomes(passed=1)
 
 
 SLOW_REPORT = """
