@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.locking import forked_error, locked
 from nbparallel.sharing.memory import array_layout
 from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe_dtype, sizes_of
-from nbparallel.sharing.memory.mapping import Access, Root
+from nbparallel.sharing.memory.mapping import Access, Content, Root, write_content
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import SegmentSource, Strategy
 from nbparallel.wire.handles import ArrayHandle
@@ -160,22 +161,19 @@ class Store:
             strategy = strategy or segment.strategy
         plan = array_layout.plan_copy(x)
         chosen = registry.find_strategy(strategy)
-        root, fresh = self._allocate(plan.nbytes, chosen, plan.verbatim, for_all=for_all)
+        root, _ = self._allocate(plan.nbytes, chosen, plan.content, for_all=for_all)
         copy: AnyArray = np.ndarray(x.shape, x.dtype, root, plan.offset, plan.strides)
-        if plan.verbatim is None:
+        if plan.content is None:
             np.copyto(copy, x)
-        elif not fresh:
-            np.copyto(root[: plan.nbytes], plan.verbatim)
         return copy
 
+    def join(self, parts: Sequence[memoryview]) -> Root:
+        """Return a new shared array of bytes: those of `parts`, one behind the other."""
+        nbytes = sum(part.nbytes for part in parts)
+        return self._allocate(nbytes, registry.transport(), tuple(parts), pack=False)[0][:nbytes]
+
     def _make(
-        self,
-        shape: Shape,
-        dtype: npt.DTypeLike,
-        order: Order,
-        strategy: str | None,
-        zero: bool,
-        for_all: bool,
+        self, shape: Shape, dtype: npt.DTypeLike, order: Order, name: str | None, zero: bool, for_all: bool
     ) -> AnyArray:
         if order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {order!r}")
@@ -183,8 +181,8 @@ class Store:
         describe_dtype(dt)
         sizes = sizes_of(shape)
         nbytes = math.prod(sizes) * dt.itemsize
-        chosen = registry.transport() if strategy is None else registry.find_strategy(strategy)
-        root, fresh = self._allocate(nbytes, chosen, for_all=for_all, pack=strategy is not None)
+        chosen = registry.transport() if name is None else registry.find_strategy(name)
+        root, fresh = self._allocate(nbytes, chosen, for_all=for_all, pack=name is not None)
         if zero and not fresh:
             root[:nbytes] = 0
         return np.ndarray(sizes, dt, root, 0, None, order)
@@ -194,12 +192,12 @@ class Store:
         self,
         nbytes: int,
         strategy: Strategy,
-        content: Root | None = None,
+        content: Content | None = None,
         *,
         for_all: bool = False,
         pack: bool = True,
     ) -> tuple[Root, bool]:
-        """Return memory for a new array, and whether it is fresh: zeros, or `content`."""
+        """Return memory for a new array, with its content, and whether it is fresh: the rest is zeros."""
         # Only the notebook's arrays have to be protected from its ranks.
         writable = for_all or self.client != 0
         nbytes = max(nbytes, 1)
@@ -207,10 +205,13 @@ class Store:
         packs = pack and nbytes < strategy.packs_below and self._depth == 1
         self._table.reap()
         root = self._table.own.regions.allocate(strategy, nbytes, writable=writable) if packs else None
-        if root is not None:
-            return root, False
-        allocation = Allocator(self._table, strategy, writable=writable)
-        return (allocation.packed(nbytes), False) if packs else allocation.dedicated(nbytes, content)
+        fresh = False
+        if root is None:
+            allocator = Allocator(self._table, strategy, writable=writable)
+            root, fresh = (allocator.packed(nbytes), False) if packs else allocator.dedicated(nbytes, content)
+        if content is not None and not fresh:
+            write_content(root, content)
+        return root, fresh
 
     @locked
     def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:

@@ -20,11 +20,14 @@ ALIGNMENT = 64
 """Bytes; where a buffer starts in a blob: a cache line, and enough for every vector instruction."""
 
 
+_ZEROS = memoryview(bytes(ALIGNMENT))
+
+
 class ArrayStore(Protocol):
     """The part of `nbparallel.sharing.Store` that objects on their way need."""
 
-    def empty(self, shape: Any, dtype: Any = ..., order: Any = ...) -> np.ndarray[Any, Any]:
-        """Return a new shared array."""
+    def join(self, parts: Sequence[memoryview]) -> np.ndarray[Any, Any]:
+        """Return a new shared array of bytes: those of `parts`, one behind the other."""
 
     def handle(
         self, x: np.ndarray[Any, Any], *, broker: Any = None, writable: bool | None = False
@@ -60,15 +63,14 @@ def write_blob(
     owner : ndarray
         Keeps the segment alive; drop it when every receiver has mapped the blob.
     """
-    regions = []
+    regions, content = [], []
     end = 0
     for part in parts:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + part.nbytes
-        regions.append((start, part.nbytes))
-    owner = store.empty((max(end, 1),), np.uint8)
-    for (start, length), part in zip(regions, parts, strict=True):
-        owner[start : start + length] = np.frombuffer(part, np.uint8)
+        padding = -end % ALIGNMENT
+        content += [_ZEROS[:padding], part] if padding else [part]
+        regions.append((end + padding, part.nbytes))
+        end += padding + part.nbytes
+    owner = store.join(content if end else [_ZEROS[:1]])
     handle = store.handle(owner, broker=broker)
     if handle is None:
         raise InternalError("a new array of the store is not shared")

@@ -37,6 +37,12 @@ class StandinStore:
         self.roots[segment] = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
         return np.ndarray(shape, dtype, self.roots[segment], order=order)
 
+    def join(self, parts):
+        """Return a new shared array of bytes."""
+        whole = self.empty((sum(part.nbytes for part in parts),), np.uint8)
+        whole[:] = np.frombuffer(b"".join(parts), np.uint8)
+        return whole
+
     def location(self, x):
         """Return where `x` lies."""
         for segment, root in self.roots.items():

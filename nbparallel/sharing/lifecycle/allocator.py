@@ -8,7 +8,7 @@ from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMem
 from nbparallel.sharing.lifecycle.region_set import DEDICATED_SHARE
 from nbparallel.sharing.lifecycle.segment import Block
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
-from nbparallel.sharing.memory.mapping import Access, Root
+from nbparallel.sharing.memory.mapping import Access, Content, Root
 from nbparallel.sharing.memory.process_limits import check_descriptor, check_mappings, descriptor_limit
 from nbparallel.sharing.strategies.strategy import Strategy
 
@@ -63,7 +63,7 @@ class Allocator:
     def __init__(self, table: SegmentTable, strategy: Strategy, *, writable: bool) -> None:
         self._table, self._strategy, self._writable = table, strategy, writable
 
-    def dedicated(self, nbytes: int, content: Root | None = None) -> tuple[Root, bool]:
+    def dedicated(self, nbytes: int, content: Content | None = None) -> tuple[Root, bool]:
         """Return the root of a dedicated segment, and whether it is fresh: zeros, or `content`."""
         block, fresh = self._block(nbytes, content)
         if not fresh:
@@ -103,7 +103,7 @@ class Allocator:
                 size //= 4
         return self._block(nbytes)[0]
 
-    def _block(self, nbytes: int, content: Root | None = None) -> tuple[Block, bool]:
+    def _block(self, nbytes: int, content: Content | None = None) -> tuple[Block, bool]:
         """Return memory, and whether it is fresh: zeros, or `content`."""
         table, name = self._table, self._strategy.name
         pooled = table.pool.take(nbytes, name)
@@ -113,17 +113,16 @@ class Allocator:
             table.trim()
         return (self._fresh_block(nbytes, content), True) if pooled is None else (pooled, False)
 
-    def _fresh_block(self, nbytes: int, content: Root | None) -> Block:
-        data = None if content is None or not content.size else content.data
+    def _fresh_block(self, nbytes: int, content: Content | None) -> Block:
         try:
-            return self._mapped_block(nbytes, data)
+            return self._mapped_block(nbytes, content)
         except (SharedMemoryFullError, FileDescriptorLimitError):
             # What is pooled, or just being released elsewhere, may be all that is missing.
             if not make_room(self._table):
                 raise
-        return self._mapped_block(nbytes, data)
+        return self._mapped_block(nbytes, content)
 
-    def _mapped_block(self, nbytes: int, content: memoryview | None) -> Block:
+    def _mapped_block(self, nbytes: int, content: Content | None) -> Block:
         intended: list[str] = []
 
         def intend(path: str) -> None:

@@ -317,7 +317,7 @@ class CopyLayout:
     """Offset of its element with all indices 0."""
     strides: tuple[int, ...]
     """Its strides in bytes."""
-    verbatim: npt.NDArray[np.uint8] | None
+    content: memoryview | None
     """The bytes to copy as they are, or None if the elements have to be copied one by one."""
 
 
@@ -330,7 +330,7 @@ def plan_copy(array: AnyArray) -> CopyLayout:
     """
     low, high = extent(array.shape, array.strides, array.itemsize)
     if high - low <= array.nbytes:
-        return CopyLayout(high - low, -low, array.strides, np.asarray(_Bytes(array, low, high)))
+        return CopyLayout(high - low, -low, array.strides, np.asarray(_Bytes(array, low, high)).data)
     return CopyLayout(array.nbytes, 0, _compact_strides(array), None)
 
 

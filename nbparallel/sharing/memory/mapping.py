@@ -28,6 +28,21 @@ from nbparallel.errors import InternalError
 from nbparallel.sharing.memory import pages
 
 Root: TypeAlias = npt.NDArray[np.uint8]
+Content: TypeAlias = memoryview | tuple[memoryview, ...]
+"""What memory starts with: contiguous bytes, or several one behind the other."""
+
+
+def parts_of(content: Content) -> tuple[memoryview, ...]:
+    """Return the parts of a content, in order."""
+    return (content,) if isinstance(content, memoryview) else content
+
+
+def write_content(root: Root, content: Content) -> None:
+    """Write a content to where `root` begins."""
+    end = 0
+    for part in parts_of(content):
+        begin, end = end, end + part.nbytes
+        root[begin:end] = np.frombuffer(part, np.uint8)
 
 
 class Access(enum.Enum):

@@ -10,7 +10,7 @@ import os
 from typing import NoReturn
 
 from nbparallel.errors import StrategyUnavailableError
-from nbparallel.sharing.memory.mapping import Access
+from nbparallel.sharing.memory.mapping import Access, Content
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 
 
@@ -36,7 +36,7 @@ class CopyStrategy(Strategy):
         return False
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
+        self, nbytes: int, content: Content | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         _refuse()
 

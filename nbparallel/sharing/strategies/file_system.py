@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.mapping import Access, Content, Mapping
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
@@ -46,7 +46,7 @@ class FileSystemStrategy(Strategy):
         return True
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
+        self, nbytes: int, content: Content | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         directory = SegmentDirectory(
             self._directory, "use `%sharing_strategy file_descriptor`, or make it larger (Docker: --shm-size)"

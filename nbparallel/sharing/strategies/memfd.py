@@ -23,7 +23,7 @@ import sys
 from functools import lru_cache
 
 from nbparallel.errors import InvalidHandleError
-from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.mapping import Access, Content, Mapping
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.page_allocation import explained, fill, map_whole, whole_pages
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
@@ -51,7 +51,7 @@ class MemfdStrategy(Strategy):
         return False
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
+        self, nbytes: int, content: Content | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         size, name = whole_pages(nbytes), self.name
         self._guard.require(size)

@@ -19,7 +19,7 @@ import tempfile
 from typing import Any
 
 from nbparallel.errors import StrategyUnavailableError
-from nbparallel.sharing.memory.mapping import Access, Mapping
+from nbparallel.sharing.memory.mapping import Access, Content, Mapping
 from nbparallel.sharing.strategies.directory import SegmentDirectory, file_system_of
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
 from nbparallel.sharing.strategies.page_allocation import map_whole
@@ -85,7 +85,7 @@ class MemoryMapStrategy(Strategy):
         self._directory, self._allow_network = path, allow_network
 
     def create(
-        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
+        self, nbytes: int, content: Content | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         return create_named(
             disk_directory(self.directory), nbytes, content, intend, strategy=self.name, guard=None

@@ -17,6 +17,7 @@ import os
 import stat
 
 from nbparallel.errors import ForkedRankError, InvalidHandleError, NbParallelError
+from nbparallel.sharing.memory.mapping import Content
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.owned_names import process_names
@@ -31,7 +32,7 @@ _TRIES = 3
 def create_named(
     directory: SegmentDirectory,
     nbytes: int,
-    content: memoryview | None,
+    content: Content | None,
     intend: Intend,
     *,
     strategy: str,
