@@ -153,7 +153,8 @@ SEGMENTS = MagicParser(
     "%parallel_segments",
     "Show every piece of shared memory of the session: its strategy and size, the names that refer to it\n"
     "(views too; the notebook's, and those that ranks made), which processes use it, and which made it.\n\n"
-    "  no name   what operations between ranks work in, or an array in a list or an object\n"
+    "  no name   the data of a copied object, an array in a list or an object, or what operations between\n"
+    "            ranks work in\n"
     "  live      its maker uses it\n"
     "  released  only others use it; when they release it, its maker keeps it for the next arrays",
     "%parallel_segments",

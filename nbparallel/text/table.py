@@ -10,7 +10,10 @@ from itertools import zip_longest
 from nbparallel.text.escaping import escape_html, visible
 
 _LEFT = ' style="text-align:left"'
-_CAPTION = ' style="text-align:left;caption-side:top;white-space:nowrap"'
+_LEFT_WHOLE = ' style="text-align:left;white-space:nowrap"'
+
+_LONGEST_NUMBER = 16
+"""Characters of a number with its unit, or of a segment's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +50,19 @@ class Table:
         Its class is that of pandas' tables: themes of documentation put any other output onto white.
         """
         title = escape_html(self.title)
-        caption = f"<caption{_CAPTION}>{title}</caption>"
         head = "".join(f'<th scope="col"{_LEFT}>{escape_html(name)}</th>' for name in self.head)
         rows = "".join(
-            f'<tr><th scope="row"{_LEFT}>{_cell(first)}</th>'
-            + "".join(f"<td{_LEFT}>{_cell(cell)}</td>" for cell in rest)
+            f'<tr><th scope="row"{_whole(first)}>{_cell(first)}</th>'
+            + "".join(f"<td{_whole(cell)}>{_cell(cell)}</td>" for cell in rest)
             + "</tr>"
             for first, *rest in self.rows
         )
         foot = "".join(f"<p>{escape_html(line)}</p>" for line in self.foot.splitlines())
-        body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>" if self.rows else ""
-        return (
+        body = (
             f'<div role="group" aria-label="{title}" tabindex="0" style="overflow-x:auto">'
-            f'<table class="dataframe">{caption}{body}</table></div>{foot}'
+            f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         )
+        return f"<p><b>{title}</b></p>{body if self.rows else ''}{foot}"
 
 
 class TableView:
@@ -86,3 +88,8 @@ def _lines(row: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _cell(text: str) -> str:
     return escape_html(text).replace("\n", "<br>")
+
+
+def _whole(text: str) -> str:
+    """Return the style of a cell: a number keeps its unit beside it."""
+    return _LEFT_WHOLE if text[:1].isdecimal() and len(text) <= _LONGEST_NUMBER else _LEFT

@@ -40,10 +40,10 @@ def explain(
 def _advice(culprit: Any, reason: BaseException, name: str | None, *, inside: bool) -> str:
     if _is_recursion(reason):
         return "it is nested too deeply: flatten it"
-    what = name or "it"
+    what, where = (name, "inside the cell") if name else ("it", "where it is used")
     if isinstance(culprit, types.GeneratorType):
-        return "turn the generator into a list, or create it inside the cell"
-    return "create it inside the cell" + f", or leave it out of {what!r} (a __getstate__ can)" * inside
+        return f"turn the generator into a list, or create it {where}"
+    return f"create it {where}" + f", or leave it out of {what!r} (a __getstate__ can)" * inside
 
 
 def _is_recursion(error: BaseException) -> bool:

@@ -21,15 +21,17 @@ def test_text_has_columns() -> None:
 
 
 def test_html_escapes_and_can_be_read_aloud() -> None:
-    """It has a caption, and heads for columns and rows; text is escaped; no colour and no asset is named."""
+    """It has a title, and heads for columns and rows; text is escaped; no colour and no asset is named."""
     html = TABLE.html()
-    assert 'white-space:nowrap">a &lt;title&gt;</caption>' in html, (
-        "in one line, however narrow the columns are"
-    )
-    assert re.match(r'<div [^>]*style="overflow-x:auto"><table class="dataframe">', html), "it scrolls"
+    assert re.match(
+        r'<p><b>a &lt;title&gt;</b></p><div role="group" aria-label="a &lt;title&gt;" tabindex="0" '
+        r'style="overflow-x:auto"><table class="dataframe"><thead>',
+        html,
+    ), "the title is no part of the table, however narrow that is; a wide table scrolls, by the keyboard too"
     assert "a &lt;title&gt;" in html
     assert "1 &amp; 2" in html
     assert "first<br>second" in html
+    assert '<td style="text-align:left;white-space:nowrap">1 &amp; 2</td>' in html, "a number keeps its unit"
     assert html.count('scope="col"') == 3
     assert html.count('scope="row"') == 2
     assert not re.search(r"color|background|src=|href=|<script|<style", html)
@@ -40,5 +42,5 @@ def test_empty_tables_and_columns() -> None:
     empty = Table("nothing here", ("a", "b"), [], "one line\nanother")
     assert empty.text() == "nothing here\none line\nanother"
     assert "<th" not in empty.html()
-    assert empty.html().count("<p>") == 2
+    assert empty.html().count("<p>") == 3
     assert TABLE.without_empty_columns().head == ("name", "what")

@@ -155,7 +155,7 @@ def test_memory() -> None:
         " · 1.0 MiB more kept for the next arrays" in text
     )
     assert re.search(r"data, x +100\.0 MiB +file_descriptor +notebook, ranks 0-3 +notebook", text)
-    assert re.search(r"- +1\.0 MiB +mmap +rank 1 +rank 1", text)
+    assert re.search(r"no name +1\.0 MiB +mmap +rank 1 +rank 1", text)
     page = view._repr_html_()
     assert "153.6 MiB of 20.7 GiB · file_descriptor" in page
     assert "<td>notebook, ranks 0-3</td>" in page

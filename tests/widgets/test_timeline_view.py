@@ -96,7 +96,7 @@ def test_picture() -> None:
     titles = [e.text or "" for e in tree.iter() if e.tag.endswith("}title")]
     assert "all_reduce: waiting for rank 1, 400 ms, 80 B, line 2\nx < y & all_reduce(z)" in titles
     html = TimelineView(SMALL)._repr_html_()
-    assert html.count("<table>") == 1
+    assert html.count("<table") == 1
     assert "waited most" in html
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the magics need `used_by` when they are loaded
 
 SHOWN = 50
 """Segments in the table, the largest first."""
+NO_NAME = "no name"
 _NAMES = 4
 """Names that are shown of one segment."""
 _COLOUR = "#0072B2"
@@ -115,4 +116,4 @@ def _hidden(segments: Sequence[SharedSegment]) -> str:
 
 def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(names[:_NAMES]) + more or "-"
+    return ", ".join(names[:_NAMES]) + more or NO_NAME

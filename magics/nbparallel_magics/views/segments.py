@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,27 +32,27 @@ class SegmentsView(TableView):
 
     def table(self) -> Table:
         """Return one row for each segment, the largest first, and below them the sums."""
-        from nbparallel_widgets.panel_memory import used_by  # not when the extension is loaded
+        from nbparallel_widgets.panel_memory import NO_NAME, used_by  # not when the extension is loaded
 
         seen, of_ranks = self.statistics, self._names_of_ranks()
         rows = [
             (
-                f"{record.segment:#x}",
-                record.strategy or "?",
+                _names([*record.names, *of_ranks.get(record.segment, ())]) or NO_NAME,
                 size_text(record.nbytes),
-                _names([*record.names, *of_ranks.get(record.segment, ())]),
                 used_by(record),
+                "no rank" if record.read_only else "every rank" if record.writable else "its creator",
+                record.strategy or "?",
                 record.maker,
                 record.phase,
-                "no rank" if record.read_only else "every rank" if record.writable else "its creator",
+                f"{record.segment:#x}",
             )
             for record in seen.segments[:SHOWN]
         ]
         return Table(
             f"shared memory of this session: {total(seen)}",
-            ("segment", "strategy", "size", "names", "used by", "made by", "phase", "written by"),
+            ("names", "size", "used by", "written by", "strategy", "made by", "phase", "segment"),
             rows,
-            "\n".join(self._foot()),
+            "\n".join([*_no_name_line(rows), *self._foot()]),
         )
 
     def _names_of_ranks(self) -> dict[int, list[str]]:
@@ -93,3 +94,14 @@ def total(seen: SessionStatistics) -> str:
 def _names(names: list[str]) -> str:
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return ", ".join(names[:_NAMES]) + more
+
+
+def _no_name_line(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    from nbparallel_widgets.panel_memory import NO_NAME
+
+    if all(row[0] != NO_NAME for row in rows):
+        return []
+    return [
+        f"{NO_NAME}: the data of a copied object, an array in a list or an object, or what operations "
+        "between ranks work in"
+    ]

@@ -159,8 +159,8 @@ class LockTable:
         if word in names:
             since = self._context.call_site.since(self._note(names.index(word)) >> 2)
             raise RuntimeError(
-                f"rank {self._context.rank} holds the lock {name!r} already{since}, and cannot take "
-                "it twice; release it before, or use a lock of another name"
+                f"this rank holds the lock {name!r} already{since}, and cannot take it twice; release it "
+                "before, or use a lock of another name"
             )
         kind = _FREE if _FREE in names else _KEPT  # the next holder learns of what is overwritten again
         if kind not in names:

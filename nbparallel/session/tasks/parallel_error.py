@@ -167,9 +167,12 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
         parts.extend(full_text(group[0])[:-1])
         parts.extend(_message_lines(group))
     consequences = [f for f in order if f.cause in _CONSEQUENCES]
+    shown = {f": {f.evalue}" for f in order if f.cause not in _CONSEQUENCES and f.evalue}
     for group in _alike(consequences):
-        ranks = rank_list(f.rank for f in group)
-        parts.append(f"[{ranks}]{lines_of(group)}: {group[0].ename}: {_one_line(group[0].evalue, 200)}")
+        ranks, text = rank_list(f.rank for f in group), group[0].evalue
+        if repeated := next((part for part in shown if text.endswith(part)), ""):
+            text = text.removesuffix(repeated)
+        parts.append(f"[{ranks}]{lines_of(group)}: {group[0].ename}: {_one_line(text, 200)}")
     raised = {f.rank for f in order}
     for where in sorted({place for rank, place in freed.items() if rank not in raised}):
         ranks = rank_list(rank for rank, place in freed.items() if place == where and rank not in raised)

@@ -182,3 +182,11 @@ all_reduce(1)
         timeout=20,
     )
     assert list(found.values) == [3, 3, 3]
+
+
+def test_a_lock_taken_twice_is_said_once(session: Session) -> None:
+    """The text is the same on each rank, and is not repeated for a rank that waited for the lock."""
+    with pytest.raises(ParallelError, match="this rank holds the lock 'x' already since line 1") as caught:
+        session.run("with dist.lock('x'):\n    with dist.lock('x'): pass")
+    shown = "\n".join(caught.value._render_traceback_())
+    assert shown.count("and cannot take it twice") == 1, shown
