@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -67,7 +69,7 @@ class RankCompleter:
             "matched_fragment": context.token,
             # where a flag belongs nothing of Python's does
             "suppress": any(
-                kind in ("flag", "value", "strategy", "rank", "array", "cell") for _, kind in found
+                kind in ("flag", "value", "strategy", "rank", "array", "cell", "name") for _, kind in found
             ),
         }
 
@@ -90,6 +92,8 @@ class RankCompleter:
             return self._handles(token)
         if _arrays_are_due(parser, words.split(), token):
             return self._arrays(token)
+        if _names_are_due(parser, words.split(), token):
+            return self._names(token)
         offered = list(_flags(parser, words.split(), token))
         if not offered and own[1] in _TAKES_CODE:
             code = re.sub(r"^(?:\s*-{1,2}[a-z]\S*\s+\S+)*\s*", "", words) if "-" in words else words
@@ -118,6 +122,17 @@ class RankCompleter:
                 yield name, "array"
             elif issubclass(type(value), tensors):
                 yield name, "tensor"
+
+    def _names(self, token: str) -> Found:
+        """Yield the ranks' variables, and the notebook's."""
+        own = (name for name in list(self._state.shell.user_ns) if name.startswith(token) and name[0] != "_")
+        hidden = self._state.shell.user_ns_hidden
+        found = {name for name in own if name not in hidden}
+        if token:
+            found |= {text for text, _ in self._on_ranks("", token, token) if text.isidentifier()}
+        for name in sorted(found):
+            if not keyword.iskeyword(name) and not hasattr(builtins, name):
+                yield name, "name"
 
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
         """Ask rank 0; its completions may begin before or behind the token that IPython replaces."""
@@ -148,6 +163,14 @@ def _arrays_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
         return True
     before = _complete_words(words, token)
     return bool(before) and (before[-1] == "--share" or before[-1].startswith("--share="))
+
+
+def _names_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
+    """Whether names of variables come next: behind ``--draw``, or in ``%parallel_draw``."""
+    before = _complete_words(words, token)
+    if before and (before[-1] == "--draw" or before[-1].startswith("--draw=")):
+        return True
+    return parser is flags.DRAW and not token.startswith("-")
 
 
 def _complete_words(words: list[str], token: str) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Self
 from nbparallel.errors import rank_list
 from nbparallel.session import CellResult
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.views import drawn
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class FetchedResult(CellResult):
     """The result of an ``--async`` cell: displayed, it shows once what the cell printed, and its values."""
 
@@ -46,3 +47,4 @@ def show(sink: CellOutput, result: CellResult, ending: str = "") -> None:
     if not printed and ending:
         sink.note(ending)
     sink.finish()
+    drawn.show(result.drawn)

@@ -38,6 +38,12 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
         metavar="S",
         help="interrupt the cell after S seconds; %%parallel_tb then shows where it was",
     )
+    add(
+        "--draw",
+        type=arguments.names,
+        metavar="NAMES",
+        help="show below the cell what these names hold on each rank, before and after it: x,y",
+    )
     add("--quiet", action="store_true", help="show no output and no values, only errors")
     add(
         "--async",
@@ -205,6 +211,29 @@ TIMELINE = MagicParser(
     "%parallel_timeline\n%parallel_timeline --save trace.json",
 )
 TIMELINE.add_argument("--save", metavar="FILE", help="write the file instead; only a trace is overwritten")
+DRAW = MagicParser(
+    "%parallel_draw",
+    "Draw what variables hold on each rank now: the first numbers of arrays and lists, words for the rest.\n"
+    "A number that only one rank has is in the colour of that rank.\n\n"
+    "  %%parallel --draw x    before and after a cell: a number keeps the colour of the rank that had it\n"
+    "                         before, and a new one is outlined",
+    "%parallel_draw x, y",
+)
+DRAW.usage = "%%parallel_draw [-r SPEC] NAME [NAME ...]"
+DRAW.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
+
+
+def parse_draw(line: str) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """Return the flags of ``%parallel_draw`` and its names; UsageError if there is none."""
+    options, words = DRAW.parse_head(line)
+    if not words:
+        DRAW.error("which variables? name them, as in %parallel_draw x, y")
+    try:
+        return options, arguments.names(words.replace(" ", ","))
+    except argparse.ArgumentTypeError as error:
+        DRAW.error(str(error))
+
+
 PANEL = MagicParser(
     "%parallel_panel",
     "Show what the ranks do while they do it: which rank the others wait for, on which line, for how long;\n"

@@ -18,7 +18,7 @@ from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.error_display import brief_errors, full_tracebacks
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
-from nbparallel_magics.views import panel, sharing, strategy_benchmark, timeline
+from nbparallel_magics.views import drawn, panel, sharing, strategy_benchmark, timeline
 from nbparallel_magics.views.segments import SegmentsView
 from nbparallel_magics.views.status import StatusView
 from nbparallel_magics.views.who import WhoView
@@ -167,6 +167,15 @@ class ParallelMagics(Magics):
     @documented_by(flags.TIMELINE)
     def parallel_timeline(self, line: str) -> None:
         timeline.show(self.state, flags.TIMELINE.parse_line(line).save)
+
+    @line_magic
+    @documented_by(flags.DRAW)
+    def parallel_draw(self, line: str) -> None:
+        options, names = flags.parse_draw(line)
+        session = self._session_to(flags.DRAW)
+        ranks = None if options.ranks is None else cells.resolve(options.ranks, session)
+        with brief_errors():
+            drawn.show_now(session, names, ranks, self.state.shell.user_ns)
 
     @line_magic
     @documented_by(flags.PANEL)

@@ -20,6 +20,7 @@ from nbparallel_magics.background import (
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.state import ExtensionState
+from nbparallel_magics.views import drawn
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -128,6 +129,8 @@ def _run_on_ranks(
         "seed": getattr(options, "seed", None),
         "on_error": getattr(options, "on_error", "stop"),
     }
+    if options.draw:
+        wanted["draw"] = options.draw
     if options.background:
         return _submit(state, session, request, wanted)
     try:
@@ -135,6 +138,10 @@ def _run_on_ranks(
             result = session.run(request.source, **wanted)
     except (ParallelError, CellTimeoutError, KeyboardInterrupt) as error:
         state.remember(error)
+        if options.draw:
+            if sink is not None:
+                sink.finish()  # the picture stands below it
+            drawn.show_of_error(error)
         raise
     except BaseException as error:
         if any(note.startswith(RANKS_INTERRUPTED) for note in getattr(error, "__notes__", ())):
@@ -143,6 +150,8 @@ def _run_on_ranks(
     finally:
         if sink is not None:
             sink.finish()  # before an error is shown; the session has done so unless it could not start
+    if options.draw:
+        drawn.show(result.drawn)
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
@@ -158,6 +167,8 @@ def _submit(
             pending = session.submit(request.source, queue=_queues(state, request.options), **wanted)
         cell = BackgroundCell(pending, wanted["execution_count"], request.options.out)
         note_failure(cell, wanted["sink"])
+        if request.options.draw:
+            pending.add_done_callback(drawn.when_ended(state))
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell

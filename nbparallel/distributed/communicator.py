@@ -33,7 +33,8 @@ from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
-from nbparallel.wire.messages import MessageReport, MessageSettlement
+from nbparallel.wire.inspection import MessageReport
+from nbparallel.wire.messages import MessageSettlement
 from nbparallel.wire.timeline import RankTimeline
 
 

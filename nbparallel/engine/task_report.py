@@ -10,11 +10,22 @@ from typing import Any
 import numpy as np
 
 from nbparallel import sharing
+from nbparallel.distributed.arguments import part_of
 from nbparallel.engine import failures
 from nbparallel.engine.rank_state import RankState
 from nbparallel.errors import UnpicklableError
 from nbparallel.transfer import pickling
-from nbparallel.wire.messages import Outcome, RankMemory, RankSegment, Task, runs_user_code
+from nbparallel.transfer.shown_values import show_value
+from nbparallel.wire.inspection import DrawnNames, ShownValue
+from nbparallel.wire.messages import (
+    CellTask,
+    DrawTask,
+    Outcome,
+    RankMemory,
+    RankSegment,
+    Task,
+    runs_user_code,
+)
 from nbparallel.wire.timeline import RankTimeline
 
 _NOTHING = object()
@@ -43,6 +54,17 @@ class TaskReport:
         self.failure: BaseException | None = None
         self.notes: tuple[str, ...] = ()
         self.keepalive: object = None
+        self._before: tuple[tuple[ShownValue | None, ...], int] = (), 0
+
+    def draw_before(self) -> None:
+        """Record what the names that are to be drawn hold now, before the user's code runs."""
+        self._before = _shown(self._state, _names(self._task)), time.monotonic_ns()
+
+    def _drawn(self) -> DrawnNames | None:
+        if not (names := _names(self._task)):
+            return None
+        before, before_ns = self._before
+        return DrawnNames(before, _shown(self._state, names), before_ns, time.monotonic_ns())
 
     def succeed(self, value: Any) -> None:
         """Record the task's value."""
@@ -95,6 +117,7 @@ class TaskReport:
             invalidates_epoch=state.communicator is not None and state.communicator.failed,
             timeline=self._timeline(),
             messages=None if state.communicator is None else state.communicator.messages,
+            drawn=self._drawn(),
         ), (pickled, self.keepalive)
 
     def _timeline(self) -> RankTimeline | None:
@@ -102,6 +125,21 @@ class TaskReport:
         if self._state.communicator is None or not runs_user_code(self._task):
             return None
         return self._state.communicator.timeline()
+
+
+def _names(task: Task) -> tuple[str, ...]:
+    return task.draw if isinstance(task, CellTask | DrawTask) else ()
+
+
+def _shown(state: RankState, names: tuple[str, ...]) -> tuple[ShownValue | None, ...]:
+    """Return the beginnings of what names hold, None for one that is not defined."""
+    store, variables, world = sharing.current_store(), state.variables, state.communicator
+    size = state.configure.world_size if world is None else world.world_size
+
+    def parts(n: int) -> list[slice]:
+        return [part_of(n, rank, size) for rank in range(size)]
+
+    return tuple(show_value(variables[name], store, parts) if name in variables else None for name in names)
 
 
 def snapshot(value: Any) -> Any:

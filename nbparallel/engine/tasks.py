@@ -23,6 +23,7 @@ from nbparallel.wire.control_layout import ITEMS, TICKET
 from nbparallel.wire.messages import (
     CallTask,
     CellTask,
+    DrawTask,
     NamesTask,
     Outcome,
     PullTask,
@@ -189,7 +190,7 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
     elif isinstance(task, NamesTask):
         names = state.names
         report.succeed([name for name in state.defaults.user_names() if names.is_only_here(name)])
-    else:
+    elif not isinstance(task, DrawTask):  # which is answered by its report
         raise InternalError(f"unknown task {type(task).__name__}")
 
 
@@ -265,6 +266,8 @@ def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
     shell.show_values, shell.needs_text = task.show_values, task.show_values or task.want_values
     if state.communicator is not None:
         shell.at_line = state.communicator.at_line
+    if task.draw:
+        report.draw_before()
     result = shell.run_cell(shell.source, store_history=False, silent=False)
     error = result.error_before_exec or result.error_in_exec
     if error is None:

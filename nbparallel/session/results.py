@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from nbparallel.errors import NbParallelError
+    from nbparallel.wire.inspection import DrawnNames
     from nbparallel.wire.timeline import RankTimeline
 
 
@@ -158,6 +159,33 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnValues:
+    """The beginnings of some variables of all ranks: of a cell before and after it, or as they are now.
+
+    `nbparallel_widgets.draw.DrawnView` shows them.
+    """
+
+    names: tuple[str, ...]
+    """The variables."""
+    ranks: Mapping[int, DrawnNames]
+    """By rank what it reported."""
+    died: Mapping[int, str] = field(default_factory=dict)
+    """How each rank that died ended: it could not report."""
+    number: int = 0
+    """The notebook's ``In[n]``; 0 if they are of now."""
+
+    def only(self, ranks: Sequence[int]) -> DrawnValues:
+        """Return those of some ranks."""
+        reports = {rank: report for rank, report in self.ranks.items() if rank in ranks}
+        return replace(self, ranks=reports, died={r: how for r, how in self.died.items() if r in ranks})
+
+    def is_missing(self, name: str) -> bool:
+        """Whether no rank has a variable of this name now."""
+        index = self.names.index(name)
+        return all(report.after[index] is None for report in self.ranks.values())
+
+
+@dataclass(frozen=True, slots=True)
 class CellResult:
     """What a cell left on all ranks that took part."""
 
@@ -173,6 +201,8 @@ class CellResult:
     """Bytes copied on the way to the ranks, by name."""
     shared_nbytes: Mapping[str, int]
     """Bytes that ranks see without a copy, by name."""
+    drawn: DrawnValues | None = None
+    """The beginnings of the names that were asked for with `draw`, before and after it."""
 
     def __getitem__(self, rank: int) -> RankResult:
         """Return everything about one rank; KeyError if it took no part."""

@@ -23,15 +23,15 @@ from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.results import CellResult, RankValues
+from nbparallel.session.results import CellResult, DrawnValues, RankValues
 from nbparallel.session.session_lock import SessionLock
-from nbparallel.session.tasks.cell import CellOptions, check_cell, select_ranks
+from nbparallel.session.tasks.cell import CellOptions, check_cell, check_drawn, select_ranks, split_names
 from nbparallel.session.tasks.cell_queue import CellQueue
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
-from nbparallel.session.tasks.value_tasks import all_values, call_task, pull_task, push_task
+from nbparallel.session.tasks.value_tasks import all_values, call_task, draw_task, pull_task, push_task
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ class Session:
         show_values: bool = True,
         seed: int | None = None,
         on_error: str = "stop",
+        draw: str | Iterable[str] = (),
     ) -> CellResult:
         """Run a cell's source on the ranks and wait for all of them.
 
@@ -212,6 +213,8 @@ class Session:
             Reseed every rank's random streams first; torch's too, if it is imported there.
         on_error : {"stop", "continue"}
             When a rank fails: stop the others, or let them run to their end unless they wait for it.
+        draw : str or collection of str
+            Names whose beginnings ``.drawn`` of the result has, before and after the cell.
 
         Returns
         -------
@@ -232,7 +235,7 @@ class Session:
         options = CellOptions(
             namespace=namespace, share=share, timeout=timeout, sink=sink, execution_count=execution_count,
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
-            on_error=on_error,
+            on_error=on_error, draw=draw,
         )  # fmt: skip
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)
@@ -291,6 +294,12 @@ class Session:
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
         return all_values(self.perform(pull_task(name)), name)
+
+    def draw(self, names: str | Iterable[str]) -> DrawnValues:
+        """Return the beginnings of variables of all ranks; `nbparallel_widgets.draw.DrawnView` shows them."""
+        wanted = split_names(names)
+        check_drawn(wanted)
+        return self.perform(draw_task(wanted)).drawn or DrawnValues(wanted, {})
 
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""

@@ -1,11 +1,15 @@
-"""Reports of processes: a rank's variables (never their values), and the supervisor's segments."""
+"""Reports of processes: a rank's variables and the messages that it has left, the supervisor's segments.
+
+Of the values of variables only `DrawnNames` has any: the beginnings of those that are to be drawn.
+"""
 
 from __future__ import annotations
 
 import enum
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 
 class Origin(enum.StrEnum):
@@ -62,6 +66,94 @@ class NamespaceReport:
     """How many more there are."""
     problem: str = ""
     """Why there are none."""
+
+
+Number: TypeAlias = bool | int | float | complex | str
+"""An element of an array as plain Python; what is no number is its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownBlock:
+    """What stands together in a picture: an array, a number, or an element of a list."""
+
+    rows: tuple[tuple[Number, ...], ...] = ()
+    """Its first elements; several rows if it has two or more axes."""
+    count: int = 0
+    """How many elements it has."""
+    form: str = ""
+    """Of an array: shape and dtype."""
+    word: str = ""
+    """What stands for something that is no number and no array."""
+    rank: int = -1
+    """Of a part of a shared array: whose part it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownValue:
+    """The beginning of a variable's value on one rank."""
+
+    blocks: tuple[ShownBlock, ...]
+    """One, or one for each element of a list."""
+    left_out: int = 0
+    """Further elements of a list."""
+    numbers: tuple[Number, ...] = field(default=(), repr=False)
+    """More of its elements than are shown, to find out which rank has which."""
+    complete: bool = True
+    """Whether these are all."""
+    segment: int = 0
+    """Of an array in shared memory: the segment's id; 0: it is private."""
+    start: int = 0
+    """First byte in the segment that it touches."""
+    stop: int = 0
+    """One past the last one."""
+    parts: tuple[ShownBlock, ...] = ()
+    """Of an array in shared memory: the part of each rank, as `dist.shard` divides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnNames:
+    """Variables of one rank before and after a cell; a name that is not defined has None."""
+
+    before: tuple[ShownValue | None, ...]
+    """By the names that were asked for; empty if only the values of now were."""
+    after: tuple[ShownValue | None, ...]
+    """Likewise."""
+    before_ns: int
+    """When that was, by `time.monotonic_ns`."""
+    after_ns: int
+    """Likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """A message that was sent, or several alike."""
+
+    source: int
+    """The rank that sent it."""
+    destination: int
+    """The rank that is to receive it."""
+    tag: int
+    """As passed to `send`."""
+    line: int
+    """Of the sender's cell; 0: unknown."""
+    in_group: bool
+    """Whether it was sent in a group."""
+    cell: str = ""
+    """The earlier cell that sent it; empty: the one that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReport:
+    """What one rank knows when it ends a task of messages that were not received in their cell."""
+
+    destinations: tuple[int, ...]
+    """Ranks that have not received everything that this one sent."""
+    queued: tuple[tuple[SentMessage, int], ...]
+    """What this rank has taken out of its rings and not received, and how many of each."""
+    late: tuple[tuple[SentMessage, int], ...]
+    """What it has received of earlier cells, likewise."""
+    label: str = ""
+    """What messages call the file of the lines; empty: the cell's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from nbparallel.wire.identity import Process
+from nbparallel.wire.inspection import DrawnNames, MessageReport
 from nbparallel.wire.timeline import RankTimeline
 
 DESCRIPTORS_CLOSED = 93
@@ -116,6 +117,8 @@ class CellTask(Task):
     """Whether a rank's failure only concerns the ranks that wait for it."""
     uses: Any
     """`NameUses`, or None."""
+    draw: tuple[str, ...] = ()
+    """Names of which the beginning is reported, before and after the cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,14 @@ class NamesTask(Task):
 
 
 @dataclass(frozen=True, slots=True)
+class DrawTask(Task):
+    """Give the beginning of what variables hold."""
+
+    draw: tuple[str, ...]
+    """Their names."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankSegment(Message):
     """A segment that a rank made and has in use."""
 
@@ -198,38 +209,6 @@ class RankMemory(Message):
     """Their bytes."""
     pooled_nbytes: int = 0
     """Bytes that it keeps for reuse."""
-
-
-@dataclass(frozen=True, slots=True)
-class SentMessage(Message):
-    """A message that was sent, or several alike."""
-
-    source: int
-    """The rank that sent it."""
-    destination: int
-    """The rank that is to receive it."""
-    tag: int
-    """As passed to `send`."""
-    line: int
-    """Of the sender's cell; 0: unknown."""
-    in_group: bool
-    """Whether it was sent in a group."""
-    cell: str = ""
-    """The earlier cell that sent it; empty: the one that runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageReport(Message):
-    """What one rank knows when it ends a task of messages that were not received in their cell."""
-
-    destinations: tuple[int, ...]
-    """Ranks that have not received everything that this one sent."""
-    queued: tuple[tuple[SentMessage, int], ...]
-    """What this rank has taken out of its rings and not received, and how many of each."""
-    late: tuple[tuple[SentMessage, int], ...]
-    """What it has received of earlier cells, likewise."""
-    label: str = ""
-    """What messages call the file of the lines; empty: the cell's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +265,8 @@ class Outcome(Message):
     """When statements and operations of a cell, a call or a script began and ended."""
     messages: MessageReport | None = None
     """None if all were received in their cell, as far as this rank knows."""
+    drawn: DrawnNames | None = None
+    """Of the names in `draw`; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from nbparallel.session.monitoring.timeline import (
 from nbparallel.text.escaping import escape_html
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
+from nbparallel_widgets.palette import BLUE, GREEN, GREY, VERMILLION
 from nbparallel_widgets.times import ticks
 
-COLOURS = {COMPUTING: "#0072B2", WAITING: "#D55E00", MOVING: "#009E73", UNKNOWN: "#808080"}
+COLOURS = {COMPUTING: BLUE, WAITING: VERMILLION, MOVING: GREEN, UNKNOWN: GREY}
 HEIGHTS = {COMPUTING: 20.0, WAITING: 6.0, MOVING: 13.0, UNKNOWN: 3.0}
 WIDTH, LEFT, RIGHT = 860, 64, 24
 ROW, GAP, TOP, BOTTOM = 20, 14, 34, 42

@@ -20,7 +20,7 @@ from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.work import Work
 from nbparallel.errors import NbParallelError, rank_list
 from nbparallel.wire.control import Operation
-from nbparallel.wire.messages import SentMessage
+from nbparallel.wire.inspection import SentMessage
 
 Counts = tuple[tuple[SentMessage, int], ...]
 """Messages, and how many there are of each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import numbers
 import warnings
 from collections.abc import Iterable, MutableMapping
@@ -60,6 +61,20 @@ def check_source(source: str, *, line_offset: int = 0, execution_count: int | No
         raise error.with_traceback(None) from None
 
 
+def split_names(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Return names as a tuple: they can be one string, as in ``"a,b"``."""
+    return tuple(names.replace(",", " ").split() if isinstance(names, str) else names)
+
+
+def check_drawn(names: tuple[str, ...]) -> None:
+    """Check names whose values are to be drawn; raises TypeError or ValueError."""
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"draw holds the names of variables, as in ['a', 'b'], not {names!r}")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"draw={name!r} is no variable's name: assign what is to be drawn to one")
+
+
 @dataclass(frozen=True, slots=True)
 class CellOptions:
     """The keyword arguments of `Session.run`, which describes them; `ranks` excepted."""
@@ -74,11 +89,12 @@ class CellOptions:
     show_values: bool = True
     seed: int | None = None
     on_error: str = "stop"
+    draw: str | Iterable[str] = ()
 
     def __post_init__(self) -> None:
-        """Split the names of `share`, which can be one string, as after the magic's flag."""
-        names = self.share.replace(",", " ").split() if isinstance(self.share, str) else self.share
-        object.__setattr__(self, "share", tuple(names))
+        """Split the names of `share` and `draw`, which can be one string, as after the magic's flag."""
+        object.__setattr__(self, "share", split_names(self.share))
+        object.__setattr__(self, "draw", split_names(self.draw))
 
     @property
     def go_on(self) -> bool:
@@ -95,6 +111,7 @@ def check_cell(cell: str, options: CellOptions) -> None:
     _check_numbers(options.timeout, options.seed)
     if not all(isinstance(name, str) for name in options.share):
         raise TypeError(f"share holds the names of arrays, as in ['a', 'b'], not {options.share!r}")
+    check_drawn(tuple(options.draw))
     if options.namespace is None and options.share:
         raise UnknownNameError(
             f"share={options.share!r} names arrays of namespace, and none was passed: add "

@@ -18,13 +18,8 @@ from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import RECORD, RECORD_ALIGN
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.messages import (
-    CellTask,
-    MessageReport,
-    MessageSettlement,
-    ScriptTask,
-    SentMessage,
-)
+from nbparallel.wire.inspection import MessageReport, SentMessage
+from nbparallel.wire.messages import CellTask, MessageSettlement, ScriptTask
 
 MOST_LISTED = 4
 """Pairs of ranks that a line lists."""

@@ -120,6 +120,7 @@ class TaskDispatcher:
                 show_values=options.show_values,
                 go_on=options.go_on,
                 uses=None if preparation is None else preparation.uses,
+                draw=tuple(options.draw),
             )
 
         return TaskRequest(number, ranks, make, options, preparation, None, notes, None, started)

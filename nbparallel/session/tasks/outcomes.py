@@ -21,12 +21,19 @@ from nbparallel.errors import (
 )
 from nbparallel.session.processes.rank_exit import RankExit, describe_exit
 from nbparallel.session.processes.rank_handle import RankHandle
-from nbparallel.session.results import CellRecord, CellResult, RankResult, RankValues, RemoteValue
+from nbparallel.session.results import (
+    CellRecord,
+    CellResult,
+    DrawnValues,
+    RankResult,
+    RankValues,
+    RemoteValue,
+)
 from nbparallel.session.tasks import parallel_error
 from nbparallel.session.tasks.cell_times import times_now
 from nbparallel.session.tasks.task_run import TaskRun
 from nbparallel.wire.control import ControlView, State
-from nbparallel.wire.messages import Cause, CellTask, Outcome, RankFailure
+from nbparallel.wire.messages import Cause, CellTask, DrawTask, Outcome, RankFailure
 from nbparallel.wire.system import PAUSE_SECONDS
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
@@ -77,7 +84,22 @@ def result_of(run: TaskRun, values: Mapping[int, Any]) -> CellResult:
         )
     names = run.request.preparation
     copied, shared = ({}, {}) if names is None else (names.copied_nbytes, names.shared_nbytes)
-    return CellResult(RankValues(values), ranks, seconds, tuple(run.request.notes), copied, shared)
+    notes = tuple(run.request.notes)
+    return CellResult(RankValues(values), ranks, seconds, notes, copied, shared, _drawn(run))
+
+
+def _drawn(run: TaskRun) -> DrawnValues | None:
+    """Return the beginnings of the variables that the task was asked for."""
+    task = run.task
+    names = task.draw if isinstance(task, CellTask | DrawTask) else ()
+    if not names:
+        return None
+    return DrawnValues(
+        names=names,
+        ranks={rank: end.drawn for rank, end in sorted(run.outcomes.items()) if end.drawn is not None},
+        died={rank: describe_exit(end) for rank, end in run.deaths.items()},
+        number=task.execution_count if isinstance(task, CellTask) else 0,
+    )
 
 
 def _value(handle: RankHandle, outcome: Outcome, loads: Callable[[Any], Any]) -> Any:

@@ -14,7 +14,7 @@ from nbparallel.session.names.encoding import cell_sources, dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, RankValues, RemoteValue
 from nbparallel.session.tasks.task_run import TaskFactory
-from nbparallel.wire.messages import CallTask, PullTask, PushTask, Task
+from nbparallel.wire.messages import CallTask, DrawTask, PullTask, PushTask, Task
 
 
 def call_task(function: Callable[..., Any], args: tuple[Any, ...]) -> TaskFactory:
@@ -32,6 +32,11 @@ def call_task(function: Callable[..., Any], args: tuple[Any, ...]) -> TaskFactor
 def pull_task(name: str) -> TaskFactory:
     """Return what makes the task of `Session.pull`."""
     return lambda _, number, ranks: (PullTask(number, ranks, (), True, None, name), None)
+
+
+def draw_task(names: tuple[str, ...]) -> TaskFactory:
+    """Return what makes the task of `Session.draw`."""
+    return lambda _, number, ranks: (DrawTask(number, ranks, (), False, None, names), None)
 
 
 def push_task(values: Mapping[str, Any]) -> TaskFactory:

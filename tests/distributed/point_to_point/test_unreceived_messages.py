@@ -17,7 +17,8 @@ from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
 from nbparallel.sharing.store import Store
 from nbparallel.testing.ranks import context_of
 from nbparallel.wire import control
-from nbparallel.wire.messages import MessageReport, MessageSettlement, SentMessage
+from nbparallel.wire.inspection import MessageReport, SentMessage
+from nbparallel.wire.messages import MessageSettlement
 
 
 @pytest.mark.slow

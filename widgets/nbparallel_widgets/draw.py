@@ -1,0 +1,316 @@
+"""What ranks hold as a picture: one SVG element, without scripts, style sheets and ids.
+
+One row a rank, before on the left and after on the right.  A number that exactly one rank had before keeps
+that rank's colour, wherever it is after the cell; a new one is outlined grey.  So one sees how an operation
+moves data, and that a reduction makes new numbers.  Text and lines take the colour of the text around
+them, so dark themes need nothing; text on a rank's colour is black or white (`palette`).
+
+The picture is no wider than a narrow page can show: numbers are wrapped, not shrunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from nbparallel.session.results import DrawnValues
+from nbparallel.text.escaping import escape_html
+from nbparallel.wire.inspection import Number, ShownBlock
+from nbparallel_widgets import draw_text
+from nbparallel_widgets.draw_text import NEW, SEVERAL, DrawnRow, NumberOrigins
+from nbparallel_widgets.palette import GREY, colour_of, dashes, text_on
+
+SIZE, SMALL = 13, 12
+"""Of letters, in pixels."""
+CELL, GAP, LEFT, ARROW = 22, 8, 66, 34
+"""Height of a number; space between rows; where values begin; space between before and after."""
+SIDE = 208
+"""The widest that a value becomes before it is wrapped: eight numbers of two digits."""
+LEAST_WIDTH = 330
+LINES = 4
+"""Lines into which an array of one axis is wrapped, at most."""
+
+Markup = Callable[[float, float], Iterator[str]]
+
+
+def text_width(text: str, size: float = SIZE, *, bold: bool = False) -> float:
+    """Return about how wide text in a sans-serif font is: rather too wide, as fonts differ."""
+    narrow = sum(letter in " .,;:'|()[]fijlrtI" for letter in text)
+    return (0.6 + 0.05 * bold) * size * (len(text) - narrow) + 0.38 * size * narrow
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Something to draw, of known size."""
+
+    width: float
+    """In pixels."""
+    height: float
+    """Likewise."""
+    markup: Markup
+    """``markup(x, y)`` yields its elements, with the upper left corner there."""
+    own_line: bool = False
+    """Whether a line ends before it."""
+
+
+def svg(drawn: DrawnValues) -> str:
+    """Return the picture."""
+    now = draw_text.is_now(drawn)
+    groups = [(name, draw_text.rows(drawn, index)) for index, name in enumerate(drawn.names)]
+    origins = [NumberOrigins(drawn, index) for index in range(len(groups))]
+    drawings = [
+        [_row(row, _cell_width(rows), origin, now) for row in rows]
+        for (_, rows), origin in zip(groups, origins, strict=True)
+    ]
+    first = 0.0 if now else max((before.width for rows in drawings for before, _ in rows), default=0)
+    second = max((after.width for rows in drawings for _, after in rows), default=0)
+    right = LEFT if now else LEFT + max(first, text_width("before", SMALL)) + ARROW
+    width = max(right + second, LEAST_WIDTH)
+    parts: list[str] = []
+    y = 0.0
+    if not now:
+        parts += [*_words("before", SMALL).markup(LEFT, y), *_words("after", SMALL).markup(right, y)]
+        y += 20
+    for (name, rows), pieces in zip(groups, drawings, strict=True):
+        parts += _name(name, rows, y)
+        y += 22
+        for row, (before, after) in zip(rows, pieces, strict=True):
+            parts += _who(row.rank).markup(0, y)
+            if not now and not row.died:
+                parts += before.markup(LEFT, y)
+                parts += _arrow(right - ARROW, y)
+            parts += after.markup(right if not row.died else LEFT, y)
+            y += max(before.height, after.height) + GAP
+        y += GAP
+    legend = _flow(list(_legend(drawn, [rows for _, rows in groups], origins, now)), width, gap=16, space=0)
+    parts += legend.markup(0, y)
+    height = y + legend.height + 2
+    about, title = escape_html(" ".join(draw_text.sentences(drawn))), escape_html(draw_text.title(drawn))
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{title}" '
+        f'viewBox="-1 -1 {width + 2:.0f} {height + 2:.0f}" width="{width + 2:.0f}" '
+        'style="max-width:100%;height:auto" '
+        f'fill="currentColor" font-family="sans-serif" font-size="{SIZE}">'
+        f"<title>{title}</title><desc>{about}</desc>"
+    )
+    return "".join([head, *parts, "</svg>"])
+
+
+def _cell_width(rows: Sequence[DrawnRow]) -> float:
+    """Return how wide the numbers of a name are drawn: all alike."""
+    blocks = [block for row in rows for block in (*(row.before or ()), *(row.after or ()))]
+    texts = {draw_text.number_text(number) for block in blocks for line in block.rows for number in line}
+    return max((text_width(text) for text in texts), default=0) + 10 if texts else CELL
+
+
+def _row(row: DrawnRow, cell: float, origins: NumberOrigins, now: bool) -> tuple[Piece, Piece]:
+    cell = max(cell, CELL + 2)
+    if row.died:
+        return _words(""), _words(row.died, italic=True)
+    before = _value(row.before, row.left_out[0], cell, lambda number: origins.of(number, before=True))
+    return before, _value(row.after, row.left_out[1], cell, lambda number: origins.of(number, before=now))
+
+
+def _value(
+    blocks: Sequence[ShownBlock] | None, left_out: int, cell: float, origin: Callable[[Number], int]
+) -> Piece:
+    if blocks is None:
+        return _words(draw_text.NOT_DEFINED, italic=True)
+    pieces = [_block(block, cell, origin) for block in blocks]
+    if left_out:
+        pieces.append(_words(f"… {left_out:,} more", SMALL))
+    flow = _flow(pieces, SIDE + 2, gap=6)
+    return flow if blocks[0].rank < 0 else _framed(flow)
+
+
+def _block(block: ShownBlock, cell: float, origin: Callable[[Number], int]) -> Piece:
+    if word := draw_text.word_of(block):
+        piece = _words(word, italic=True)
+        return piece if block.rank < 0 else _marked(piece, block.rank, 0)
+    most = max(1, int(SIDE // cell))
+    if len(block.rows) == 1:
+        row = block.rows[0]
+        length = len(row) if len(row) <= most else min(most, 8)
+        lines = [row[i : i + length] for i in range(0, len(row), length)][:LINES]
+        grids = [_grid([line], cell, origin) for line in lines]
+    else:
+        lines = [row[:most] for row in block.rows]
+        grids = [_grid(lines, cell, origin)]
+    more = draw_text.left_out_of(block, lines)
+    pieces = [Piece(grid.width, grid.height, grid.markup, own_line=True) for grid in grids]
+    if more and block.rank < 0:
+        pieces.append(_words(f"… {more:,} more", SMALL))
+    piece = _flow(pieces, SIDE + 2, gap=6, space=3)
+    return piece if block.rank < 0 else _marked(piece, block.rank, more)
+
+
+def _grid(rows: Sequence[Sequence[Number]], cell: float, origin: Callable[[Number], int]) -> Piece:
+    def markup(x: float, y: float) -> Iterator[str]:
+        for i, row in enumerate(rows):
+            for j, number in enumerate(row):
+                yield from _number(number, origin(number), x + j * cell, y + i * CELL, cell)
+
+    return Piece(max(map(len, rows)) * cell, len(rows) * CELL, markup)
+
+
+def _number(number: Number, origin: int, x: float, y: float, width: float) -> Iterator[str]:
+    text = escape_html(draw_text.number_text(number))
+    place = f'x="{x + 1:.1f}" y="{y + 1:.1f}" width="{width - 2:.1f}" height="{CELL - 2}" rx="2"'
+    colour = ""
+    if origin >= 0:
+        about = f"{text}: rank {origin}"
+        colour = f' fill="{text_on(colour_of(origin))}"'
+        yield f"<g><title>{about}</title><rect {place} {_paint(origin)}/>"
+    elif origin == NEW:
+        yield f'<g><title>{text}: new</title><rect {place} fill="none" stroke="{GREY}" stroke-width="1.5"/>'
+    else:
+        yield f'<g><title>{text}: on several ranks</title><rect {place} fill-opacity="0.12"/>'
+    middle = f'x="{x + width / 2:.1f}" y="{y + CELL - 6.5:.1f}"'
+    yield f'<text {middle} text-anchor="middle"{colour}>{text}</text></g>'
+
+
+def _paint(rank: int) -> str:
+    dashed = dashes(rank)
+    stroke = f' stroke="currentColor" stroke-width="2" stroke-dasharray="{dashed}"' if dashed else ""
+    return f'fill="{colour_of(rank)}"{stroke}'
+
+
+def _words(text: str, size: int = SIZE, *, italic: bool = False, bold: bool = False) -> Piece:
+    style = ' font-style="italic"' * italic + ' font-weight="bold"' * bold
+    style += f' font-size="{size}"' * (size != SIZE)
+
+    def markup(x: float, y: float) -> Iterator[str]:
+        if text:
+            yield f'<text x="{x:.1f}" y="{y + CELL - 6.5:.1f}"{style}>{escape_html(text)}</text>'
+
+    return Piece(text_width(text, size, bold=bold) if text else 0, CELL, markup)
+
+
+def _who(rank: int) -> Piece:
+    """Return the label of a row: the rank in its colour."""
+    if rank < 0:
+        return _words("shared")
+    text = f"rank {rank}"
+    width = max(48, text_width(text, SMALL) + 10)
+
+    def markup(x: float, y: float) -> Iterator[str]:
+        yield (
+            f'<rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{width:.1f}" height="{CELL - 2}" rx="2" '
+            f'{_paint(rank)}/><text x="{x + 1 + width / 2:.1f}" y="{y + CELL - 7:.1f}" text-anchor="middle" '
+            f'font-size="{SMALL}" fill="{text_on(colour_of(rank))}">{text}</text>'
+        )
+
+    return Piece(width + 2, CELL, markup)
+
+
+def _marked(piece: Piece, rank: int, more: int) -> Piece:
+    """Return a part of a shared array, with its rank below it."""
+    words = _words(f"rank {rank}" + (f" … {more:,} more" if more else ""), SMALL)
+    width = max(piece.width, words.width + 2)
+
+    def markup(x: float, y: float) -> Iterator[str]:
+        yield from piece.markup(x, y)
+        yield (
+            f'<rect x="{x + 1:.1f}" y="{y + piece.height + 1:.1f}" width="{width - 2:.1f}" height="4" '
+            f"{_paint(rank)}/>"
+        )
+        yield from words.markup(x + 1, y + piece.height + 4)
+
+    return Piece(width, piece.height + CELL + 4, markup)
+
+
+def _framed(piece: Piece) -> Piece:
+    def markup(x: float, y: float) -> Iterator[str]:
+        size = f'width="{piece.width + 10:.1f}" height="{piece.height + 10:.1f}"'
+        yield f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="3" fill="none" stroke="currentColor"/>'
+        yield from piece.markup(x + 5, y + 5)
+
+    return Piece(piece.width + 10, piece.height + 10, markup)
+
+
+def _flow(pieces: Sequence[Piece], most: float, *, gap: float, space: float = 6) -> Piece:
+    """Return pieces in lines that are not wider than `most`, unless one is."""
+    places: list[tuple[Piece, float, float]] = []
+    x = y = line = widest = 0.0
+    for piece in pieces:
+        if places and (piece.own_line or x + piece.width > most):
+            x, y, line = 0.0, y + line + space, 0.0
+        places.append((piece, x, y))
+        line, widest = max(line, piece.height), max(widest, x + piece.width)
+        x += piece.width + gap
+
+    def markup(left: float, top: float) -> Iterator[str]:
+        for piece, x, y in places:
+            yield from piece.markup(left + x, top + y)
+
+    return Piece(widest, y + line, markup)
+
+
+def _arrow(x: float, y: float) -> Iterator[str]:
+    middle = y + CELL / 2
+    yield (
+        f'<path d="M{x + 8:.1f} {middle}h{ARROW - 18}m-5 -4l5 4l-5 4" fill="none" stroke="currentColor" '
+        'stroke-width="1.5"/>'
+    )
+
+
+def _name(name: str, rows: Sequence[DrawnRow], y: float) -> Iterator[str]:
+    """Yield the line above the rows of a name, with the form of its arrays if that is one."""
+    shown = [row.after or row.before or () for row in rows if not row.died]
+    forms = {blocks[0].form for blocks in shown if len(blocks) == 1 and blocks[0].rank < 0}
+    bold = _words(name, bold=True)
+    yield from bold.markup(0, y)
+    if len(forms) == 1 and all(len(blocks) == 1 for blocks in shown) and (form := forms.pop()):
+        yield from _words(form, SMALL).markup(bold.width + 8, y)
+
+
+def _legend(
+    drawn: DrawnValues, groups: Sequence[Sequence[DrawnRow]], origins: Sequence[NumberOrigins], now: bool
+) -> Iterator[Piece]:
+    found = {
+        known.of(number, before=now or side is row.before)
+        for rows, known in zip(groups, origins, strict=True)
+        for row in rows
+        for side in (row.before, row.after)
+        for block in side or ()
+        for line in block.rows
+        for number in line
+    }
+    is_on = "is" if now else "was"
+    if any(origin >= 0 for origin in found):
+        yield _words(f"in a rank's colour: {is_on} only on that rank", SMALL)
+    if SEVERAL in found:
+        yield _sample(SEVERAL, f"{is_on} on several ranks")
+    if NEW in found:
+        yield _sample(NEW, "new")
+    if any(row.rank < 0 for rows in groups for row in rows):
+        yield _words("shared: one array; parts as dist.shard divides it", SMALL)
+    if text := draw_text.foot(drawn):
+        yield _words(text, SMALL)
+
+
+def _sample(origin: int, text: str) -> Piece:
+    words = _words(text, SMALL)
+
+    def markup(x: float, y: float) -> Iterator[str]:
+        look = f'fill="none" stroke="{GREY}" stroke-width="1.5"' if origin == NEW else 'fill-opacity="0.12"'
+        yield f'<rect x="{x + 1:.1f}" y="{y + 4:.1f}" width="18" height="14" rx="2" {look}/>'
+        yield from words.markup(x + 25, y)
+
+    return Piece(words.width + 25, CELL, markup)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnView:
+    """What ranks hold, as a notebook shows it: a picture, which a table in letters repeats."""
+
+    drawn: DrawnValues
+    """From ``Session.run(…, draw="x")`` (``.drawn`` of the result), or from `Session.draw`."""
+
+    def __repr__(self) -> str:
+        return draw_text.table(self.drawn).text()
+
+    def _repr_html_(self) -> str:
+        # The table repeats it where a page is cleaned of pictures (GitHub, an untrusted notebook).
+        table = draw_text.table(self.drawn).html()
+        return f"<div>{svg(self.drawn)}</div><details><summary>as a table</summary>{table}</details>"

@@ -1,0 +1,48 @@
+"""Colours of pictures: Okabe and Ito's, which people with any kind of colour blindness tell apart.
+
+https://jfly.uni-koeln.de/color/ has them.  Text on each, black or white, has a contrast of at least 4.5:1
+(`contrast`, as WCAG 2 defines it).
+"""
+
+from __future__ import annotations
+
+BLUE, VERMILLION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#808080"
+RANKS = (BLUE, "#E69F00", GREEN, "#CC79A7", "#56B4E9", VERMILLION, "#F0E442")
+"""Colours of ranks; with more ranks they begin again (`dashes`)."""
+_DASHES = ("", "3 2", "1 2")
+
+
+def colour_of(rank: int) -> str:
+    """Return the colour of a rank."""
+    return RANKS[rank % len(RANKS)]
+
+
+def dashes(rank: int) -> str:
+    """Return how the outline of a rank's boxes is dashed: it tells ranks of one colour apart; empty: none."""
+    return _DASHES[min(rank // len(RANKS), len(_DASHES) - 1)]
+
+
+def text_on(colour: str) -> str:
+    """Return the colour in which text on `colour` is read best.
+
+    >>> text_on("#0072B2"), text_on("#E69F00")
+    ('#fff', '#000')
+    """
+    return max("#000", "#fff", key=lambda text: contrast(colour, text))
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours, from 1 to 21.
+
+    >>> round(contrast("#fff", "#000000"))
+    21
+    """
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
