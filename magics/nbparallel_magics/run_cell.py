@@ -19,6 +19,7 @@ from nbparallel_magics.background import (
 )
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import drawn
 
@@ -168,7 +169,7 @@ def _submit(
         cell = BackgroundCell(pending, wanted["execution_count"], request.options.out)
         note_failure(cell, wanted["sink"])
         if request.options.draw:
-            pending.add_done_callback(drawn.when_ended(state))
+            pending.add_done_callback(drawn.when_ended(publisher_for(state.shell, state.notebook)))
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell

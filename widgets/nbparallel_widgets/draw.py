@@ -40,7 +40,7 @@ def text_width(text: str, size: float = SIZE, *, bold: bool = False) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Drawing:
     """Something to draw, of known size."""
 
     width: float
@@ -103,7 +103,7 @@ def _cell_width(rows: Sequence[DrawnRow]) -> float:
     return max((text_width(text) for text in texts), default=0) + 10 if texts else CELL
 
 
-def _row(row: DrawnRow, cell: float, origins: NumberOrigins, now: bool) -> tuple[Piece, Piece]:
+def _row(row: DrawnRow, cell: float, origins: NumberOrigins, now: bool) -> tuple[Drawing, Drawing]:
     cell = max(cell, CELL + 2)
     if row.died:
         return _words(""), _words(row.died, italic=True)
@@ -113,7 +113,7 @@ def _row(row: DrawnRow, cell: float, origins: NumberOrigins, now: bool) -> tuple
 
 def _value(
     blocks: Sequence[ShownBlock] | None, left_out: int, cell: float, origin: Callable[[Number], int]
-) -> Piece:
+) -> Drawing:
     if blocks is None:
         return _words(draw_text.NOT_DEFINED, italic=True)
     pieces = [_block(block, cell, origin) for block in blocks]
@@ -123,7 +123,7 @@ def _value(
     return flow if blocks[0].rank < 0 else _framed(flow)
 
 
-def _block(block: ShownBlock, cell: float, origin: Callable[[Number], int]) -> Piece:
+def _block(block: ShownBlock, cell: float, origin: Callable[[Number], int]) -> Drawing:
     if word := draw_text.word_of(block):
         piece = _words(word, italic=True)
         return piece if block.rank < 0 else _marked(piece, block.rank, 0)
@@ -137,20 +137,20 @@ def _block(block: ShownBlock, cell: float, origin: Callable[[Number], int]) -> P
         lines = [row[:most] for row in block.rows]
         grids = [_grid(lines, cell, origin)]
     more = draw_text.left_out_of(block, lines)
-    pieces = [Piece(grid.width, grid.height, grid.markup, own_line=True) for grid in grids]
+    pieces = [Drawing(grid.width, grid.height, grid.markup, own_line=True) for grid in grids]
     if more and block.rank < 0:
         pieces.append(_words(f"… {more:,} more", SMALL))
     piece = _flow(pieces, SIDE + 2, gap=6, space=3)
     return piece if block.rank < 0 else _marked(piece, block.rank, more)
 
 
-def _grid(rows: Sequence[Sequence[Number]], cell: float, origin: Callable[[Number], int]) -> Piece:
+def _grid(rows: Sequence[Sequence[Number]], cell: float, origin: Callable[[Number], int]) -> Drawing:
     def markup(x: float, y: float) -> Iterator[str]:
         for i, row in enumerate(rows):
             for j, number in enumerate(row):
                 yield from _number(number, origin(number), x + j * cell, y + i * CELL, cell)
 
-    return Piece(max(map(len, rows)) * cell, len(rows) * CELL, markup)
+    return Drawing(max(map(len, rows)) * cell, len(rows) * CELL, markup)
 
 
 def _number(number: Number, origin: int, x: float, y: float, width: float) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _paint(rank: int) -> str:
     return f'fill="{colour_of(rank)}"{stroke}'
 
 
-def _words(text: str, size: int = SIZE, *, italic: bool = False, bold: bool = False) -> Piece:
+def _words(text: str, size: int = SIZE, *, italic: bool = False, bold: bool = False) -> Drawing:
     style = ' font-style="italic"' * italic + ' font-weight="bold"' * bold
     style += f' font-size="{size}"' * (size != SIZE)
 
@@ -183,10 +183,10 @@ def _words(text: str, size: int = SIZE, *, italic: bool = False, bold: bool = Fa
         if text:
             yield f'<text x="{x:.1f}" y="{y + CELL - 6.5:.1f}"{style}>{escape_html(text)}</text>'
 
-    return Piece(text_width(text, size, bold=bold) if text else 0, CELL, markup)
+    return Drawing(text_width(text, size, bold=bold) if text else 0, CELL, markup)
 
 
-def _who(rank: int) -> Piece:
+def _who(rank: int) -> Drawing:
     """Return the label of a row: the rank in its colour."""
     if rank < 0:
         return _words("shared")
@@ -200,10 +200,10 @@ def _who(rank: int) -> Piece:
             f'font-size="{SMALL}" fill="{text_on(colour_of(rank))}">{text}</text>'
         )
 
-    return Piece(width + 2, CELL, markup)
+    return Drawing(width + 2, CELL, markup)
 
 
-def _marked(piece: Piece, rank: int, more: int) -> Piece:
+def _marked(piece: Drawing, rank: int, more: int) -> Drawing:
     """Return a part of a shared array, with its rank below it."""
     words = _words(f"rank {rank}" + (f" … {more:,} more" if more else ""), SMALL)
     width = max(piece.width, words.width + 2)
@@ -216,21 +216,21 @@ def _marked(piece: Piece, rank: int, more: int) -> Piece:
         )
         yield from words.markup(x + 1, y + piece.height + 4)
 
-    return Piece(width, piece.height + CELL + 4, markup)
+    return Drawing(width, piece.height + CELL + 4, markup)
 
 
-def _framed(piece: Piece) -> Piece:
+def _framed(piece: Drawing) -> Drawing:
     def markup(x: float, y: float) -> Iterator[str]:
         size = f'width="{piece.width + 10:.1f}" height="{piece.height + 10:.1f}"'
         yield f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="3" fill="none" stroke="currentColor"/>'
         yield from piece.markup(x + 5, y + 5)
 
-    return Piece(piece.width + 10, piece.height + 10, markup)
+    return Drawing(piece.width + 10, piece.height + 10, markup)
 
 
-def _flow(pieces: Sequence[Piece], most: float, *, gap: float, space: float = 6) -> Piece:
+def _flow(pieces: Sequence[Drawing], most: float, *, gap: float, space: float = 6) -> Drawing:
     """Return pieces in lines that are not wider than `most`, unless one is."""
-    places: list[tuple[Piece, float, float]] = []
+    places: list[tuple[Drawing, float, float]] = []
     x = y = line = widest = 0.0
     for piece in pieces:
         if places and (piece.own_line or x + piece.width > most):
@@ -243,7 +243,7 @@ def _flow(pieces: Sequence[Piece], most: float, *, gap: float, space: float = 6)
         for piece, x, y in places:
             yield from piece.markup(left + x, top + y)
 
-    return Piece(widest, y + line, markup)
+    return Drawing(widest, y + line, markup)
 
 
 def _arrow(x: float, y: float) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _name(name: str, rows: Sequence[DrawnRow], y: float) -> Iterator[str]:
 
 def _legend(
     drawn: DrawnValues, groups: Sequence[Sequence[DrawnRow]], origins: Sequence[NumberOrigins], now: bool
-) -> Iterator[Piece]:
+) -> Iterator[Drawing]:
     found = {
         known.of(number, before=now or side is row.before)
         for rows, known in zip(groups, origins, strict=True)
@@ -278,7 +278,7 @@ def _legend(
     }
     is_on = "is" if now else "was"
     if any(origin >= 0 for origin in found):
-        yield _words(f"in a rank's colour: {is_on} only on that rank", SMALL)
+        yield _words(f"in a rank's colour: no other of these ranks {'has' if now else 'had'} it", SMALL)
     if SEVERAL in found:
         yield _sample(SEVERAL, f"{is_on} on several ranks")
     if NEW in found:
@@ -289,7 +289,7 @@ def _legend(
         yield _words(text, SMALL)
 
 
-def _sample(origin: int, text: str) -> Piece:
+def _sample(origin: int, text: str) -> Drawing:
     words = _words(text, SMALL)
 
     def markup(x: float, y: float) -> Iterator[str]:
@@ -297,7 +297,7 @@ def _sample(origin: int, text: str) -> Piece:
         yield f'<rect x="{x + 1:.1f}" y="{y + 4:.1f}" width="18" height="14" rx="2" {look}/>'
         yield from words.markup(x + 25, y)
 
-    return Piece(words.width + 25, CELL, markup)
+    return Drawing(words.width + 25, CELL, markup)
 
 
 @dataclass(frozen=True, slots=True)

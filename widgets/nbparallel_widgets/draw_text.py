@@ -1,4 +1,4 @@
-"""What ranks hold, in words: where numbers come from, a table, and sentences for those who cannot see it."""
+"""What ranks hold, in words: where numbers come from, a table, and sentences for screen readers."""
 
 from __future__ import annotations
 

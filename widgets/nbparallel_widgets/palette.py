@@ -1,4 +1,4 @@
-"""Colours of pictures: Okabe and Ito's, which people with any kind of colour blindness tell apart.
+"""Colours of pictures: Okabe and Ito's, which are distinct in any kind of colour blindness.
 
 https://jfly.uni-koeln.de/color/ has them.  Text on each, black or white, has a contrast of at least 4.5:1
 (`contrast`, as WCAG 2 defines it).

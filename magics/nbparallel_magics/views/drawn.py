@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
-from nbparallel_magics.output.publisher import publisher_for
-from nbparallel_magics.state import ExtensionState
+from nbparallel_magics.output.publisher import Publisher
 
 if TYPE_CHECKING:
     from nbparallel.session import PendingCell, Session
@@ -28,9 +27,8 @@ def show_of_error(error: BaseException) -> None:
     show(getattr(getattr(error, "result", None), "drawn", None))
 
 
-def when_ended(state: ExtensionState) -> Callable[[PendingCell], None]:
+def when_ended(publisher: Publisher) -> Callable[[PendingCell], None]:
     """Return what shows the picture of an ``--async`` cell below it, once that has ended."""
-    publisher = publisher_for(state.shell, state.notebook)
 
     def ended(pending: PendingCell) -> None:
         error = pending.exception()
