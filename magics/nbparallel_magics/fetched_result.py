@@ -8,8 +8,8 @@ from typing import Self
 
 from nbparallel.errors import rank_list
 from nbparallel.session import CellResult
+from nbparallel_magics.output import drawn
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.views import drawn
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)

@@ -16,9 +16,10 @@ from nbparallel_magics import background, flags
 from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.error_display import brief_errors, full_tracebacks
+from nbparallel_magics.output import drawn
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
-from nbparallel_magics.views import drawn, panel, sharing, strategy_benchmark, timeline
+from nbparallel_magics.views import panel, sharing, strategy_benchmark, timeline
 from nbparallel_magics.views.segments import SegmentsView
 from nbparallel_magics.views.status import StatusView
 from nbparallel_magics.views.who import WhoView

@@ -18,10 +18,10 @@ from nbparallel_magics.background import (
     wait_for_turn,
 )
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
+from nbparallel_magics.output import drawn
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
-from nbparallel_magics.views import drawn
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
