@@ -18,6 +18,18 @@ _ANY_FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _MAGIC = re.compile(r"^\s*[%!]|= *%|^.*\w\?$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`)*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 ERRORS = "docs/reference/errors"
+INTERNAL = {
+    "Work.begin",
+    "Work.drop",
+    "Work.fail",
+    "Work.finish",
+    "Group.word",
+    "Session.broker",
+    "Session.complete",
+    "Session.perform",
+    "Session.share_names",
+}
+"""Public members that programs do not need: the reference lists them with what they are for."""
 
 
 def plain_fences(text: str) -> str:
@@ -72,8 +84,15 @@ def _resolve(app: Any, _env: Any, node: Any, content: Any) -> Any:
     return content if node["reftype"] == "obj" else None
 
 
+def _skip(_app: Any, _kind: str, _name: str, member: Any, skip: bool, _options: Any) -> bool | None:
+    """Leave internal members out of the pages of their classes."""
+    function = getattr(member, "fget", None) or member
+    return True if getattr(function, "__qualname__", "") in INTERNAL else None
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Change pages when they are read, and names when pages are written."""
     app.connect("source-read", _read)
     app.connect("missing-reference", _resolve)
+    app.connect("autodoc-skip-member", _skip)
     return {"parallel_read_safe": True}
