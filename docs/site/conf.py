@@ -43,6 +43,7 @@ extensions = [
     "page_source",
     "magic_reference",
     "cell_lexer",
+    "name_examples",
 ]
 templates_path = [str(Path(__file__).parent / "templates")]  # autosummary looks in the source folder
 default_role = "autolink"  # `all_reduce` in a docstring is a link where it is a name of ours

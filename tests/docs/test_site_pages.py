@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel
 import nbparallel.distributed as dist
-from docs.site import page_source, sections
+from docs.site import name_examples, page_source, sections
 from docs.site.reference_entries import configuration_rows, magic_sections
 from nbparallel import errors
 from nbparallel_magics.configuration import NbParallel
@@ -126,6 +126,16 @@ def test_every_public_name_has_a_page() -> None:
     for name in page_source.INTERNAL:
         owner, _, member = name.partition(".")
         assert hasattr(getattr(dist, owner, None) or getattr(nbparallel, owner), member), name
+
+
+def test_every_public_name_has_an_example_that_runs() -> None:
+    """A cell of the page of examples uses each name; none of its cells is left out when examples run."""
+    page = name_examples.PAGE.read_text()
+    assert "exec=" not in page
+    elsewhere = {"register_sharing_strategy"}  # has a page of its own, whose cells run
+    names = {*nbparallel.__all__, "map", *dist.__all__} - FOR_SESSIONS - elsewhere
+    assert {name for name in names if not name_examples.example_of(name, page)} == set()
+    assert name_examples.example_of("send_nothing", page) == ""
 
 
 def test_every_error_has_cause_and_cure() -> None:
