@@ -9,11 +9,14 @@ from itertools import zip_longest
 
 from nbparallel.text.escaping import escape_html, visible
 
-_LEFT = ' style="text-align:left"'
-_LEFT_WHOLE = ' style="text-align:left;white-space:nowrap"'
+_LEFT = ' style="padding:.2em .6em;text-align:left"'
+_NUMBER = ' style="padding:.2em .6em;text-align:left;white-space:nowrap"'
+_SENTENCE = ' style="padding:.2em .6em;text-align:left;min-width:14em"'
 
 _LONGEST_NUMBER = 16
 """Characters of a number with its unit, or of a segment's id."""
+_SHORTEST_SENTENCE = 28
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,8 @@ class Table:
         title = escape_html(self.title)
         head = "".join(f'<th scope="col"{_LEFT}>{escape_html(name)}</th>' for name in self.head)
         rows = "".join(
-            f'<tr><th scope="row"{_whole(first)}>{_cell(first)}</th>'
-            + "".join(f"<td{_whole(cell)}>{_cell(cell)}</td>" for cell in rest)
+            f'<tr><th scope="row"{_style(first)}>{_cell(first)}</th>'
+            + "".join(f"<td{_style(cell)}>{_cell(cell)}</td>" for cell in rest)
             + "</tr>"
             for first, *rest in self.rows
         )
@@ -90,6 +93,9 @@ def _cell(text: str) -> str:
     return escape_html(text).replace("\n", "<br>")
 
 
-def _whole(text: str) -> str:
-    """Return the style of a cell: a number keeps its unit beside it."""
-    return _LEFT_WHOLE if text[:1].isdecimal() and len(text) <= _LONGEST_NUMBER else _LEFT
+def _style(text: str) -> str:
+    """Return the style of a cell: a number keeps its unit beside it, and a sentence is no column of words."""
+    longest = max(map(len, text.split("\n")))
+    if longest > _LONGEST_NUMBER:
+        return _SENTENCE if longest > _SHORTEST_SENTENCE else _LEFT
+    return _NUMBER if text[:1].isdecimal() else _LEFT

@@ -31,7 +31,13 @@ def test_html_escapes_and_can_be_read_aloud() -> None:
     assert "a &lt;title&gt;" in html
     assert "1 &amp; 2" in html
     assert "first<br>second" in html
-    assert '<td style="text-align:left;white-space:nowrap">1 &amp; 2</td>' in html, "a number keeps its unit"
+    assert '<td style="padding:.2em .6em;text-align:left;white-space:nowrap">1 &amp; 2</td>' in html, (
+        "a number keeps its unit"
+    )
+    assert (
+        '<td style="padding:.2em .6em;text-align:left;min-width:14em">'
+        in Table("t", ("a", "b"), [("x", "word " * 9)]).html()
+    )
     assert html.count('scope="col"') == 3
     assert html.count('scope="row"') == 2
     assert not re.search(r"color|background|src=|href=|<script|<style", html)

@@ -40,7 +40,7 @@ class SegmentsView(TableView):
                 _names([*record.names, *of_ranks.get(record.segment, ())]) or NO_NAME,
                 size_text(record.nbytes),
                 used_by(record),
-                "no rank" if record.read_only else "every rank" if record.writable else "its creator",
+                "no rank" if record.read_only else "every process" if record.writable else record.maker,
                 record.strategy or "?",
                 record.maker,
                 record.phase,

@@ -42,7 +42,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     assert rows["view, x, part (rank 1)"][1:] == [
         "1.0 MiB",
         "notebook, ranks 0-1",
-        "its creator",
+        "notebook",
         "file_descriptor",
         "notebook",
         "live",
@@ -52,7 +52,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     assert theirs[1:-1] == [
         "2.0 MiB",
         "rank 1",
-        "every rank",
+        "every process",
         "file_descriptor",
         "rank 1",
         "live",
