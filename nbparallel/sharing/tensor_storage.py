@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAPPED_FILES = "mmap"
 """Strategy of segments that are files which something else has made."""
 OURS = "_nbparallel_shared"
-"""Attribute of a storage that was made over shared memory; a copy of the storage lacks it."""
+"""Attribute of a storage that was made over shared memory: its bytes.  A copy of the storage lacks it."""
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -37,11 +37,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     torch = sys.modules["torch"]
     return (
         tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and not tensor.is_quantized
         and not tensor.is_nested
         and bool(torch._C._has_storage(tensor))
-        and not hasattr(tensor, "materialize")  # a lazy module's parameter, before the first batch
+        # a lazy module's parameter, before the first batch
+        and (type(tensor) in (torch.Tensor, torch.nn.Parameter) or not hasattr(tensor, "materialize"))
     )
 
 
@@ -83,7 +84,7 @@ def shared_storage(array: Root) -> torch.UntypedStorage:
     reference = weakref.ref(storage)
     storage.is_shared = _always
     storage.share_memory_ = reference
-    setattr(storage, OURS, True)
+    setattr(storage, OURS, array)
     return storage
 
 
@@ -113,16 +114,20 @@ def locate_tensor(tensor: torch.Tensor, store: LocatingStore) -> Location | None
     return store.location(whole[first:last] if tensor.numel() else whole[first:first])
 
 
-def find_shared(storage: torch.UntypedStorage, store: LocatingStore) -> Root | None:
+def find_shared(
+    storage: torch.UntypedStorage, store: LocatingStore, content: Root | None = None
+) -> Root | None:
     """Return the bytes of a storage in memory that every process may write, else None.
 
-    Memory that torch itself has shared becomes a segment of this process.
+    Memory that torch itself has shared becomes a segment of this process.  `content`: its bytes, if the
+    caller has them.
     """
+    ours: Root | None = storage.__dict__.get(OURS)
+    if ours is not None:
+        return ours if ours.nbytes else None
     if not storage.nbytes():
         return None
-    found = storage_bytes(storage)
-    if OURS in storage.__dict__:
-        return found
+    found = storage_bytes(storage) if content is None else content
     place = store.location(found)
     if place is not None:
         return found if place.writable and place.for_all else None

@@ -26,6 +26,9 @@ _ZEROS = memoryview(bytes(ALIGNMENT))
 class ArrayStore(Protocol):
     """The part of `nbparallel.sharing.Store` that objects on their way need."""
 
+    rights_changes: int
+    """Counts changes of rights and ids."""
+
     def join(self, parts: Sequence[memoryview]) -> np.ndarray[Any, Any]:
         """Return a new shared array of bytes: those of `parts`, one behind the other."""
 

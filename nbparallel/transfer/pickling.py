@@ -121,6 +121,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         kind = type(obj)
         if kind is np.ndarray:
             return self._reduce_array(obj)
+        if self.reducers is not None and (reduce := self.reducers.by_class.get(kind)) is not None:
+            return reduce(self, obj)
         if kind is types.FunctionType:
             return self._reduce_function(obj)
         if issubclass(kind, type):

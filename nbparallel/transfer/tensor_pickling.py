@@ -16,6 +16,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -77,7 +78,7 @@ class TensorReducers:
     def __init__(self) -> None:
         import torch
 
-        self._by_class: dict[type, Reducer] = {
+        self.by_class: dict[type, Reducer] = {  # the classes themselves
             torch.Tensor: _reduce_tensor,
             torch.nn.Parameter: _reduce_tensor,
             torch.UntypedStorage: _reduce_storage,
@@ -90,10 +91,7 @@ class TensorReducers:
         self._own_ways = [(name, getattr(module, name)) for name in _WAYS if hasattr(module, name)]
 
     def reduce(self, stream: TensorStream, obj: Any) -> Reduced:
-        """Return what an object is rebuilt from, if it is one of torch's."""
-        reduce = self._by_class.get(type(obj))
-        if reduce is not None:
-            return reduce(stream, obj)
+        """Return what an object of none of these classes is rebuilt from, if it is one of torch's."""
         return self._reduce_module(obj) if isinstance(obj, self._module_class) else NotImplemented
 
     def _reduce_module(self, module: Any) -> Reduced:
@@ -161,15 +159,29 @@ def _rebuild(
 def _reduce_storage(stream: TensorStream, storage: Any) -> Reduced:
     if storage.device.type != "cpu":
         return NotImplemented
-    shared = tensor_storage.find_shared(storage, stream.store)
+    known = storage.__dict__.get(_SENT)
+    if known is not None and known[0] == _sent_to(stream):
+        return stream.attach(known[1], known[2], definitions.attach_storage)
+    content = tensor_storage.storage_bytes(storage)
+    shared = tensor_storage.find_shared(storage, stream.store, content)
     if shared is not None:
         handle = stream.store.handle(shared, broker=stream.broker, writable=None)
         if handle is not None:
+            if stream.broker is not None and tensor_storage.OURS in storage.__dict__:
+                setattr(storage, _SENT, (_sent_to(stream), shared, handle))
             return stream.attach(shared, handle, definitions.attach_storage)
-    content = tensor_storage.storage_bytes(storage)
     if content.nbytes < LARGE:
         return _small_storage, (content.tobytes(),)
     return tensor_storage.private_storage, (pickle.PickleBuffer(content.data),)
+
+
+_SENT = "_nbparallel_sent"
+"""Attribute of a storage over shared memory that has been sent: `_sent_to`, its bytes and their handle."""
+
+
+def _sent_to(stream: TensorStream) -> tuple[Any, int]:
+    """Return what a handle is valid for: a session, and the rights that its processes have now."""
+    return stream.broker and weakref.ref(stream.broker), stream.store.rights_changes
 
 
 def _small_storage(content: bytes) -> Any:

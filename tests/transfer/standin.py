@@ -21,6 +21,8 @@ class Place:
 class StandinStore:
     """Just enough of `nbparallel.sharing.Store`."""
 
+    rights_changes = 0
+
     def __init__(self):
         self.roots = {}
         self.fds = {}
