@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 import nbparallel as nbp
-from nbparallel.sharing import current_store
+from nbparallel.sharing import Store, current_store
 from nbparallel.testing.waiting import wait_until
 from tests.tensors.optional import needs_torch, torch, torchs_threads
 
@@ -188,3 +188,27 @@ def test_ranks_hold_one_copy_of_a_state_dict(notebook):
     used = cell("state[3].add_(1)\nown_bytes() - before")
     assert all(3_900_000 < each < 24_000_000 for each in used), used
     assert float(names["state"][3].max()) <= 1
+
+
+def test_a_shared_module_goes_to_two_sessions_and_to_ranks_that_are_new(session, monkeypatch):
+    """Its handles are asked for once in each session, and again for other ranks: all write the same memory."""
+    asked = []
+    handle = Store.handle
+    monkeypatch.setattr(Store, "handle", lambda *args, **options: asked.append(1) or handle(*args, **options))
+    layer = nbp.share(torch.nn.Linear(1, 1, bias=False))
+    names = {"layer": layer}
+    add = "with torch.no_grad(): layer.weight += 1"
+    with torch.no_grad():
+        layer.weight.zero_()
+    with nbp.Session(1) as other:
+        other.run("import torch", namespace={})
+        for here in (session, session, other, session, other, other):
+            asked.clear()
+            here.run(add, namespace=names, ranks=[0])
+        assert not asked, "the session has the handle already"
+        assert layer.weight.item() == 6
+        other.restart()
+        other.run(f"import torch\n{add}", namespace=names)
+        assert layer.weight.item() == 7
+    names.clear()
+    session.run("pass", namespace=names)

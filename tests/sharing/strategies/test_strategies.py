@@ -172,6 +172,18 @@ def test_content_is_written_whole(strategy, nbytes):
     source.close()
 
 
+@pytest.mark.parametrize("lengths", [(4096, 0, 5000, 7), (1, 4095, 4096), (3, 10_000, 64), (0, 0)])
+def test_parts_of_a_content_follow_each_other(strategy, lengths):
+    """Several buffers are written one behind the other, wherever in a page one ends; zeros follow."""
+    parts = tuple(np.full(n, i + 1, np.uint8).data for i, n in enumerate(lengths))
+    source = strategy.create(sum(lengths) + 1, parts)
+    with mmap.mmap(source.fd, source.nbytes, prot=mmap.PROT_READ) as memory:
+        assert memory[: sum(lengths)] == b"".join(parts)
+        assert not any(memory[sum(lengths) :])
+    assert os.fstat(source.fd).st_blocks * 512 == source.nbytes
+    source.close()
+
+
 def test_only_sealed_memory_of_the_right_size_is_adopted(strategy, source, tmp_path):
     """A descriptor from elsewhere is checked; a refused one is closed."""
     bad = os.memfd_create("nbp-unsealed", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
