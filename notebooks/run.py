@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from base64 import b64decode
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,16 @@ class Runner(NotebookClient):
 
 
 def planned(cell: Any) -> str:
-    """Return the class that a cell raises on purpose; empty if it raises nothing."""
+    """Return the class that a cell raises on purpose; empty if it raises nothing.
+
+    Cells that need a module say which one (``nbparallel.needs``): without it they do nothing.
+    """
+    plan = cell.metadata.get("nbparallel", {})
     if "raises-exception" not in cell.metadata.get("tags", []):
         return ""
-    return str(cell.metadata.get("nbparallel", {}).get("raises", "an exception"))
+    if (needed := plan.get("needs")) and find_spec(needed) is None:
+        return ""
+    return str(plan.get("raises", "an exception"))
 
 
 def unplanned(cell: Any) -> str:

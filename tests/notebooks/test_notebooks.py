@@ -50,6 +50,7 @@ def demo(notebook: Path, pictures: Path, path: Path | None = None) -> Run:
         environment = {
             **os.environ,
             "TMPDIR": str(temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(pictures / "torch"),  # torch's own, made by torch.optim
             "PYTHONPATH": os.pathsep.join([*search, os.environ["PYTHONPATH"]]),
         }
         command = [sys.executable, str(ROOT / "notebooks/run.py"), str(copied), "--pictures", str(pictures)]
@@ -118,6 +119,19 @@ def test_the_first_notebook_shows_what_it_is_about(run_of: Callable[[Path], Run]
     assert "1 raised as planned" in text
     assert "CollectiveMismatchError" in text
     assert list(run.pictures.glob("*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(60)
+def test_the_notebook_on_torch_ends_well_without_torch(tmp_path: Path) -> None:
+    """It says in a line that torch is missing; its cells do nothing."""
+    hides = "import importlib.util as u\nfind = u.find_spec\n"
+    hides += "u.find_spec = lambda n: None if n == 'torch' else find(n)"
+    (tmp_path / "sitecustomize.py").write_text(hides)
+    run = demo(ROOT / "notebooks/10-torch.ipynb", tmp_path, tmp_path)
+    run.check()
+    assert "torch is not installed" in run.done.stdout
+    assert "raised as planned" not in run.done.stdout
 
 
 def _notebook(path: Path, *sources: str, raises: str = "") -> Path:
