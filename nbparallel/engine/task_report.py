@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -64,7 +65,10 @@ class TaskReport:
         if not (names := _names(self._task)):
             return None
         before, before_ns = self._before
-        return DrawnNames(before, _shown(self._state, names), before_ns, time.monotonic_ns())
+        after = _shown(self._state, names)
+        if before:  # then these say where numbers come from
+            after = tuple(value and replace(value, numbers=()) for value in after)
+        return DrawnNames(before, after, before_ns, time.monotonic_ns())
 
     def succeed(self, value: Any) -> None:
         """Record the task's value."""

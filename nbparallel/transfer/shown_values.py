@@ -16,7 +16,7 @@ import numpy as np
 
 from nbparallel.sharing.store import Store
 from nbparallel.tensors.bits import bits_name, shown_dtype
-from nbparallel.tensors.conversion import array_of, tensor_of
+from nbparallel.tensors.conversion import array_of, is_tensor, tensor_of
 from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import Number, ShownBlock, ShownValue
 
@@ -68,14 +68,21 @@ def _any_array(value: Any) -> AnyArray | None:
         masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
         # a subclass may misreport its shape, and a masked array hides numbers that its memory has
         return None if issubclass(cls, masked) else np.ndarray.view(value, np.ndarray)
-    torch = sys.modules.get("torch")
-    if torch is None or cls not in (torch.Tensor, torch.nn.Parameter):
+    if not _is_tensor(value):
         return None
     try:
         array: AnyArray = array_of(value)
     except TypeError:  # sparse, on another device …
         return None
     return array
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch itself: a subclass may run the user's code."""
+    if not is_tensor(value):
+        return False
+    torch = sys.modules["torch"]
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _shown_array(array: AnyArray, store: Store, parts: Parts) -> ShownValue:
@@ -152,6 +159,11 @@ def _word(value: Any, store: Store) -> str:
         return repr(_cut(value))
     if type(value) is int:
         return "a number of more than 64 bits"
+    if _is_tensor(value):
+        where = "" if value.device.type == "cpu" else f", on {value.device}"
+        form = "" if str(value.layout) == "torch.strided" else f", {value.layout}"
+        text = f"{type(value).__name__} {tuple(value.size())} {value.dtype}{form}{where}"
+        return text.replace("torch.", "")
     return describe_variable("", value, store).looks
 
 

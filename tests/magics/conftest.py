@@ -45,7 +45,7 @@ class FakeSession:
         values = type(self).script(options["sink"], call) or {}
         if options["sink"] is not None:
             options["sink"].finish()
-        return SimpleNamespace(values=values)
+        return SimpleNamespace(values=values, drawn=None)
 
     def resize(self, world_size: int) -> None:
         """Grow; shrinking is refused as if the last rank held a variable."""

@@ -66,6 +66,10 @@ def test_names_of_ranks_in_cells_for_ranks(shared_kernel: Kernel) -> None:
     assert offered(shared_kernel, "%%rank ") == offered(shared_kernel, "%parallel_tb -r ") == ["0", "1"]
     assert "only_here" in offered(shared_kernel, "%rank 0 only_")
     assert "only_here" in offered(shared_kernel, "%parallel -r 0 only_")
+    assert shared_kernel.run("only_there = 1").status == "ok"
+    for line in ("%%parallel --draw only_", "%parallel --draw x,only_", "%parallel_draw x only_"):
+        assert offered(shared_kernel, line) == ["only_here", "only_there"], line
+    assert "-r" in offered(shared_kernel, "%parallel_draw -")
     assert "all_reduce" in offered(shared_kernel, "%%parallel\nall_r")
     of_dist = offered(shared_kernel, "%%parallel\ndist.")
     assert any(name.endswith("new_group") for name in of_dist)
