@@ -11,7 +11,7 @@ ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal --ignore=tests/lab
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-pythons test-lab picture lab torch lint bench sweep docs lock clean
+.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch lint bench sweep docs lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -44,6 +44,8 @@ lint: $(VENV)/ready  ## style, format, types, layers
 
 picture: $(VENV)/lab-tests  ## take README's picture of a cell in JupyterLab (needs chromium)
 	@$(BIN)/python -m tests.lab.readme_picture
+
+setup: $(VENV)/lab  ## make .venv with JupyterLab, without opening it: what containers do
 
 lab: $(VENV)/lab  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks/01-hello-ranks.ipynb

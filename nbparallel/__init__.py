@@ -9,6 +9,7 @@ shows more.  In a script: ``with nbparallel.Session(4) as session: session.run("
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ _HOMES = {
     "zeros": "nbparallel.sharing",
 }
 _MODULES = ("distributed", "errors", "session", "sharing", "testing")
+
+_SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 
 __version__ = "0.1.0.dev0"
 __all__ = [  # not `map`: after ``from nbparallel import *`` Python's own would be hidden
@@ -93,6 +96,15 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Add the magics to an IPython shell: what ``%load_ext nbparallel`` calls."""
+    if sys.platform != "linux":
+        from IPython.core.error import UsageError  # shown as a line, without a traceback
+
+        system = _SYSTEMS.get(sys.platform, sys.platform)
+        raise UsageError(
+            f"nbparallel runs on Linux, not on {system}: run it in Docker (the repository's Dockerfile), in VS "
+            "Code or Codespaces (.devcontainer), on mybinder.org (.binder), in Google Colab, or on Windows in "
+            "WSL 2 (docs/how-to/where-to-run.md has a line for each)"
+        )
     from nbparallel_magics import load
 
     load(shell)
