@@ -81,7 +81,7 @@ def test_the_page_has_a_line_for_each_way() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.time_limit(420)
+@pytest.mark.time_limit(600)
 def test_setup_works_in_a_fresh_directory(tmp_path: Path) -> None:
     """`make setup` makes an environment with JupyterLab, in which a cell runs on two ranks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -99,7 +99,7 @@ def test_setup_works_in_a_fresh_directory(tmp_path: Path) -> None:
         env=clean,
         capture_output=True,
         text=True,
-        timeout=360,
+        timeout=540,
     )
     if done.returncode and re.search(
         r"No matching distribution|Failed to establish|Max retries", done.stderr
