@@ -101,8 +101,8 @@ def load_ipython_extension(shell: Any) -> None:
 
         system = _SYSTEMS.get(sys.platform, sys.platform)
         raise UsageError(
-            f"nbparallel runs on Linux, not on {system}: run it in Docker (the repository's Dockerfile), in "
-            "VS Code or Codespaces (.devcontainer), on mybinder.org (.binder), in Google Colab, or on Windows "
+            f"nbparallel runs on Linux, not on {system}: run it in Docker (Dockerfile of the repository), in "
+            "VS Code or Codespaces (.devcontainer), on mybinder.org (.binder), in Colab, or on Windows "
             "in WSL 2 (docs/how-to/where-to-run.md has a line for each)"
         )
     from nbparallel_magics import load
