@@ -52,7 +52,7 @@ class Table:
 
         Its class is that of pandas' tables: themes of documentation put any other output onto white.
         """
-        title = escape_html(self.title)
+        title, about = escape_html(self.title), escape_html(self.title or ", ".join(self.head))
         head = "".join(f'<th scope="col"{_LEFT}>{escape_html(name)}</th>' for name in self.head)
         rows = "".join(
             f'<tr><th scope="row"{_style(first)}>{_cell(first)}</th>'
@@ -62,10 +62,10 @@ class Table:
         )
         foot = "".join(f"<p>{escape_html(line)}</p>" for line in self.foot.splitlines())
         body = (
-            f'<div role="group" aria-label="{title}" tabindex="0" style="overflow-x:auto">'
+            f'<div role="group" aria-label="{about}" tabindex="0" style="overflow-x:auto">'
             f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         )
-        return f"<p><b>{title}</b></p>{body if self.rows else ''}{foot}"
+        return f"{title and f'<p><b>{title}</b></p>'}{body if self.rows else ''}{foot}"
 
 
 class TableView:

@@ -81,6 +81,27 @@ def test_the_timeline(notebook: NotebookPage, pictures: Path) -> None:
         assert cell.violations() == ""
 
 
+def test_tables_on_a_narrow_page(notebook: NotebookPage, pictures: Path) -> None:
+    """Title and notes are read without scrolling; a table that is too wide scrolls in its place."""
+    notebook.run("import numpy as np\nx = np.zeros(1000)\nkept = {'a': 1}")
+    notebook.run("%%parallel -n 2\ny = x.sum(), kept\nz = all_gather(np.zeros(100_000))")
+    notebook.resize(400)
+    for theme, magic in (("light", "segments"), ("dark", "who"), ("dark", "status"), ("light", "doctor")):
+        notebook.use_theme(theme)
+        cell = notebook.run(f"%parallel_{magic}")
+        width = cell.output.evaluate("node => node.clientWidth")
+        for part in ("p", "[role=group]"):
+            boxes = cell.output.locator(part).evaluate_all(
+                "nodes => nodes.map(n => [n.getBoundingClientRect().width, n.clientHeight])"
+            )
+            assert boxes
+            for wide, high in boxes:
+                assert wide <= width, f"{part} of {magic} is cut"
+                assert part != "p" or high < 200, f"{part} of {magic} is a column of words"
+        assert cell.violations() == "", magic
+        cell.picture(pictures / f"{magic}-400-{theme}.png")
+
+
 def test_a_map_shows_tqdm_s_bar(notebook: NotebookPage, pictures: Path) -> None:
     """The bar of `nbp.map` counts the items while the ranks are at them; then the results stand below it."""
     notebook.run("%parallel -n 2 pass\nimport os, time, nbparallel as nbp")

@@ -49,4 +49,7 @@ def test_empty_tables_and_columns() -> None:
     assert empty.text() == "nothing here\none line\nanother"
     assert "<th" not in empty.html()
     assert empty.html().count("<p>") == 3
+    nameless = Table("", ("a", "b"), [("1", "2")]).html()
+    assert "<p>" not in nameless
+    assert 'aria-label="a, b"' in nameless
     assert TABLE.without_empty_columns().head == ("name", "what")

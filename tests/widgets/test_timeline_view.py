@@ -97,6 +97,8 @@ def test_picture() -> None:
     assert "all_reduce: waiting for rank 1, 400 ms, 80 B, line 2\nx < y & all_reduce(z)" in titles
     html = TimelineView(SMALL)._repr_html_()
     assert html.count("<table") == 1
+    assert "max-width:max(100%,640px)" in html, "a narrow page scrolls, and letters stay readable"
+    assert html.count('style="overflow-x:auto"') == 2
     assert "waited most" in html
 
 

@@ -28,6 +28,8 @@ from nbparallel_widgets.times import ticks
 COLOURS = {COMPUTING: BLUE, WAITING: VERMILLION, MOVING: GREEN, UNKNOWN: GREY}
 HEIGHTS = {COMPUTING: 20.0, WAITING: 6.0, MOVING: 13.0, UNKNOWN: 3.0}
 WIDTH, LEFT, RIGHT = 860, 64, 24
+LEAST_WIDTH = 640
+"""A narrower page scrolls: letters stay readable."""
 ROW, GAP, TOP, BOTTOM = 20, 14, 34, 42
 LEAST = 1.5
 """Width of what would be too narrow to be seen."""
@@ -46,7 +48,8 @@ def svg(timeline: Timeline) -> str:
     about = escape_html(_about(timeline))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{about}" '
-        f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" style="max-width:100%;height:auto" '
+        f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'style="max-width:max(100%,{LEAST_WIDTH}px);height:auto" '
         'fill="currentColor" font-family="sans-serif" font-size="12">',
         f"<desc>{about}</desc>",
         *_legend(timeline),
@@ -205,4 +208,5 @@ class TimelineView:
         # The table repeats it where a page is cleaned of pictures (GitHub, an untrusted notebook).
         table = replace(timeline_text.table(self.timeline), foot="").html()
         lines = "<br>".join(escape_html(line) for line in timeline_text.foot(self.timeline))
-        return f"<div>{svg(self.timeline)}</div>{table}<div>{lines}</div>"
+        about = 'role="group" aria-label="timeline" tabindex="0" style="overflow-x:auto"'
+        return f"<div {about}>{svg(self.timeline)}</div>{table}<div>{lines}</div>"
