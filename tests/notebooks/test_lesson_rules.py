@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.notebooks.lesson_rules import METADATA, RULES, problems, tags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+COURSE = ROOT / "notebooks/README.md"
+LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -132,3 +135,37 @@ def test_every_rule_is_tried() -> None:
     empty = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
     broken = [rule.__name__ for rule in RULES if list(rule(empty))]
     assert broken == ["_head", "_questions", "_mistake", "_exercises", "_end", "_claims"]
+
+
+def test_links_lead_somewhere() -> None:
+    """A link of a notebook, or of the lecturer's page, names a file, and a heading where it names one."""
+    pages = {path: [cell.source for cell in nbformat.read(path, as_version=4).cells] for path in NOTEBOOKS}
+    pages[COURSE] = [COURSE.read_text()]
+    links = [(path, found) for path, texts in pages.items() for text in texts for found in LINK.findall(text)]
+    assert len(links) > 20
+    wrong = []
+    for path, (file, heading) in links:
+        target = path.parent / file if file else path
+        if not target.exists() or (heading and heading not in headings(target)):
+            wrong.append(f"{path.name}: {file}#{heading}")
+    assert not wrong, "\n".join(wrong)
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and MyST make them."""
+    lines = [line.lstrip("# ") for line in page.read_text().splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_the_lecturer_s_page_has_every_notebook() -> None:
+    """Each notebook has its row, with the minutes that its head names."""
+    rows = dict(re.findall(r"^\| \[[^]]+\]\((.+?)\) \| (\d+) \|", COURSE.read_text(), re.MULTILINE))
+    assert sorted(rows) == [path.name for path in NOTEBOOKS]
+    for path in NOTEBOOKS:
+        head = nbformat.read(path, as_version=4).cells[0].source
+        assert f"{rows[path.name]} minutes" in head, path.name
+
+
+def test_the_lecturer_s_page_uses_the_field_s_words() -> None:
+    """As the notebooks do."""
+    assert not (found := offences(COURSE.read_text())), "\n".join(found)
