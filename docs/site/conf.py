@@ -21,7 +21,14 @@ project, author, copyright = "nbparallel", "the nbparallel developers", "the nbp
 version = release = nbparallel.__version__
 
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "docs/**.rst", "notebooks/*.ipynb", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = [
+    "docs/**.md",
+    "docs/**.rst",
+    "notebooks/*.ipynb",
+    "notebooks/README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+]
 exclude_patterns = [
     ".*",
     "build",
