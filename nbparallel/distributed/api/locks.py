@@ -24,7 +24,9 @@ class NamedLock:
 
     Notes
     -----
-    An object can be kept and used again, in later cells too.
+    An object can be kept and used again, in later cells too.  A signal handler that raises in a block, or
+    while the lock is taken or released, leaves it free; Python cannot guard the first instruction of
+    `__exit__`, and then a lock whose object was kept is released at the end of the cell.
     """
 
     __slots__ = ("_find", "_timeout", "_token", "abandoned", "name")
@@ -105,7 +107,11 @@ class NamedLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        try:
+            self.release()
+        except BaseException:  # a handler may raise before it is released
+            self._find().withdraw(self._token)
+            raise
         self._token = 0
 
     def __del__(self) -> None:

@@ -112,7 +112,7 @@ class LockTable:
 
     def withdraw(self, token: int) -> None:
         """Release the lock that a call took, or its place in the queue; nothing if that is not there now."""
-        if token in self._tokens:
+        if token and token in self._tokens:
             self._clear_surely(self._tokens.index(token))
 
     def release(self, name: str) -> None:
