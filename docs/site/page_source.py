@@ -42,7 +42,7 @@ def plain_fences(text: str) -> str:
 
 
 def links_on_site(text: str, page: str, pages: set[str], root: Path) -> str:
-    """Return Markdown in which only pages are linked; a folder's link leads to its ``index``.
+    """Return Markdown in which only pages are linked; a folder's link leads to its page.
 
     Parameters
     ----------
@@ -56,8 +56,9 @@ def links_on_site(text: str, page: str, pages: set[str], root: Path) -> str:
 
     def replace(link: re.Match[str]) -> str:
         target = normpath(PurePosixPath(page).parent / link[2])
-        if f"{target}/index" in pages:
-            return f"[{link[1]}]({link[2].rstrip('/')}/index.md)"
+        for name in ("index", "README"):
+            if f"{target}/{name}" in pages:
+                return f"[{link[1]}]({link[2].rstrip('/')}/{name}.md)"
         if target.rpartition(".")[0] in pages or not (root / target).exists():
             return link[0]
         return link[1]

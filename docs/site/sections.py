@@ -6,7 +6,7 @@ So the order of pages is written once, as a list that GitHub shows as well.
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
@@ -40,23 +40,23 @@ def pages_of(source: str, page: str) -> list[str]:
     return [normpath(here / match[1]) for match in _ITEM.finditer(_FENCE.sub("", source))]
 
 
-def with_files(source: str, page: str) -> str:
-    """Replace ``<!-- every file of PATTERN -->`` by a list of the files, with their titles."""
+def with_files(source: str, page: str, root: Path) -> str:
+    """Replace ``<!-- every file of PATTERN -->`` by a list of the files' titles, if there are any."""
 
     def replace(comment: re.Match[str]) -> str:
         pattern = normpath(PurePosixPath(page).parent / comment[1])
-        return _LISTED.format(pattern.rpartition(".")[0])
+        return _LISTED.format(pattern.rpartition(".")[0]) if any(root.glob(pattern)) else ""
 
     return _FILES.sub(replace, source)
 
 
-def _read(_app: Any, page: str, source: list[str]) -> None:
+def _read(app: Any, page: str, source: list[str]) -> None:
     entries = []
     if page == FRONT:
         entries = [f"{title} </{section}>" for section, title in SECTIONS.items()]
     elif page in SECTIONS:
         entries = [f"/{path}" for path in pages_of(source[0], page)]
-    source[0] = with_files(source[0], page)
+    source[0] = with_files(source[0], page, Path(app.srcdir))
     if entries:
         source[0] += _HIDDEN.format("\n".join(entries))
 

@@ -54,6 +54,7 @@ def _links() -> Iterator[tuple[str, Path, str]]:
     for path in [
         *PAGES.values(),
         ROOT / "README.md",
+        *(ROOT / "notebooks").glob("*.md"),
         *(ROOT / "docs" / name for name in ("sweep.md", "tried.md")),
     ]:
         for link in _LINK.findall(_prose(path.read_text())):
@@ -103,8 +104,9 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_files_are_listed_by_pattern() -> None:
     """The comment that GitHub does not show is a list on the site."""
-    made = sections.with_files("a\n\n<!-- every file of ../x/*.md -->\n\nb", "docs/y/index")
-    assert ":glob:\n\n/docs/x/*\n" in made
+    made = sections.with_files("a\n\n<!-- every file of 00*.md -->\n\nb", "docs/decisions/index", ROOT)
+    assert ":glob:\n\n/docs/decisions/00*\n" in made
+    assert sections.with_files("<!-- every file of none*.md -->", "docs/decisions/index", ROOT) == ""
 
 
 def _listed(page: str) -> set[str]:
