@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,7 @@ import numpy as np
 from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.memory.mapping import Access, Root
 from nbparallel.sharing.strategies.strategy import SegmentSource
+from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +86,53 @@ def shared_storage(array: Root) -> torch.UntypedStorage:
     reference = weakref.ref(storage)
     storage.is_shared = _always
     storage.share_memory_ = reference
+    sent = _SentCopy(reference)
+    storage._share_fd_cpu_ = sent.share_by_descriptor
+    storage._share_filename_cpu_ = sent.share_by_name
+    storage._shared_incref = sent.keep
     setattr(storage, OURS, array)
     return storage
+
+
+class _SentCopy:
+    """What torch.multiprocessing sends of a storage over our memory: a copy.
+
+    torch would move the storage into memory of its own, and ranks would go on with the old one.
+
+    Parameters
+    ----------
+    storage : weakref.ref of torch.UntypedStorage
+        What is sent.
+    """
+
+    def __init__(self, storage: weakref.ref[Any]) -> None:
+        self._storage = storage
+        self._copy: Any = None
+
+    def _filled(self) -> Any:
+        storage = self._storage()
+        # One as long as the storage lives: torch finds by its file what it has sent before.
+        self._copy = storage.clone() if self._copy is None else self._copy.copy_(storage)
+        warnings.warn(
+            f"a tensor in memory that ranks share ({size_text(storage.nbytes())}) goes to another process by "
+            "torch.multiprocessing as a copy: what is written to one is not seen in the other",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return self._copy
+
+    def share_by_descriptor(self) -> Any:
+        """Return descriptor and size, in torch's strategy ``file_descriptor``."""
+        return self._filled()._share_fd_cpu_()
+
+    def share_by_name(self) -> Any:
+        """Return manager, name and size, in torch's strategy ``file_system``."""
+        return self._filled()._share_filename_cpu_()
+
+    def keep(self) -> None:
+        """Count a receiver, in torch's strategy ``file_system``."""
+        if self._copy is not None:
+            self._copy._shared_incref()
 
 
 def _always() -> bool:
