@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ _NO_ARRAYS = frozenset({int, float, complex, bool, str, bytes, type(None), list,
 """What is sent most often beside arrays, and needs no further look."""
 _ON_CPU = frozenset({1, 3, 11, 13})
 """DLPack's numbers of devices whose memory the CPU reads: CPU, pinned memory of CUDA and ROCm, managed."""
+
+
+_WRITABLE = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+"""Whether what numpy takes by DLPack can be written."""
 
 
 def is_tensor(x: object) -> bool:
@@ -59,8 +64,8 @@ def array_of(tensor: Any) -> AnyArray:
     detached = tensor.detach()
     refused: Exception | None = None
     try:
-        array: AnyArray = detached.numpy()
-    except (TypeError, RuntimeError) as error:
+        array = _view(detached)
+    except (TypeError, RuntimeError, BufferError) as error:
         refused = error
     if refused is not None:  # behind the handler: a message of numpy above ours would say what is not meant
         return _view_other(detached, refused)
@@ -72,6 +77,31 @@ def array_of(tensor: Any) -> AnyArray:
     ):
         array.flags.writeable = False
     return array
+
+
+class _Exporter:
+    """A tensor for `numpy.from_dlpack`, without torch's checks of streams, which cost most of the time."""
+
+    __slots__ = ("__dlpack__",)
+
+    def __init__(self, export: Callable[..., Any]) -> None:
+        self.__dlpack__ = export
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def _view(tensor: Any) -> AnyArray:
+    """Return what numpy can view, by DLPack: after `Tensor.numpy` torch never resizes the memory again.
+
+    torch's FullyShardedDataParallel resizes what it has sent.
+    """
+    torch = sys.modules["torch"]
+    export = getattr(torch._C, "_to_dlpack_versioned", None) if _WRITABLE else None
+    if export is None or type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg():
+        array: AnyArray = tensor.numpy()
+        return array
+    return np.from_dlpack(_Exporter(lambda **_: export(tensor)))
 
 
 def _view_other(tensor: Any, error: Exception) -> AnyArray:
@@ -104,8 +134,8 @@ def _view_other(tensor: Any, error: Exception) -> AnyArray:
     itemsize = tensor.element_size()
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(itemsize)
     try:
-        plain = tensor.view(bits).numpy()
-    except (TypeError, RuntimeError):
+        plain = _view(tensor.view(bits))
+    except (TypeError, RuntimeError, BufferError):
         raise TypeError(
             f"a {kind} of {tensor.dtype} is not taken: {error}. Pass a plain tensor of a dtype of numpy"
         ) from error

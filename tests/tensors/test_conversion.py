@@ -72,6 +72,19 @@ def test_autograd_is_left_out():
     assert x.grad.tolist() == [2, 2, 2]
 
 
+@needs_torch
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "complex64", "bool"])
+def test_a_tensor_that_was_viewed_can_be_resized(name):
+    """What an operation has moved is an ordinary tensor: `Tensor.numpy` would have fixed its memory."""
+    x = torch.zeros(3, dtype=getattr(torch, name))
+    view = array_of(x)
+    assert view.flags.writeable
+    x[0] = 1
+    assert view[0] == array_of(x)[0]
+    assert x.untyped_storage().resizable()
+    x.resize_(1000)
+
+
 def _refused():
     return {
         "to_dense": torch.zeros(3).to_sparse(),
