@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch.distributed import ProcessGroup, ReduceOptions, Work
 from torch.distributed.constants import default_pg_timeout
 
@@ -22,6 +23,7 @@ from nbparallel.tensors import array_of as as_array
 from nbparallel.tensors.bits import AnyArray
 from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
 from nbparallel.torch_backend.reduce_operators import operator_of
+from nbparallel.torch_backend.repeated_elements import fill_repeated, is_repeated
 from nbparallel.torch_backend.sparse_sum import sum_sparse
 
 Tensors = Sequence[Any]
@@ -29,6 +31,7 @@ Options = dict[str, Any]
 Run = Callable[[Communicator, Options], None]
 NAME = "nbparallel"
 _NO_OPTIONS: Options = {}
+_CPU = torch.device("cpu")
 _DEFAULT = ReduceOptions()  # has what all of them have: a sum, rank 0
 
 
@@ -95,9 +98,11 @@ class BackendGroup(ProcessGroup):
         return self._name
 
     @property
-    def group_desc(self) -> str:
-        """What torch calls it in its logs."""
-        return f"{NAME} {self._name}"
+    def _device_types(self) -> list[Any]:
+        return [_CPU]
+
+    def _get_backend(self, device: Any) -> BackendGroup:
+        return self
 
     def __repr__(self) -> str:
         return f"<torch process group of backend {NAME}, ranks {list(self.ranks)}>"
@@ -122,11 +127,15 @@ class BackendGroup(ProcessGroup):
         values = [tensor if tensor.is_sparse else as_array(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
-            for value in values:
-                if isinstance(value, np.ndarray):
+            for value, tensor in zip(values, tensors, strict=True):
+                if not isinstance(value, np.ndarray):
+                    sum_sparse(communicator, value, operator, {"group": group, **options})
+                elif value.flags.writeable or not is_repeated(value):
                     communicator.all_reduce(value, operator, group, **options)
                 else:
-                    sum_sparse(communicator, value, operator, {"group": group, **options})
+                    total = value.copy()
+                    communicator.all_reduce(total, operator, group, **options)
+                    fill_repeated(tensor, value, total)
 
         return self._call(run, tensors, opts)
 
@@ -159,7 +168,7 @@ class BackendGroup(ProcessGroup):
         values: list[Any] = []
         for output, whole in zip(outputs, inputs, strict=True):
             rows = _rows(as_array(whole), output, self.size(), "reduce_scatter")
-            values.append(rows.reshape(-1, *rows.shape[2:]) if rows.ndim > 1 else list(rows))
+            values.append(rows.reshape(-1, *rows.shape[2:]) if rows.ndim > 1 else _each(rows))
         return self._reduce_scatter(outputs, values, opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -191,7 +200,7 @@ class BackendGroup(ProcessGroup):
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill lists of tensors with those of all members."""
         rows = [[as_array(target) for target in targets] for targets in outputs]
-        return self._all_gather(rows, inputs, [list(targets) for targets in outputs], opts)
+        return self._all_gather(rows, inputs, _flat(outputs), opts)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = _DEFAULT) -> Work:
         """Fill one tensor with those of all members."""
@@ -200,7 +209,7 @@ class BackendGroup(ProcessGroup):
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Do this for several."""
         pairs = zip(outputs, inputs, strict=True)
-        rows = [list(_rows(as_array(output), x, self.size(), "all_gather")) for output, x in pairs]
+        rows = [_each(_rows(as_array(output), x, self.size(), "all_gather")) for output, x in pairs]
         return self._all_gather(rows, inputs, list(outputs), opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
@@ -230,7 +239,7 @@ class BackendGroup(ProcessGroup):
             for array, arrays in zip(values, rows or [None] * len(values), strict=True):
                 communicator.gather(array, arrays, root, group, **options)
 
-        return self._call(run, [list(targets) for targets in outputs], opts)
+        return self._call(run, _flat(outputs), opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Fill each member's tensor with its element of one member's list."""
@@ -334,6 +343,11 @@ class BackendGroup(ProcessGroup):
         return MessageWork(operation, list(value), self.timeout, self.ranks.index)
 
 
+def _flat(lists: Sequence[Tensors]) -> list[Any]:
+    """Return the tensors of all lists: what futures and results hold over gloo too."""
+    return [tensor for tensors in lists for tensor in tensors]
+
+
 def seconds_of(timeout: datetime.timedelta | float) -> float | None:
     """Return a time-out in seconds; None for torch's default and what is longer: that means no limit here."""
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
@@ -350,3 +364,8 @@ def _rows(whole: AnyArray, part: Any, size: int, operation: str) -> AnyArray:
     rows = whole.view()
     rows.shape = (size, *part.shape)  # raises where it could only be copied
     return rows
+
+
+def _each(rows: AnyArray) -> list[AnyArray]:
+    """Return the rows as arrays that are views, those of no dimension too."""
+    return [rows[i, ...] for i in range(len(rows))]

@@ -10,6 +10,7 @@ runs its reduction there, in the middle of the backward pass.
 from __future__ import annotations
 
 import datetime
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -134,6 +135,8 @@ class Deferred(BackendWork):
 
     _queue: ClassVar[deque[Deferred]] = deque()
     """Of this process, in the order in which they were begun."""
+    _turn: ClassVar[threading.RLock] = threading.RLock()
+    """Of the thread that runs them: another one that waits for the same work waits for it."""
 
     def __init__(self, run: Callable[[], None], value: Any, communicator: Communicator) -> None:
         super().__init__(value)
@@ -151,8 +154,10 @@ class Deferred(BackendWork):
         NbParallelError
             As the operation itself, of `nbparallel.distributed`.
         """
-        while self._run is not None:
-            self._run_next()
+        if self._run is not None:
+            with self._turn:
+                while self._run is not None:
+                    self._run_next()
         if self._error is not None:
             raise self._error
         return True
@@ -172,8 +177,10 @@ class Deferred(BackendWork):
     @classmethod
     def run_all(cls) -> None:
         """Run what was begun."""
-        while cls._queue:
-            cls._run_next()
+        if cls._queue:
+            with cls._turn:
+                while cls._queue:
+                    cls._run_next()
 
     @classmethod
     def drop_all(cls) -> None:
@@ -185,10 +192,14 @@ class Deferred(BackendWork):
     @classmethod
     def _run_next(cls) -> None:
         work = cls._queue.popleft()
-        run, work._run = work._run, None
-        assert run is not None, "what is in the queue has not run"
+        assert work._run is not None, "what is in the queue has not run"
         try:
-            run()
-        except BaseException as error:
+            work._run()
+        except Exception as error:
             work._error = error
             raise
+        except BaseException:  # an interrupt: of that cell, not of one that waits later
+            work._error = StaleWorkError("its cell was interrupted while it ran")
+            raise
+        finally:
+            work._run = None  # after it: `wait` of another thread looks here

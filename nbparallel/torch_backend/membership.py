@@ -17,6 +17,7 @@ from nbparallel.torch_backend.backend_group import BackendGroup, seconds_of
 _PLACE = "nbparallel"
 """The key under which rank 0 tells the others where to meet."""
 
+_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _PAUSE_SECONDS = 0.01
 _met_in: set[str] = set()
 """Where this process has met others before: torchrun keeps one store, with rank 0's earlier answers."""
@@ -48,12 +49,28 @@ def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
         leave = distributed.destroy_process_group
     ranks = ranks_of(index, size)
     if not ranks:
-        mine = distributed.current()
-        raise ValueError(
-            f"init_process_group was called with rank={index} and world_size={size} on rank {mine.rank} of "
-            f"{mine.world_size}, in a cell of {len(mine.cell_ranks)} ranks: leave both out"
-        )
+        raise misplaced(index, size)
     return BackendGroup(ranks, index, name=name, first=True, timeout=timeout, leave=leave)
+
+
+def misplaced(index: int, size: int) -> ValueError:
+    """Return the error of a call with a rank and a world size that do not fit the cell."""
+    mine = distributed.current()
+    return ValueError(
+        f"init_process_group was called with rank={index} and world_size={size} on rank {mine.rank} of "
+        f"{mine.world_size}, in a cell of {len(mine.cell_ranks)} ranks: leave both out, or pass "
+        "rank=rank, world_size=world_size"
+    )
+
+
+def may_meet_elsewhere(index: int, size: int) -> bool:
+    """Return whether a world that is none of `ranks_of` can come about: some ranks, or other machines.
+
+    torch would wait for the missing ones in C++ code, for half an hour and where no interrupt ends it.
+    """
+    if os.environ.get("MASTER_ADDR", "localhost") not in _HERE:
+        return True
+    return 0 <= index < size < distributed.current().world_size
 
 
 def ranks_of(index: int, size: int) -> tuple[int, ...]:

@@ -58,6 +58,7 @@ def replace_on_session_rank(distributed: Any) -> None:
         original(NAME if backend is None else backend, *args, **options)
 
     c10d.init_process_group = distributed.init_process_group = init_process_group
+    distributed.device_mesh.init_process_group = init_process_group  # it calls this by a name of its own
     reducer = distributed.Reducer
 
     def make_reducer(*args: Any, **options: Any) -> Any:
@@ -74,12 +75,14 @@ def _meeting(original: Handler) -> Handler:
     @functools.wraps(original)
     def meet(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         from nbparallel.torch_backend.cell_store import store_of
-        from nbparallel.torch_backend.membership import ranks_of
+        from nbparallel.torch_backend.membership import may_meet_elsewhere, misplaced, ranks_of
 
         asked = dict(parse_qsl(urlsplit(url).query))
         rank = int(asked.get("rank", os.environ["RANK"]))
         size = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
         ranks = ranks_of(rank, size)
+        if not ranks and not may_meet_elsewhere(rank, size):
+            raise misplaced(rank, size)
         store = store_of(ranks) if ranks else None
         if store is None:
             yield from original(url, **options)

@@ -150,7 +150,11 @@ class Reduce:
         operator = find_operator(op)
         self._protocol.deadline_ns = deadline_ns
         if whole is None and all(as_operand(part) is None for part in parts):
-            return self._reduce_scatter_numbers(parts, operator)
+            number = self._reduce_scatter_numbers(parts, operator)
+            if output is None:
+                return number
+            output[...] = number
+            return output
         arrays = self._validate(parts, output)
         mine = arrays[self._index]
         operator = operator_for(operator, mine.dtype)

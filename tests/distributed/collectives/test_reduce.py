@@ -106,6 +106,9 @@ def test_numbers_and_lists(ranks: Any, n: int) -> None:
             assert c.reduce(me, root, "avg") == (sum(range(n)) / n if me == root else None)
         assert c.reduce_scatter([r + me for r in range(n)]) == sum(me + r for r in range(n))
         assert c.reduce_scatter([r + me for r in range(n)], op="max") == me + n - 1
+        number = np.zeros(())
+        assert c.reduce_scatter(number, [r + me for r in range(n)]) is number
+        assert number == sum(me + r for r in range(n))
         for size in (3, 20_000):
             parts = [np.full((r, size), float(me + r)) for r in range(n)]
             mine = c.reduce_scatter(parts)
