@@ -110,7 +110,7 @@ class _SentCopy:
         self._copy: Any = None
 
     def _filled(self) -> Any:
-        storage = self._storage()
+        storage: Any = self._storage()  # lives: torch calls this as its method
         # One as long as the storage lives: torch finds by its file what it has sent before.
         self._copy = storage.clone() if self._copy is None else self._copy.copy_(storage)
         warnings.warn(
