@@ -190,6 +190,7 @@ def test_ranks_hold_one_copy_of_a_state_dict(notebook):
     assert float(names["state"][3].max()) <= 1
 
 
+@pytest.mark.slow
 def test_a_shared_module_goes_to_two_sessions_and_to_ranks_that_are_new(session, monkeypatch):
     """Its handles are asked for once in each session, again for other ranks; all write the same memory."""
     asked = []
