@@ -162,6 +162,7 @@ def in_worlds(sizes: Sequence[int], one_of: int) -> list[int]:
     return found
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (4,)], ids=str)
 def test_torchs_own_forms(ranks: Any, sizes: tuple[int, ...]) -> None:

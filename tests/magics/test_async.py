@@ -111,6 +111,7 @@ def test_cells_in_flight(shared_kernel: Kernel) -> None:
     assert value(fourth) == "[8, 8]"
 
 
+@pytest.mark.slow
 @pytest.mark.every_kernel
 def test_the_stop_button_between_two_cells(shared_kernel: Kernel) -> None:
     """It interrupts the cell that runs in the background, says so below it, and else does nothing."""

@@ -64,6 +64,7 @@ def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
     assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
+@pytest.mark.slow
 def test_leaving_it_ends_the_cell(shared_kernel: Kernel) -> None:
     """With ``q`` as an error on the line where it was; an interrupt at its prompt is the cell's."""
     kernel = with_ranks(shared_kernel)
@@ -78,6 +79,7 @@ def test_leaving_it_ends_the_cell(shared_kernel: Kernel) -> None:
     assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
+@pytest.mark.slow
 def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
     """``pdb.set_trace()``: it stops there, an interrupt is the cell's, and several ranks are refused."""
     kernel = with_ranks(shared_kernel)

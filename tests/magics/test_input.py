@@ -47,6 +47,7 @@ def test_several_ranks_at_once_are_refused(shared_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
+@pytest.mark.slow
 def test_a_front_end_that_cannot_ask_is_told(shared_kernel: Kernel) -> None:
     """As in nbclient and papermill."""
     kernel = with_ranks(shared_kernel)
@@ -100,6 +101,7 @@ def test_the_time_out_ends_the_question(shared_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
+@pytest.mark.slow
 def test_breakpoint_on_one_rank_is_a_debugger(shared_kernel: Kernel) -> None:
     """Its commands are questions like any other."""
     kernel = with_ranks(shared_kernel)
@@ -116,6 +118,7 @@ def test_breakpoint_on_one_rank_is_a_debugger(shared_kernel: Kernel) -> None:
     assert "300" in printed(outcome)
 
 
+@pytest.mark.slow
 def test_a_cell_in_the_background_cannot_ask(shared_kernel: Kernel) -> None:
     """Its error says so."""
     kernel = with_ranks(shared_kernel)

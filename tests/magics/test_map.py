@@ -34,6 +34,7 @@ def test_it_starts_the_ranks(shared_kernel: Kernel) -> None:
     assert kernel.run("%parallel -o sizes world_size\nassert sizes == [3, 3, 3]").status == "ok"
 
 
+@pytest.mark.slow
 def test_the_bar_is_tqdm_s_own(shared_kernel: Kernel) -> None:
     """In a notebook it is tqdm's widget, which ends at all items."""
     kernel = shared_kernel

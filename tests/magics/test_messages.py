@@ -12,6 +12,7 @@ from tests.magics.cells import text, with_ranks
 pytestmark = pytest.mark.time_limit(90)
 
 
+@pytest.mark.slow
 def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) -> None:
     """An error's text, a value, a name, a display: each cell ends, and the next error is shown as ever."""
     kernel = with_ranks(shared_kernel)
@@ -73,6 +74,7 @@ def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
     assert len("".join(refused.traceback).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
     """The name of `-o` raises, however it is used, and says what to wait for; then it has the values."""
     kernel = with_ranks(shared_kernel)
@@ -138,6 +140,7 @@ def test_deaths_of_many_ranks_are_one_line(shared_kernel: Kernel) -> None:
     assert text(kernel.run("%%parallel\npass")).count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_alarm_in_the_notebook_shows_the_notebooks_frames(shared_kernel: Kernel) -> None:
     """The ranks stop, and the traceback has the cell and the handler, and no frame between them."""
     kernel = with_ranks(shared_kernel)

@@ -64,6 +64,7 @@ def test_a_number_that_was_not_chosen_is_explained(notebook: Any) -> None:
     assert notebook.run("%%parallel -n 2\nx").stdout == ""
 
 
+@pytest.mark.slow
 def test_the_lines_stand_above_the_output_of_real_ranks(shared_kernel: Kernel) -> None:
     """`-n 3` after two ranks, `--share`: a line each, the first time."""
     kernel = shared_kernel

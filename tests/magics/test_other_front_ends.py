@@ -46,6 +46,7 @@ def test_nbclient_runs_it_and_saves_what_is_left() -> None:
     assert summed[0]["data"]["text/plain"] == "np.int64(3)"
 
 
+@pytest.mark.slow
 @IN_PROCESS
 def test_a_saved_panel_says_what_the_last_cell_did() -> None:
     """As text and as HTML without scripts, widgets or a word of a moment that is past."""
@@ -64,6 +65,7 @@ def test_a_saved_panel_says_what_the_last_cell_did() -> None:
     assert "widgets" not in notebook.metadata
 
 
+@pytest.mark.slow
 @IN_PROCESS
 def test_a_panel_above_output_that_is_put_in_order() -> None:
     """A cell that is cleared and printed again in rank order has its panel once, as it is then."""

@@ -154,6 +154,7 @@ def test_the_script_fails_loudly(tmp_path: Path) -> None:
     assert "FAILED after 1 cells" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_the_script_prints_what_a_cell_shows_in_the_end(tmp_path: Path) -> None:
     """Output that a cell cleared and printed again is there once."""

@@ -72,6 +72,7 @@ model = LinearRegression()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", ["model.share_memory()", "nbp.share(model)", "--share model"])
 def test_hogwild_linear_regression(notebook, way):

@@ -277,6 +277,7 @@ def test_what_torch_has_shared_is_the_same_memory(pair, length):
     del array
 
 
+@pytest.mark.slow
 def test_what_torch_has_shared_under_a_name_is_the_same_memory():
     """Torch's strategy `file_system`, whose files have a name and a header.
 

@@ -39,6 +39,7 @@ def gradients(session: nbp.Session) -> list[float]:
     return list(found[0])
 
 
+@pytest.mark.slow
 def test_a_forgotten_backward(session: nbp.Session) -> None:
     """A rank that calls no backward pass is named, with the line; the same model trains in the next cell."""
     expected = gradients(session)
@@ -52,6 +53,7 @@ def test_a_forgotten_backward(session: nbp.Session) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_other_errors_of_operations(session: nbp.Session) -> None:
     """Mismatch and deadlock inside torch's operations are ours; groups made before still work."""
     session.run("td.init_process_group(); pair = td.new_group([0, 1])", namespace={})

@@ -11,6 +11,7 @@ import nbparallel as nbp
 REDUCE = "x = torch.ones(2); td.all_reduce(x); (td.get_backend(), td.get_world_size(), x.tolist())"
 
 
+@pytest.mark.slow
 def test_cells_run_again(session: nbp.Session) -> None:
     """A second call begins anew, with any backend; nobody has to destroy what was there."""
     for backend in ("", "'nbparallel'", "'gloo'", "", "'gloo'", "'cpu:nbparallel'"):

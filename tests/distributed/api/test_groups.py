@@ -142,6 +142,7 @@ def test_messages_of_groups_stay_apart(ranks: Any) -> None:
     ranks(3, work)
 
 
+@pytest.mark.slow
 def test_many_groups_drift_apart(ranks: Any) -> None:
     """Forty groups used in random order, each by its members only, keep their own counts."""
 
@@ -244,6 +245,7 @@ def test_a_mismatch_names_the_members(outcomes: Any) -> None:
         ]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("point", ["enter", "wrote_header", "wrote_flag", "leave"])
 def test_killed_inside_a_group(outcomes: Any, point: str) -> None:

@@ -51,6 +51,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert launch([*torchrun, str(script)], tmp_path) == SAID
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(400)
 @pytest.mark.parametrize(
     ("library", "rank", "size", "options"),

@@ -293,6 +293,7 @@ attempt(dist.barrier)
     (launcher.protocol / "go").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("size", [1, 50_000, 2_000_000])
 def test_a_rank_that_is_killed_while_others_wait(launcher: Launcher, size: int) -> None:
@@ -387,6 +388,7 @@ def test_an_exit_without_any_word(launcher: Launcher) -> None:
     second.wait()
 
 
+@pytest.mark.slow
 def test_a_deadlock_is_seen(launcher: Launcher) -> None:
     """Ranks that wait for each other are freed as in a session, with their lines."""
     first, second = launcher.world(2, MEET + "attempt(lambda: dist.recv(src=1 - rank))\n")

@@ -89,6 +89,7 @@ def test_layouts(ranks: Any, n: int) -> None:
     ranks(n, work)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_numbers(ranks: Any, n: int) -> None:
     """Numbers return the result: ints exact, types may mix, bool counts as int, NaN wins."""

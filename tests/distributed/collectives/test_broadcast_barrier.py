@@ -39,6 +39,7 @@ def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:
     ranks(n, work)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_broadcast_makes_new_values(ranks: Any, n: int) -> None:
     """None on the others: arrays of any size, numbers and objects arrive as new values."""
@@ -132,6 +133,7 @@ def test_broadcast_errors(ranks: Any) -> None:
     ranks(2, work)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_barrier_waits_for_the_last(ranks: Any, n: int) -> None:
     """Nobody leaves a barrier before everybody has entered it."""

@@ -257,6 +257,7 @@ def killed_at_random(outcomes: Any, seed: int, times: int) -> None:
             assert "SIGKILL" in text
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(600)
 def test_killed_at_random_moments(outcomes: Any) -> None:

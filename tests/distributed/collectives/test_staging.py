@@ -159,6 +159,7 @@ def repeat(c: Communicator, operation: str) -> Any:
         return type(error).__name__, getattr(error, "rank", None)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -288,6 +288,7 @@ def until_it_fails(c: Communicator) -> Any:
         return type(error).__name__, getattr(error, "rank", None)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("nth", [22, 23, 95])

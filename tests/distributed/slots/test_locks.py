@@ -144,6 +144,7 @@ def test_two_locks_in_different_order_are_a_deadlock(outcomes: Any) -> None:
         assert "rank 1 waits in lock('a')" in outcome.value
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F34")
 def test_a_slow_holder_is_no_deadlock(ranks: Any) -> None:
     """A rank that computes with the lock held is waited for, by several ranks in a row."""

@@ -298,6 +298,7 @@ def test_early_answer(outcomes: Any) -> None:
     assert found[1].value < 0.7
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F31")
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_forgotten_call(outcomes: Any, n: int) -> None:
@@ -333,6 +334,7 @@ def test_a_source_that_finished(outcomes: Any) -> None:
         assert outcome.error is None, outcome
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize("n", [2, 4])
 def test_an_exception_frees_everybody(outcomes: Any, n: int) -> None:

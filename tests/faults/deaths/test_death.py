@@ -126,6 +126,7 @@ def test_f7_exit_behind_our_back_is_a_death_whatever_the_code(code: int) -> None
         assert session.run("rank").values == [0, 1]
 
 
+@pytest.mark.slow
 def test_f8_a_rank_that_dies_while_it_starts_is_a_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The start fails at once with the reason; nothing of the group is left."""
     monkeypatch.setenv("NBP_FAULT", "boot:1:0:kill")
@@ -168,6 +169,7 @@ def test_f9_a_killed_supervisor_takes_all_ranks_and_the_next_cell_starts_new_one
         assert any("supervisor" in note for note in result.notes) or state != "idle"
 
 
+@pytest.mark.slow
 def test_f9_what_ranks_had_started_goes_with_them_when_the_supervisor_is_killed() -> None:
     """A child process of a rank, even in a session of its own, does not outlive the group."""
     with Session(1) as session:
@@ -181,6 +183,7 @@ def test_f9_what_ranks_had_started_goes_with_them_when_the_supervisor_is_killed(
         wait_until(lambda: not runs(pid))
 
 
+@pytest.mark.slow
 def test_a_killed_template_hurts_nobody() -> None:
     """Ranks live on, and a rank that dies later comes back from a new template."""
     with Session(2) as session:

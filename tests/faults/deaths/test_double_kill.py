@@ -106,6 +106,7 @@ def _namespaces() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)

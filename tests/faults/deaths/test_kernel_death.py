@@ -122,6 +122,7 @@ def test_f13_an_owner_that_exits_while_ranks_compute_ends_them_and_itself(
         assert word not in done.stderr
 
 
+@pytest.mark.slow
 def test_f71_two_owners_do_not_touch_each_other() -> None:
     """One is killed; the other's ranks are the same processes and work."""
     first, first_session = start("")

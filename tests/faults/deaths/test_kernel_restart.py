@@ -64,6 +64,7 @@ def test_f12_restarting_a_kernel_leaves_no_old_group(now: bool, promised: Promis
         assert kernel.run("1 + 1").status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("state", STATES)
 def test_f10_a_killed_kernel_leaves_nothing(state: str, promised: Promised) -> None:

@@ -135,6 +135,7 @@ def kill_with_announcements_unread(session: Session, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     "kill",
@@ -188,6 +189,7 @@ class Deadly(dict[str, object]):
         return super().__getitem__(name)
 
 
+@pytest.mark.slow
 def test_the_janitor_dies_while_names_are_on_their_way() -> None:
     """The cell says who died, rather than which socket was closed; the next one runs on new ranks."""
     names = Deadly(x=np.ones(50_000), np=np)

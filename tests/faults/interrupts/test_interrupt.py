@@ -58,6 +58,7 @@ def test_f20_f21_an_interrupt_frees_every_rank_and_keeps_it(
     assert [rank.pid for rank in three_ranks.statistics().ranks] == pids
 
 
+@pytest.mark.slow
 def test_f20_at_random_moments(two_ranks: Session) -> None:
     """Whenever the interrupt comes, the cell ends by it or has ended, and a collective works afterwards."""
     generator = random.Random(20)

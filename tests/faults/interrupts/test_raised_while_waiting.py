@@ -84,6 +84,7 @@ def test_an_exception_of_a_signal_handler_stops_the_ranks(
         check_stopped(session, pids)
 
 
+@pytest.mark.slow
 def test_a_timer_that_fires_again_and_again(tmp_path: Path) -> None:
     """It counts once: the ranks are interrupted, and none is killed."""
     started, raised = tmp_path / "started", threading.Event()
@@ -129,6 +130,7 @@ def test_an_exception_of_another_thread_stops_the_ranks(tmp_path: Path) -> None:
         check_stopped(session, pids)
 
 
+@pytest.mark.slow
 def test_it_is_raised_though_the_cell_has_failed() -> None:
     """A time-out in the moment in which a rank fails is not lost, and carries the rank's error."""
     with Session(2) as session, handled(signal.SIGALRM, give_up):

@@ -91,6 +91,7 @@ def test_f74_a_refused_thread(monkeypatch: pytest.MonkeyPatch, after: int) -> No
         assert list(session.run("rank").values) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f74_a_limit_on_the_size_of_files() -> None:
     """`ulimit -f`: shared memory counts as a file; the error names the limit, and so does the doctor."""

@@ -122,6 +122,7 @@ def test_one_that_fails_or_is_cancelled_does_not_stop_the_others(session: Sessio
     assert first.done()
 
 
+@pytest.mark.slow
 def test_what_waits_ends_with_the_session() -> None:
     """Each with an error, and no thread stays."""
     with Session(2) as session:
