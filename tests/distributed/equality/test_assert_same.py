@@ -180,6 +180,7 @@ def test_who_differs_and_where(ranks: Any) -> None:
     ]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.time_limit(60)
 def test_only_what_differs_travels(ranks: Any, n: int) -> None:

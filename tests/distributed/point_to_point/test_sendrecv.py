@@ -12,6 +12,7 @@ from nbparallel.distributed import Communicator, P2POp
 from nbparallel.errors import CollectiveTimeoutError, ReadOnlyArrayError
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_rings(ranks: Any, n: int, strict: bool) -> None:

@@ -169,6 +169,7 @@ def test_arrays_outlive_who_made_them(ranks):
     session.restart(0)
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_the_supervisor_dies():
     """The ranks go with it; the notebook's arrays stay, and what it kept mapped of theirs goes."""

@@ -50,6 +50,7 @@ def two(ranks, names):
     ranks.run("for name in ('a', 'mine', 'y'): globals().pop(name, None)", namespace=names)
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("name", ["file_system", "file_region", "mmap", "file_descriptor"])
 def test_a_switch_reaches_notebook_and_ranks(two, names, name):
     """What is made after the switch is made with the new strategy, in the notebook and on every rank."""
@@ -96,6 +97,7 @@ def test_a_dead_rank_hears_of_it_when_it_is_back():
         assert session.run(NEW, namespace={}).values == [("file_system", "file_system")] * 2
 
 
+@pytest.mark.slow
 def test_a_session_that_starts_later_uses_it(tmp_path):
     """A choice made without any session holds for the next one, options included."""
     nbp.set_sharing_strategy("mmap", directory=tmp_path)

@@ -62,6 +62,7 @@ def test_the_first_holder_after_a_death_is_warned(session: Session) -> None:
         assert list(session.run(ASKS).values) == [((), [])] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F39")
 @pytest.mark.time_limit(60)
 def test_it_outlasts_epochs_in_which_no_rank_asks(session: Session) -> None:

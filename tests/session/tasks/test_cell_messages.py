@@ -81,6 +81,7 @@ def test_messages_for_ranks_outside_the_cell_stay() -> None:
         assert session.run("rank").notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F35")
 @pytest.mark.time_limit(60)
 def test_what_stays_ends_with_a_failure() -> None:
@@ -180,6 +181,7 @@ else:
         assert two_ranks.run(receive).notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_streams_that_stay_survive_those_that_are_dropped(two_ranks: Session) -> None:
     """A message that stays is whole, though later ones of the same stream were dropped or received."""

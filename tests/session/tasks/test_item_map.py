@@ -51,6 +51,7 @@ def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) 
     assert sorted(Counter(process for _, process in found).values()) == [1, 9]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     "items",
     [
@@ -117,6 +118,7 @@ def test_many_items_are_taken_some_at_a_time(two: Session) -> None:
         assert two.map(lambda item: item + 1, items, progress=False) == list(range(1, count + 1))
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("most", [256, 4096])
 def test_chunks_become_smaller(most: int) -> None:
     """Every item is in one chunk, in order; few are alone, of many the last; any pipe has room for all."""
@@ -311,6 +313,7 @@ def test_the_bar_moves_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == ["update", "refresh", "close"]
 
 
+@pytest.mark.slow
 def test_nbp_map_takes_the_session_that_runs(two: Session) -> None:
     """In a script `nbp.map` uses the one session there is; of several none is chosen."""
     pids = two.call(os.getpid)
@@ -339,6 +342,7 @@ def test_what_a_function_prints_is_shown(two: Session, capsys: pytest.CaptureFix
     assert capsys.readouterr().out in ("[rank 0] I have 7\n", "[rank 1] I have 7\n")
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_forked_child_takes_no_items(leaves: bool) -> None:
     """A child that the function forked and that comes back, or raises, leaves every item to the rank."""

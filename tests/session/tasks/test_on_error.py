@@ -70,6 +70,7 @@ def test_nobody_waits_for_the_failed(three: Session, end: str, call: str) -> Non
     assert list(three.run("barrier(); rank").values) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_any_source_waits_for_who_is_left(three: Session) -> None:
     """And fails when nobody is."""
     error = _failing(

@@ -124,6 +124,7 @@ said
     assert two_ranks.run("all_reduce(1)").values == [2, 2]
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("size", [12, 400_000])
 def test_broadcast_of_the_notebooks_array_is_nothing_to_do(size: int, three_ranks: Session) -> None:
     """All ranks see the same memory, read-only for them; another part of it is refused, and all go on."""

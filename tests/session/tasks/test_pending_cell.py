@@ -78,6 +78,7 @@ def test_session_interrupt_reaches_it(session: Session) -> None:
     assert isinstance(pending.exception(30), KeyboardInterrupt)
 
 
+@pytest.mark.slow
 def test_its_error_is_kept_for_who_asks(session: Session) -> None:
     """Every time the same one; the ranks work on."""
     pending = session.submit("1 / rank")

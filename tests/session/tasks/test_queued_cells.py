@@ -133,6 +133,7 @@ def test_what_waits_ends_with_the_session() -> None:
     wait_until(lambda: all(thread.name != "nbparallel-pending" for thread in threading.enumerate()))
 
 
+@pytest.mark.slow
 def test_ranks_that_are_lost_in_between(two_ranks: Session) -> None:
     """A small object comes with the cell; a large one that the rank had is missed with its name."""
     namespace: dict[str, Any] = {"flag": np.zeros(1), "small": [1], "large": [np.ma.zeros(300_000)]}

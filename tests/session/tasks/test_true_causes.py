@@ -54,6 +54,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", BROKEN)
 def test_broken_builtins_are_named_and_put_back(session: Session, how: str) -> None:
     """Whether it shows in this cell or the next one; the other rank is released, and both go on."""
