@@ -62,7 +62,7 @@ sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed a
 	exit $$status
 
 docs: $(VENV)/site  ## build the documentation's site, notebooks with their outputs: build/site/index.html
-	@$(BIN)/sphinx-build -W --keep-going -n -q -c docs/site -d build/site-pages -b html . build/site
+	@$(BIN)/sphinx-build -E -W --keep-going -n -q -c docs/site -d build/site-pages -b html . build/site
 	@NBP_SITE=$(CURDIR)/build/site $(PYTEST) -q tests/docs/test_built_site.py
 	@echo "open build/site/index.html"
 
