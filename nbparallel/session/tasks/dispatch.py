@@ -313,7 +313,7 @@ def _copied_notes(preparation: Preparation) -> list[str]:
         return []
     notes = []
     if moved:
-        notes.append(f"moved into shared memory, where every rank reads it without a copy: {_sizes(moved)}")
+        notes.append(f"moved into shared memory, where every rank reads it: {_sizes(moved)}")
     if any(copied.values()):
         notes.append(f"copied for the ranks: {_sizes(copied)}")
     return notes

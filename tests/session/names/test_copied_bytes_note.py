@@ -17,7 +17,7 @@ def test_much_copying_is_said_with_the_names() -> None:
         assert first.values == [(1 << 18) + 10 + (1 << 20)] * 2
         moved, copied = first.notes
         head, _, names = moved.partition(": ")
-        assert head == "moved into shared memory, where every rank reads it without a copy"
+        assert head == "moved into shared memory, where every rank reads it"
         assert names == "x (2.0 MiB), y (80 B)"
         assert copied.startswith("copied for the ranks: words (")
         assert "x (" not in copied
