@@ -19,6 +19,11 @@ _PLACE = "nbparallel"
 
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _PAUSE_SECONDS = 0.01
+_worlds: dict[tuple[tuple[int, ...], int], BackendGroup] = {}
+"""The world of this rank's last cells, by its ranks and their number: the same object when a cell runs again.
+
+Functions of torch.distributed.nn have the world of their import as a default.
+"""
 _met_in: set[str] = set()
 """Where this process has met others before: torchrun keeps one store, with rank 0's earlier answers."""
 
@@ -50,7 +55,15 @@ def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
     ranks = ranks_of(index, size)
     if not ranks:
         raise misplaced(index, size)
-    return BackendGroup(ranks, index, name=name, first=True, timeout=timeout, leave=leave)
+    if leave is not None:
+        return BackendGroup(ranks, index, name=name, first=True, timeout=timeout, leave=leave)
+    place = ranks, distributed.current().world_size
+    world = _worlds.get(place)
+    if world is None:
+        _worlds.clear()
+        world = _worlds[place] = BackendGroup(ranks, index, name=name, first=True, timeout=timeout)
+    world.timeout = timeout
+    return world
 
 
 def misplaced(index: int, size: int) -> ValueError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -101,6 +103,7 @@ def test_a_mesh_begins_the_group(session: nbp.Session) -> None:
     """`init_device_mesh` without `init_process_group` makes the same group; its names are torch's."""
     found = session.run(
         """
+td.init_process_group()
 td.destroy_process_group()
 mesh = td.init_device_mesh("cpu", (2,), mesh_dim_names=("rows",))
 x = torch.ones(1)
@@ -111,6 +114,47 @@ td.get_backend(), x.item(), named.group_desc
         namespace={},
     ).values
     assert list(found) == [("nbparallel", 2.0, "pair")] * 2
+
+
+def test_functions_that_keep_the_world_of_their_import(session: nbp.Session) -> None:
+    """`torch.distributed.nn` has the world as a default: a cell that begins anew and uses it runs again."""
+    cell = """
+td.init_process_group()
+import torch.distributed.nn.functional as functional
+x = torch.ones(2, requires_grad=True)
+functional.broadcast(x * (rank + 1), 1).tolist()
+"""
+    for _ in range(2):
+        assert list(session.run(cell, namespace={}).values) == [[2.0, 2.0]] * 2
+
+
+def test_an_operation_that_was_interrupted(session: nbp.Session) -> None:
+    """A later `wait` says that its cell was interrupted; it does not look like another interrupt."""
+    session.run("td.init_process_group()", namespace={})
+    begun = nbp.zeros(2)
+    session.push(begun=begun)
+
+    def interrupt() -> None:
+        while not begun.all():
+            time.sleep(0.01)
+        session.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.run(
+            """
+import time
+work = td.all_reduce(torch.ones(2), async_op=True)
+begun[rank] = 1
+time.sleep(60) if rank == 1 else work.wait()
+""",
+            namespace={},
+        )
+    thread.join()
+    with pytest.raises(nbp.ParallelError, match="its cell was interrupted"):
+        session.run("work.wait()", namespace={})
+    session.run("del begun, work", namespace={})
 
 
 @pytest.mark.parametrize("wrong", ["rank=rank, world_size=4", "rank=0, world_size=2"])
