@@ -20,7 +20,7 @@ pytestmark = [
 ]
 LOADED = {"src", "srcset", "data", "poster", "action", "formaction", "background", "xlink:href"}
 """Attributes whose address a browser may load without a click."""
-IN_CSS = re.compile(r"@import\s+[\"']?([^\"';]+)|url\(\s*[\"']?([^\"')]+)")
+IN_CSS = re.compile(r"@import\s+[\"']([^\"']+)|url\(\s*[\"']?([^\"')]+)")
 
 
 class Page(HTMLParser):
