@@ -62,7 +62,8 @@ sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed a
 	exit $$status
 
 docs: $(VENV)/site  ## build the documentation's site, notebooks with their outputs: build/site/index.html
-	@$(BIN)/sphinx-build -E -W --keep-going -n -q -c docs/site -d build/site-pages -b html . build/site
+	@rm -rf build/site build/site-pages docs/reference/generated  # an older build's pages would stay; outputs of notebooks are kept
+	@$(BIN)/sphinx-build -W --keep-going -n -q -c docs/site -d build/site-pages -b html . build/site
 	@NBP_SITE=$(CURDIR)/build/site $(PYTEST) -q tests/docs/test_built_site.py
 	@echo "open build/site/index.html"
 
@@ -73,7 +74,7 @@ lock:  ## renew the exact versions of the test environment
 	@mv build/test.txt requirements/test.txt
 
 clean:  ## remove the environment and what tools left
-	@rm -rf .venv .venv-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-3.* build dist docs/reference/generated .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
