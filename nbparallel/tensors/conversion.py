@@ -61,7 +61,8 @@ def array_of(tensor: Any) -> AnyArray:
     TypeError
         It is sparse, quantised, nested, without data or on another device: the message says what to do.
     """
-    detached = tensor.detach()
+    plain = type(tensor) is sys.modules["torch"].Tensor and not tensor.requires_grad
+    detached = tensor if plain else tensor.detach()
     refused: Exception | None = None
     try:
         array = _view(detached)
@@ -82,10 +83,13 @@ def array_of(tensor: Any) -> AnyArray:
 class _Exporter:
     """A tensor for `numpy.from_dlpack`, without torch's checks of streams, which cost most of the time."""
 
-    __slots__ = ("__dlpack__",)
+    __slots__ = ("_export", "_tensor")
 
-    def __init__(self, export: Callable[..., Any]) -> None:
-        self.__dlpack__ = export
+    def __init__(self, export: Callable[[Any], Any], tensor: Any) -> None:
+        self._export, self._tensor = export, tensor
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self._export(self._tensor)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0
@@ -101,7 +105,7 @@ def _view(tensor: Any) -> AnyArray:
     if export is None or type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg():
         array: AnyArray = tensor.numpy()
         return array
-    return np.from_dlpack(_Exporter(lambda **_: export(tensor)))
+    return np.from_dlpack(_Exporter(export, tensor))
 
 
 def _view_other(tensor: Any, error: Exception) -> AnyArray:
