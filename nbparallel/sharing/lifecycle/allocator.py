@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
 from nbparallel.sharing.lifecycle.region_set import DEDICATED_SHARE
@@ -132,7 +133,8 @@ class Allocator:
         source = None
         check_mappings(self._table.mapped, nbytes)
         try:
-            source = self._strategy.create(nbytes, content, intend)
+            # messages pass parts, one behind the other; they use no strategy but our own, which take them
+            source = self._strategy.create(nbytes, cast("memoryview | None", content), intend)
             check_descriptor(source.fd)
             return Block(source, self._strategy.map(source, Access.WRITE))
         except BaseException:

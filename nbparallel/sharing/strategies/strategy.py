@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from nbparallel.sharing.memory.mapping import Access, Content, Mapping
+from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.strategies.owned_names import process_names
 
 Intend: TypeAlias = Callable[[str], None]
@@ -126,7 +126,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def create(
-        self, nbytes: int, content: Content | None = None, intend: Intend = no_session
+        self, nbytes: int, content: memoryview | None = None, intend: Intend = no_session
     ) -> SegmentSource:
         """Make a segment of at least `nbytes` bytes.
 
@@ -135,8 +135,7 @@ class Strategy(ABC):
         nbytes : int
             At least 1; rounded up to whole pages.
         content : contiguous memoryview of bytes, at most `nbytes` long, optional
-            What the segment starts with; the rest is zeros.  Messages, which use no strategy but those of
-            nbparallel, pass a tuple of views: one behind the other.
+            What the segment starts with; the rest is zeros.
         intend : callable
             To be called with the absolute path of a name in the file system *before* it is made, if the
             segment gets one (`needs_clean_up`); the file's name begins with ``nbp_``.
