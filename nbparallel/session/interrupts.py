@@ -139,11 +139,13 @@ class InterruptCounter:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._installed:
-            self._installed = False
-            signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
-            for number, (former, ours) in self._deferred.items():
-                if _handler_of(number) is ours:  # else the program has installed another one since
-                    signal.signal(number, former)
+            try:  # SIGINT last: one that raises before would leave a handler of ours
+                for number, (former, ours) in self._deferred.items():
+                    if _handler_of(number) is ours:  # else the program has installed another one since
+                        signal.signal(number, former)
+            finally:
+                self._installed = False
+                signal.signal(signal.SIGINT, signal.SIG_DFL if self._previous is None else self._previous)
         if self._raised is not None and self._raised is not value:  # not lost, also if the ranks have failed
             raise self._raised
         if kind is None and not self.handed_over:

@@ -313,7 +313,7 @@ def test_a_lock(ground: Ground) -> None:
     )  # fmt: skip
     ground.raw[40], ground.raw[41] = 1, name_word("x")
     table = LockTable(context)  # type: ignore[arg-type]
-    assert table.acquire("x", None) == []
+    assert table.acquire("x", None, 1) == []
     table.release("x")
     model = way(test_bakery_model.take(0, 2, ground.weak)) + way(test_bakery_model.release(0, ground.weak))
     assert short(ground.trace) == short(model)
