@@ -100,6 +100,15 @@ def test_links_between_pages_lead_somewhere(pages: dict[Path, Page]) -> None:
     assert not wrong, "\n".join(wrong[:40])
 
 
+def test_no_entry_of_the_navigation_stands_twice() -> None:
+    """A page that two patterns list would."""
+    learn = (SITE / "docs" / "tutorials" / "index.html").read_text()
+    entries = re.findall(r'<li class="toctree-l1"><a class="reference internal" href="([^"]+)"', learn)
+    page = entries[: len(entries) // 2]  # the navigation's list stands before the page's own
+    assert len(page) > 10
+    assert len(page) == len(set(page)), page
+
+
 def test_notebooks_have_their_outputs() -> None:
     """Every notebook is a page with what its cells show; one that lacks a package has a line."""
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):

@@ -29,7 +29,7 @@ def test_bars_change_in_their_place(notebook: NotebookPage, pictures: Path, flag
     cell.picture(pictures / f"running{flags.strip().replace(' ', '')}.png")
     cell.wait()
     lines = [line for line in cell.text.splitlines() if line]
-    assert len(lines) == 3 + ("from now on" in cell.text) + ("ranks have" in cell.text), cell.text
+    assert len(lines) == 3 + ("from now on" in cell.text) + ("each rank has" in cell.text), cell.text
     assert sum("100%|" in line and "60/60" in line for line in lines) == 3
     saved = "".join(str(output) for output in cell.outputs)
     assert "\\r" not in saved

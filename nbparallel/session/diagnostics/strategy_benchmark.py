@@ -244,6 +244,7 @@ class _Bench:
                 self._strategies.remove(name)
                 self._left_out.append(f"{name} failed: {type(error).__name__}: {error}")
                 return None
+            _settle(supervisor)  # it may have a file open for a moment
             after = (
                 benchmark_probe.descriptors(),
                 benchmark_probe.descriptors(supervisor),
