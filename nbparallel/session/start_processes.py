@@ -43,7 +43,7 @@ def spawn(
     Raises
     ------
     ParallelError
-        Ranks failed; ``.errors`` maps rank to exception.  The others were freed.
+        Ranks failed; ``.errors`` maps rank to exception.  The others were released.
     KeyboardInterrupt
         It was interrupted.
 

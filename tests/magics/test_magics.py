@@ -248,7 +248,9 @@ def test_errors_name_the_root_cause(notebook: Any) -> None:
     """The cell's error has the root cause in its text, and its traceback is the ranks', not ours."""
     notebook.play(failing)
     out = notebook.run("%%parallel -n 4\n1 / 0")
-    assert str(out.error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were freed)"
+    assert (
+        str(out.error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were released)"
+    )
     shown = out.stdout
     assert shown.startswith("[rank 0] before\n[rank 2]\nCell In[1]")
     assert "Cell In[1], line 4\n    1 / 0\nZeroDivisionError: division by zero" in shown

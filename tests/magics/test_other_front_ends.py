@@ -87,7 +87,7 @@ def test_nbclient_names_the_root_cause() -> None:
     shown = str(caught.value)
     assert re.search(r"ZeroDivisionError(\x1b\S+)?: division by zero", shown)
     assert "rank 1 failed: ZeroDivisionError on line 4" in shown
-    assert shown.rstrip().endswith("ParallelError: ZeroDivisionError on rank 1, line 4 (rank 0 was freed)")
+    assert shown.rstrip().endswith("ParallelError: ZeroDivisionError on rank 1, line 4 (rank 0 was released)")
     assert "run_cell_magic" not in shown
 
 

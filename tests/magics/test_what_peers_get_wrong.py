@@ -115,7 +115,7 @@ def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> Non
     )
     outcome = cell.wait()
     assert re.search(
-        r"RankDiedError: rank 1 .* line 4, was killed by SIGKILL.*ranks 0, 2 were freed", outcome.evalue
+        r"RankDiedError: rank 1 .* line 4, was killed by SIGKILL.*ranks 0, 2 were released", outcome.evalue
     )
     assert "said before" in text(outcome)
     again = kernel.run("%%parallel\nrank, all_reduce(rank), globals().get('kept')")
@@ -136,7 +136,7 @@ def test_an_error_does_not_leave_others_waiting(shared_kernel: Kernel) -> None:
     before = pids(kernel)
     for waiting in ("barrier()", "import time; time.sleep(600)", "while True: pass"):
         outcome = kernel.run(f"%%parallel\nprint('before', rank)\nif rank == 1:\n    1 / 0\n{waiting}")
-        assert outcome.evalue == "ZeroDivisionError on rank 1, line 4: division by zero (rank 0 was freed)"
+        assert outcome.evalue == "ZeroDivisionError on rank 1, line 4: division by zero (rank 0 was released)"
         assert text(outcome) == "[rank 0] before 0\n[rank 1] before 1\n"
         assert pids(kernel) == before
 

@@ -99,7 +99,7 @@ def summary(order: Sequence[RankFailure], freed: Mapping[int, str], *, with_text
         remarks.append(f"on rank {root.rank}; the others' texts differ")
     remarks += [f"also {name} on {rank_list(ranks)}" for name, ranks in _by_name(others).items()]
     if freed_ranks:
-        remarks.append(f"{rank_list(freed_ranks)} {'was' if len(freed_ranks) == 1 else 'were'} freed")
+        remarks.append(f"{rank_list(freed_ranks)} {'was' if len(freed_ranks) == 1 else 'were'} released")
     text = _one_line(root.evalue, _LONGEST_MESSAGE) if with_text else ""
     if root.cause is Cause.DIED and len(same) == 1 and text:
         head = f"{root.ename}: {text}"  # the text names rank and line itself
@@ -176,7 +176,7 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     raised = {f.rank for f in order}
     for where in sorted({place for rank, place in freed.items() if rank not in raised}):
         ranks = rank_list(rank for rank, place in freed.items() if place == where and rank not in raised)
-        parts.append(f"[{ranks}]{where}: freed by an interrupt after another rank had failed")
+        parts.append(f"[{ranks}]{where}: released by an interrupt after another rank had failed")
     return parts
 
 

@@ -57,7 +57,7 @@ def test_f2_a_rank_killed_while_it_computes(delay: float, promised: Promised) ->
         assert error.line in ({2, 4} if delay == 0.0 else {4})  # the killer is started on line 2
         assert f"in user code on line {error.line}" in str(error)
         assert list(caught.value.errors) == [2]
-        assert "ranks 0-1 were freed" in str(caught.value)
+        assert "ranks 0-1 were released" in str(caught.value)
         assert session.run("rank").values == [0, 1, 2]
 
 

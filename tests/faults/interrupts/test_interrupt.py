@@ -140,7 +140,7 @@ def test_the_first_failure_ends_ranks_that_compute_after_a_second_of_grace(
     with promised(2.0), pytest.raises(ParallelError) as caught:
         three_ranks.run("import time\nif rank == 1: raise ValueError('mine')\ntime.sleep(60)")
     assert list(caught.value.errors) == [1]
-    assert "ranks 0, 2 were freed" in str(caught.value)
+    assert "ranks 0, 2 were released" in str(caught.value)
 
 
 def test_a_session_in_a_thread_is_interrupted_from_another(two_ranks: Session) -> None:

@@ -32,7 +32,7 @@ def test_message_names_the_root_cause_first() -> None:
     """Who failed, with what, on which line, and who was freed: in the message, root cause first."""
     errors = {rank: peer(rank, 2, time_ns=1) for rank in (0, 1, 3)} | {2: failure(2)}
     error = parallel_error.build_parallel_error(errors, {})
-    assert str(error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were freed)"
+    assert str(error) == "ZeroDivisionError on rank 2, line 4: division by zero (ranks 0-1, 3 were released)"
     assert list(error.errors) == [2, 0, 1, 3]
     assert isinstance(error.errors[2], ZeroDivisionError)
     assert error.errors[0].rank == 2  # type: ignore[attr-defined]
@@ -41,9 +41,9 @@ def test_message_names_the_root_cause_first() -> None:
 def test_freed_ranks_are_named_but_did_not_raise() -> None:
     """A rank that computed and was stopped is in the message and not in `errors`."""
     error = parallel_error.build_parallel_error({2: failure(2)}, {0: ", line 5", 1: ", line 5"})
-    assert str(error).endswith("(ranks 0-1 were freed)")
+    assert str(error).endswith("(ranks 0-1 were released)")
     assert list(error.errors) == [2]
-    freed = "[ranks 0-1], line 5: freed by an interrupt after another rank had failed"
+    freed = "[ranks 0-1], line 5: released by an interrupt after another rank had failed"
     assert freed in error._render_traceback_()
 
 
@@ -151,5 +151,5 @@ def test_the_last_line_does_not_repeat_the_text() -> None:
     error = parallel_error.build_parallel_error({0: failure(0), 1: peer(1, 0)}, {})
     assert (
         error._render_traceback_()[-1]
-        == "ParallelError: ZeroDivisionError on rank 0, line 4 (rank 1 was freed)"
+        == "ParallelError: ZeroDivisionError on rank 0, line 4 (rank 1 was released)"
     )
