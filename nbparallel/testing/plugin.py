@@ -96,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_busy_core] = BusyCore()
 
 
+@pytest.hookimpl(tryfirst=True)  # before parametrised fixtures: the number stands first in a test's name
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test ``--repeat`` times, but for those that are marked ``once``."""
     count = metafunc.config.getoption("--repeat")

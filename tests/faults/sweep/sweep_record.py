@@ -1,12 +1,13 @@
 """A pytest plugin that remembers which repetitions have run, so that the long runs can be cut in pieces.
 
 ``pytest -p tests.faults.sweep.sweep_record --repeat 50 …`` notes every result in ``build/sweep.log`` at
-once, and
-leaves out what was noted before, there or in ``docs/sweep-runs.csv``.  A test counts from its last failure
-on: after a repair all its repetitions run again.
+once, and leaves out what was noted before, there or in ``docs/sweep-runs.csv``.  A test counts from its last
+failure on: after a repair all its repetitions run again.
 
-    python -m tests.faults.sweep.sweep_record          # moves the log into the committed file, prints the
-    table
+    python -m tests.faults.sweep.sweep_record 50 1
+
+moves the log into ``docs/sweep-runs.csv`` and renews the table of ``docs/sweep.md``: which tests have passed
+50 times, and once on the busy core (one number stands for both).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 LOG = ROOT / "build" / "sweep.log"
 COMMITTED = ROOT / "docs" / "sweep-runs.csv"
+PAGE = ROOT / "docs" / "sweep.md"
+BEGIN, END = "<!-- table: tests.faults.sweep.sweep_record -->", "<!-- end of the table -->"
 PLAIN, BUSY = "plain", "busy core"
 
 
@@ -39,13 +42,15 @@ class Runs:
     failed: int
 
 
-def base_name(nodeid: str, repetition: int) -> str:
-    """Return a test's name without the number of the repetition.
+def base_name(nodeid: str, repetition: int | None) -> str:
+    """Return a test's name without the number of the repetition, which stands first; None: it has none.
 
-    >>> base_name("t.py::test_a[7-x]", 7), base_name("t.py::test_b[7]", 7), base_name("t.py::test_c", 0)
-    ('t.py::test_a[x]', 't.py::test_b', 't.py::test_c')
+    >>> base_name("t.py::test_a[7-x]", 7), base_name("t.py::test_b[7]", 7), base_name("t.py::test_c[0]", None)
+    ('t.py::test_a[x]', 't.py::test_b', 't.py::test_c[0]')
     """
     name, bracket, rest = nodeid.partition("[")
+    if repetition is None:
+        return nodeid
     if rest == f"{repetition}]":
         return name
     return name + bracket + rest.removeprefix(f"{repetition}-")
@@ -88,25 +93,43 @@ def green(runs: Iterable[Runs]) -> dict[tuple[str, str], int]:
     return passed
 
 
-def table(runs: list[Runs], wanted: int) -> str:
-    """Return the table of docs/sweep.md: for each file the tests that have passed often enough."""
+def names_of_today() -> list[str]:
+    """Return the tests that the long runs repeat."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "fault or stress"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def table(runs: list[Runs], tests: Sequence[str], wanted: int, wanted_busy: int) -> str:
+    """Return the table of docs/sweep.md: for each file, how many of `tests` have passed often enough."""
     passed = green(runs)
-    files: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for (test, place), count in passed.items():
-        files[test.partition("::")[0]][place].append(count)
+    files: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        files[test.partition("::")[0]].append(test)
     failures = Counter[str]()
     for run in runs:
         failures[run.test.partition("::")[0]] += run.failed
-    rows = [f"| file | tests green ≥ {wanted} times | on a busy core | runs, green | failed, repaired |"]
-    rows.append("|---|---|---|---|---|")
+    rows = [
+        f"| file | tests green ≥ {wanted} × | on a busy core ≥ {wanted_busy} × | runs, green | failed, repaired |",
+        "|---|---|---|---|---|",
+    ]
     for file in sorted(files):
         cells = [
-            f"{sum(count >= wanted for count in files[file][place])} of {len(files[file][place])}"
-            for place in (PLAIN, BUSY)
+            f"{sum(passed.get((test, place), 0) >= least for test in files[file])} of {len(files[file])}"
+            for place, least in ((PLAIN, wanted), (BUSY, wanted_busy))
         ]
-        total = sum(sum(counts) for counts in files[file].values())
+        total = sum(passed.get((test, place), 0) for test in files[file] for place in (PLAIN, BUSY))
         rows.append(f"| `{file}` | {cells[0]} | {cells[1]} | {total:,} | {failures[file]} |")
     return "\n".join(rows)
+
+
+def renew(page: str, rows: str) -> str:
+    """Return the page with these rows instead of those between its two comments."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"the page lacks the lines {BEGIN!r} and {END!r}, between which the table stands")
+    return f"{before}{begin}\n{rows}\n{end}{after}"
 
 
 def merge(committed: Path = COMMITTED, log: Path = LOG) -> list[Runs]:
@@ -150,9 +173,9 @@ def pytest_configure(config: pytest.Config) -> None:
 _HEAD = pytest.StashKey[str]()
 
 
-def _repetition(item: pytest.Item) -> int:
+def _repetition(item: pytest.Item) -> int | None:
     call = getattr(item, "callspec", None)
-    return int(call.params.get("repetition", 0)) if call is not None else 0
+    return call.params.get("repetition") if call is not None else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -164,7 +187,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         repetition = _repetition(item)
         name = base_name(item.nodeid, repetition)
         item.user_properties.append(("sweep", name))
-        (done if repetition < passed.get((name, place), 0) else keep).append(item)
+        (done if (repetition or 0) < passed.get((name, place), 0) else keep).append(item)
     config.hook.pytest_deselected(items=done)
     items[:] = keep
 
@@ -190,4 +213,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    print(table(merge(), int(sys.argv[1]) if len(sys.argv) > 1 else 50))
+    least = [int(word) for word in sys.argv[1:]] or [50]
+    runs, tests = merge(), names_of_today()
+    if gone := sorted({run.test for run in runs} - set(tests)):
+        print("not in the table, since no test of today has this name:", *gone, sep="\n")
+    PAGE.write_text(renew(PAGE.read_text(), table(runs, tests, least[0], least[-1])))
