@@ -1,9 +1,9 @@
-"""Two tiers of tests: a quick one before each commit, and all tests.
+"""Three tiers of tests: a quick one before each commit, what it left out, and all tests.
 
-``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs what that left out;
-``--tier all``, the default, runs the whole.  What the quick tier takes of a matrix depends on a seed that
-changes from day to day, so that a week of runs sees most of it; the header prints it and ``--matrix-seed``
-sets it.
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs what that left out,
+but thins matrices that are slow as a whole; ``--tier all``, the default, runs every one.  What a tier takes
+of a matrix depends on a seed that changes from day to day, so that a week of runs sees most of it; the header
+prints it and ``--matrix-seed`` sets it.
 
 Markers
 -------
@@ -12,7 +12,8 @@ Markers
 ``matrix(cover=None, size=1, across_classes=False)``
     The quick tier runs a sample of this test's parametrised cases: at least `size`, and each value of each
     parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases
-    are those of all classes that inherit the test.
+    are those of all classes that inherit the test.  Of a test that is ``slow`` as well, the tier that runs
+    the rest takes this sample, and only the whole runs every case.
 ``every_kernel``
     The quick tier runs this test on the older ipykernel as well (fixtures ``any_kernel``, ``shared_kernel``).
 
@@ -51,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--tier`` and ``--matrix-seed``."""
     group = parser.getgroup("nbparallel")
     group.addoption(
-        "--tier", choices=(QUICK, REST, ALL), default=ALL, help="quick tests, what they leave out, or both"
+        "--tier", choices=(QUICK, REST, ALL), default=ALL, help="quick tests, what they left out, or all"
     )
     group.addoption(
         "--matrix-seed",
@@ -66,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     global _tier  # `examples` is called while modules are imported
     config.addinivalue_line("markers", "slow: not in the quick tier")
     config.addinivalue_line(
-        "markers", "matrix(cover=None, size=1): the quick tier runs a sample of the cases"
+        "markers", "matrix(cover=None, size=1): but for the whole, a sample of the cases runs"
     )
     config.addinivalue_line("markers", "every_kernel: the quick tier runs it on the older ipykernel as well")
     if config.option.matrix_seed is None:
@@ -104,29 +105,33 @@ def _chance(config: pytest.Config, name: str) -> random.Random:
     return random.Random(zlib.crc32(f"{config.option.matrix_seed} {name}".encode()))
 
 
-def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the items that only the whole runs."""
+def left_out(
+    config: pytest.Config, items: Sequence[pytest.Item]
+) -> tuple[set[pytest.Item], set[pytest.Item]]:
+    """Return the items that the quick tier leaves out, and those of them that only the whole runs."""
     slow = {item for item in items if item.get_closest_marker("slow")}
     matrices: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if not isinstance(item, pytest.Function) or item in slow:
-            continue
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
         marker = item.get_closest_marker("matrix")
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if not {"any_kernel", "module_kernel"}.isdisjoint(parameters) and "6.31" in parameters.values():
             if item.get_closest_marker("every_kernel") is None:
                 slow.add(item)
-        elif marker is not None:
+        elif marker is not None and isinstance(item, pytest.Function):
             across = marker.kwargs.get("across_classes", False)
             name = item.originalname if across else item.nodeid.partition("[")[0]
             matrices[f"{name} {parameters.get('repetition', 0)}"].append(item)
+    only_whole: set[pytest.Item] = set()
     for name, group in matrices.items():
         marker = group[0].get_closest_marker("matrix")
         assert marker is not None
-        cases = [_values(item, marker.kwargs.get("cover")) for item in group]
-        taken = sample(cases, _chance(config, name), marker.kwargs.get("size", 1))
-        slow.update(item for index, item in enumerate(group) if index not in taken)
-    return slow
+        for cases in ([i for i in group if i in slow], [i for i in group if i not in slow]):
+            values = [_values(item, marker.kwargs.get("cover")) for item in cases]
+            taken = sample(values, _chance(config, name), marker.kwargs.get("size", 1))
+            unused = {item for index, item in enumerate(cases) if index not in taken}
+            only_whole |= unused & slow
+            slow |= unused
+    return slow, only_whole
 
 
 def _thins_itself(item: pytest.Item) -> bool:
@@ -145,11 +150,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect what is not of this tier."""
     total = len(items)
     if config.option.tier != ALL:
-        slow = left_out(config, items)
+        out, only_whole = left_out(config, items)
         if config.option.tier == REST:
-            slow = {item for item in items if item not in slow and not _thins_itself(item)}
-        config.hook.pytest_deselected(items=[item for item in items if item in slow])
-        items[:] = [item for item in items if item not in slow]
+            out = only_whole | {item for item in items if item not in out and not _thins_itself(item)}
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
     config.stash[_counts] = (len(items), total)
 
 

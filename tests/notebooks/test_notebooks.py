@@ -77,6 +77,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path]
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.time_limit(SECONDS)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_promises(notebook: Path, run_of: Callable[[Path], Run]) -> None:
@@ -85,6 +86,7 @@ def test_a_notebook_keeps_its_promises(notebook: Path, run_of: Callable[[Path], 
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(SECONDS)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_promises_with_ipykernel_6(notebook: Path, tmp_path: Path) -> None:
@@ -95,6 +97,7 @@ def test_a_notebook_keeps_its_promises_with_ipykernel_6(notebook: Path, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.time_limit(SECONDS)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_student_s_copy_runs_as_it_is(notebook: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The quick tier: a sample that covers, the same for a seed; with the rest it is the whole."""
+"""The tiers: a sample that covers, the same for a seed; quick and rest are all but some slow cases."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def test_two(kind):
 
 @pytest.mark.slow
 def test_slow():
+    pass
+
+@pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.parametrize("kind", range(8))
+def test_slow_three(kind):
     pass
 
 def test_loop(sampled):
@@ -73,11 +79,14 @@ def test_a_sample_holds_every_value() -> None:
 @pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_quick_and_rest_are_the_whole(pytester: pytest.Pytester) -> None:
-    """No test is in neither; a seed is repeatable, another one takes others; loops run in both."""
+    """No test is in neither, but cases of a slow matrix; a seed is repeatable; loops run in both."""
     pytester.makepyfile(MATRICES)
     whole, quick, rest = (chosen(pytester, tier, 7) for tier in (tiers.ALL, tiers.QUICK, tiers.REST))
-    assert quick | rest == whole
-    assert len(whole) == 20 + 9 + 1 + 1 + 2
+    assert len(whole) == 20 + 9 + 1 + 8 + 1 + 2
+    of_no_tier = whole - quick - rest
+    assert len(of_no_tier) == 5
+    assert all(name.startswith("test_slow_three") for name in of_no_tier)
+    assert whole - quick - chosen(pytester, tiers.REST, 8) != of_no_tier, "another day takes others"
     assert quick & rest == {"test_loop"}, "it does more in the whole"
     names = [re.sub(r"\[.*", "", name) for name in quick]
     assert 5 <= names.count("test_every_value") <= 7

@@ -26,6 +26,7 @@ def test_collectives_as_over_gloo(session: nbp.Session, both: Callable[..., list
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("members", [[None], [[0, 2], [1, 2, 3], [3, 1, 0, 2]]])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_all_dtypes_and_shapes(

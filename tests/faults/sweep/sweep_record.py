@@ -110,7 +110,8 @@ def table(runs: list[Runs], tests: Sequence[str], wanted: int, wanted_busy: int)
     for run in runs:
         failures[run.test.partition("::")[0]] += run.failed
     rows = [
-        f"| file | tests green ≥ {wanted} × | on a busy core ≥ {wanted_busy} × | runs, green | failed, repaired |",
+        f"| file | tests green ≥ {wanted} × | on a busy core ≥ {wanted_busy} × "
+        "| runs, green | failed, repaired |",
         "|---|---|---|---|---|",
     ]
     for file in sorted(files):
