@@ -4,6 +4,7 @@ Marks that the rules look for
 -----------------------------
 * The first cell has a title and the lines ``**You will do**``, ``**You will learn**``, ``**You need**``.
 * A question is a text cell with ``**What will happen?**``, right before the code cell that answers it.
+  That cell asserts nothing, or a student reads the answer below the question; a later cell asserts it.
 * A planned mistake is a code cell with the tag ``raises-exception`` and ``nbparallel.raises`` in its
   metadata: the class that the cell raises, or that a rank raises in it.
 * An exercise is four cells in a row, with the tags ``exercise`` (text), ``start`` (code that runs as it is),
@@ -86,6 +87,9 @@ def _questions(notebook: Any) -> Iterator[str]:
         yield f"{len(asked)} questions {QUESTION}, less than 2"
     if any(after.cell_type != "code" for after in asked):
         yield f"after {QUESTION} comes no code cell that answers it"
+    for after in asked:
+        if after.cell_type == "code" and re.search(r"^\s*assert\b", after.source, re.MULTILINE):
+            yield f"a question's cell gives the answer away: assert it in a later one: {after.source!r}"
 
 
 def _mistake(notebook: Any) -> Iterator[str]:

@@ -51,9 +51,10 @@ def lesson() -> Any:
     cells = [
         text("# Title\n\n**You will do** a\n\n**You will learn** b\n\n**You need** c"),
         text("**What will happen?**"),
-        code("assert True"),
+        code("x = True"),
         text("**What will happen?**"),
         code("int('one')", metadata=planned),
+        code("assert x"),
         text("## Key points\n\n* a\n* b\n* c"),
         *exercise(),
         *exercise(),
@@ -95,7 +96,7 @@ def _unchecked(notebook: Any) -> None:
 
 
 def _two_points(notebook: Any) -> None:
-    notebook.cells[5].source = "## Key points\n\n* a\n* b"
+    notebook.cells[6].source = "## Key points\n\n* a\n* b"
 
 
 def _not_stopped(notebook: Any) -> None:
@@ -103,7 +104,11 @@ def _not_stopped(notebook: Any) -> None:
 
 
 def _unproved(notebook: Any) -> None:
-    notebook.cells[2].source = "True"
+    notebook.cells[5].source = "True"
+
+
+def _given_away(notebook: Any) -> None:
+    notebook.cells[2].source = "assert True"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +125,7 @@ def _unproved(notebook: Any) -> None:
         (_two_points, "key points"),
         (_not_stopped, "%parallel_stop"),
         (_unproved, "asserts nothing"),
+        (_given_away, "gives the answer away"),
     ],
 )
 def test_each_broken_rule_is_found(spoil: Callable[[Any], None], word: str) -> None:
