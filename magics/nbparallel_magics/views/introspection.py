@@ -1,4 +1,4 @@
-"""Help of names that the notebook does not have: ``all_reduce?``, and what only ranks have assigned."""
+"""Names that the notebook does not have but ranks do: ``all_reduce?``, and where a NameError finds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankVariable:
 
 
 class RankIntrospection:
-    """Has IPython's ``?`` and a front end's tooltips find what is defined on ranks.
+    """Has IPython's ``?``, tooltips and errors about missing names find what is defined on ranks.
 
     Parameters
     ----------
@@ -48,11 +48,42 @@ class RankIntrospection:
         self._find_here = self._shell._object_find
         self._installed = self.find
         self._shell._object_find = self._installed
+        self._shell.events.register("post_run_cell", self.end_cell)
 
     def remove(self) -> None:
         """Look in the notebook only."""
         if vars(self._shell).get("_object_find") is self._installed:
             del self._shell._object_find
+        self._shell.events.unregister("post_run_cell", self.end_cell)
+
+    def end_cell(self, result: Any) -> None:
+        """Say below a cell of the notebook that lacked a name where that name is (``post_run_cell``)."""
+        error = getattr(result, "error_in_exec", None)
+        if type(error) is NameError and error.name and self._raised_by_the_cell(error):
+            advice = self._advice(error.name)
+            if advice:
+                print(f"[nbparallel] {advice}")  # noqa: T201  (it belongs below the traceback)
+
+    def _raised_by_the_cell(self, error: NameError) -> bool:
+        """Whether code of the notebook missed the name, rather than a module that it called."""
+        step = error.__traceback__
+        while step is not None and step.tb_next is not None:
+            step = step.tb_next
+        return step is not None and step.tb_frame.f_globals is self._shell.user_ns
+
+    def _advice(self, name: str) -> str:
+        from nbparallel.errors import NbParallelError
+        from nbparallel.session.names.name_uses import PREDEFINED_NAMES
+
+        if name in PREDEFINED_NAMES:
+            return f"ranks have {name}, the notebook does not: begin this cell with `%%parallel`"
+        try:
+            found = self._on_ranks(name)
+        except NbParallelError:  # ranks that end now; the cell's own error is there already
+            return ""
+        if found is None:
+            return ""
+        return f"only ranks have {found!r}; `%parallel -o {name} {name}` puts the list of their values here"
 
     def find(self, oname: str, namespaces: Any = None) -> Any:
         """Return IPython's ``OInfo`` about a name."""

@@ -39,3 +39,34 @@ def test_names_of_ranks_have_help_in_the_notebook(shared_kernel: Kernel) -> None
     assert "on rank" not in shown(kernel, "mine = 5\n" + ask.format("mine")), "the notebook has it now"
     assert kernel.run("%unload_ext nbparallel").status == "ok"
     assert "Object `all_reduce` not found." in shown(kernel, "all_reduce?")
+
+
+def test_a_missing_name_that_ranks_have_is_found(shared_kernel: Kernel) -> None:
+    """A line below the NameError says that ranks have the name, and what to write; no line about others."""
+    kernel = shared_kernel
+    assert kernel.run("%load_ext nbparallel\n%config NbParallel.welcome = False").status == "ok"
+    assert kernel.run("%%parallel -n 2\nbest = rank / 2").status == "ok"
+
+    def below(code: str) -> str:
+        outcome = kernel.run(code)
+        assert "NameError" in "".join(outcome.traceback)
+        return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
+
+    for code, name in (
+        ("print(rank)", "rank"),
+        ("all_reduce(3)", "all_reduce"),
+        ("(lambda: dist.shard)()", "dist"),
+    ):
+        line = f"[nbparallel] ranks have {name}, the notebook does not: begin this cell with `%%parallel`\n"
+        assert below(code) == line
+    line = "[nbparallel] only ranks have best: float on ranks 0-1; "
+    assert below("best + 1") == f"{line}`%parallel -o best best` puts the list of their values here\n"
+    assert kernel.run("%parallel -o best best\nassert best == [0, 0.5]\ndel best").status == "ok"
+    assert below("nowhere") == ""
+    assert below("import types; exec('rank', vars(types.ModuleType('other')))") == "", (
+        "not the cell's own name"
+    )
+    assert kernel.run("%parallel_stop").status == "ok"
+    assert below("best") == ""
+    assert kernel.run("%unload_ext nbparallel").status == "ok"
+    assert below("rank") == ""
