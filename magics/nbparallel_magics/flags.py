@@ -80,7 +80,7 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         "--on-error",
         choices=("stop", "continue"),
         default="stop",
-        help="stop: the first error releases every rank; continue: only those that wait for the failed",
+        help="stop: the first error releases every rank; continue: only those that wait for the failed rank",
     )
     return parser
 
