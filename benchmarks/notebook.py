@@ -13,6 +13,12 @@ cluster = ipyparallel.Cluster(n=4, log_level=logging.ERROR)
 client = cluster.start_and_connect_sync(activate=True)
 """
 STOP_IPYPARALLEL = "cluster.stop_cluster_sync()"
+START_DASK = """
+import distributed
+dask = distributed.Client(n_workers=4, threads_per_worker=1, dashboard_address=None)
+workers = list(dask.nthreads())
+"""
+STOP_DASK = "dask.shutdown()"
 TIMER = '''
 import time
 from IPython.utils.capture import capture_output

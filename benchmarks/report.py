@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PEERS = ("ipyparallel", "torch", "joblib", "ray")
+PEERS = ("ipyparallel", "torch", "joblib", "ray", "distributed")
 
 
 @dataclass(frozen=True, slots=True)

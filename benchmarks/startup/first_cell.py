@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from benchmarks.notebook import START_IPYPARALLEL, STOP_IPYPARALLEL
+from benchmarks.notebook import START_DASK, START_IPYPARALLEL, STOP_DASK, STOP_IPYPARALLEL
 from benchmarks.notebook import run as run_cell
 from benchmarks.report import Figure, Section, installed, not_installed, spread
 from nbparallel.testing.kernel import Kernel
@@ -56,6 +56,16 @@ def ipyparallel_seconds() -> float:
     return first
 
 
+def dask_seconds() -> float:
+    """Start four workers and call a function on each."""
+    with Kernel() as kernel:
+        run_cell(kernel, "import distributed")
+        say = 'print(*dask.run(lambda dask_worker: f"{dask_worker.name} is here").values())'
+        first = until_heard(kernel, f"{START_DASK}\n{say}", [f"{worker} is here" for worker in range(4)])
+        run_cell(kernel, STOP_DASK)
+    return first
+
+
 def run(*, quick: bool) -> Section:
     """Measure on fresh kernels, taking turns."""
     ours: list[float] = []
@@ -63,6 +73,7 @@ def run(*, quick: bool) -> Section:
     warm_numpy: list[float] = []
     loading: list[float] = []
     theirs: list[float] = []
+    dask: list[float] = []
     peer = installed("ipyparallel")
     nbparallel_seconds()  # compiles, where that was never done
     for _ in range(2 if quick else 5):
@@ -73,6 +84,8 @@ def run(*, quick: bool) -> Section:
         warm_numpy.append(nbparallel_seconds(PAUSE_SECONDS, "import numpy")[1])
         if peer:
             theirs.append(ipyparallel_seconds())
+        if installed("distributed"):
+            dask.append(dask_seconds())
     ratio = statistics.median(theirs) / statistics.median(ours) if theirs else None
     return Section(
         "From nothing to four ranks",
@@ -86,9 +99,15 @@ def run(*, quick: bool) -> Section:
                 f"≤ {AIM_SECONDS} s, ≥ {AIM_RATIO:g} ×",
                 statistics.median(ours) <= AIM_SECONDS and (ratio is None or ratio >= AIM_RATIO),
             ),
+            Figure(
+                "the same, beside Dask",
+                spread(ours),
+                f"Dask `Client(n_workers=4)`: {spread(dask)}" if dask else not_installed("distributed"),
+                statistics.median(dask) / statistics.median(ours) if dask else None,
+            ),
             Figure(f"the same, {PAUSE_SECONDS:g} s after loading", spread(warm)),
             Figure("the same, in a notebook that has imported numpy", spread(warm_numpy)),
         ],
         "A fresh kernel each time; from sending the cell to the message that completed the text of all four. "
-        "Importing ipyparallel is not counted, as loading our extension is not.",
+        "Importing ipyparallel or distributed is not counted, as loading our extension is not.",
     )

@@ -35,7 +35,7 @@ class NbParallel(Configurable):
         False, help="Keep messages that no rank received for later cells; else they are dropped, with a note."
     ).tag(config=True)
     welcome = Bool(
-        True, help="Show under the first cell which names ranks have from the start, and how many ranks there are."
+        True, help="Show under the first cell which names ranks have, and how many ranks there are."
     ).tag(config=True)
     start_method = Enum(
         ("forkserver", "spawn"),
