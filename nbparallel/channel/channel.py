@@ -114,7 +114,9 @@ class Channel:
                     return
                 except BlockingIOError:
                     if abandon is not None and abandon():
-                        raise ChannelClosedError("gave up sending: the other process does not read") from None
+                        raise ChannelClosedError(
+                            "sending was abandoned: the other process does not read"
+                        ) from None
                     poll = select.poll()
                     poll.register(self._socket, select.POLLOUT)
                     ready(poll, SLICE_SECONDS * 1000)

@@ -177,10 +177,10 @@ def init_process_group(
         Something is missing or makes no sense, MASTER_ADDR is another machine, or this process has joined a
         world already.
     RendezvousError
-        The processes do not fit together (a rank came twice, world sizes or versions differ), one of them
-        ended before all had come, or they cannot meet there.
+        The processes do not fit together (a rank joined twice, world sizes or versions differ), one of them
+        ended before all had joined, or they cannot meet there.
     CollectiveTimeoutError
-        The time-out ran out; the message names the ranks that did not come.
+        The time-out ran out; the message names the ranks that did not join.
     StartError
         The system lacks what is needed.
 
@@ -208,7 +208,7 @@ def init_process_group(
     from nbparallel.distributed.bootstrap.init_method import check_backend, resolve_init_method, seconds_of
 
     if store is not None:
-        raise ValueError("store cannot be passed: init_method says where the ranks meet")
+        raise ValueError("store cannot be passed: init_method names the place where the ranks meet")
     check_backend(backend)
     seconds = seconds_of(timeout)
     method = resolve_init_method(init_method, rank, world_size, os.environ)

@@ -46,7 +46,7 @@ def improve(error: BaseException, state: RankState) -> BaseException:
     if isinstance(error, SystemExit):
         code = error.code
         shown_code = "" if code is None else repr(code)
-        exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank lives on", code=code)
+        exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank is still running", code=code)
         return exit_error.with_traceback(error.__traceback__)
     damage = ""
     if isinstance(error, _BY_BROKEN_BUILTINS):
@@ -132,7 +132,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as second:  # noqa: BLE001  a user's __str__ may do anything
-        return f"<its text cannot be had: {type(second).__name__}>"
+        return f"<its text is not available: {type(second).__name__}>"
 
 
 def _pickled(error: BaseException) -> bytes | None:

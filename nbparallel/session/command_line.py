@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
-        help="run a script as ranks that talk through nbparallel.distributed",
+        help="run a script as ranks that communicate through nbparallel.distributed",
         description="Run a script on several ranks, as torchrun does.  Every rank finds its number in "
         "nbparallel.distributed.get_rank() and in the environment variable RANK.  The exit status is 0 if "
         "all ranks succeeded, else that of the first one which failed by sys.exit(status), else 1.",

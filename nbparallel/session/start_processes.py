@@ -21,8 +21,8 @@ def spawn(
 ) -> None:
     """Call ``function(rank, *args)`` on `nprocs` fresh ranks, and wait until all have returned.
 
-    What they print is printed here, each line behind its rank.  The ranks talk through
-    `nbparallel.distributed`, and are gone when this returns, whatever happened.
+    What they print is printed here, each line behind its rank.  The ranks communicate through
+    `nbparallel.distributed`, and have ended when this returns, whatever happened.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def spawn(
         raise TypeError(f"spawn needs the arguments as a tuple, args=({args!r},), not {type(args).__name__}")
     if not join:
         raise ValueError(
-            "spawn waits for its ranks, and join=False cannot be had: use nbparallel.Session and its submit()"
+            "spawn waits for its ranks; join=False is not possible: use nbparallel.Session and its submit()"
         )
     with Session(nprocs, start_method=start_method) as session:
         session.call(call_with_rank, function, tuple(args))

@@ -56,7 +56,7 @@ def segments_text(count: int) -> str:
 def kept_text(nbytes: int, count: int = 0) -> str:
     """Return the line about memory that is kept for the next arrays."""
     where = f" in {segments_text(count)}" if count else ""
-    return f"kept for the next arrays: {size_text(nbytes)}{where}; goes back to the system after a while"
+    return f"kept for the next arrays: {size_text(nbytes)}{where}; returned to the system after a while"
 
 
 def left_out(used: list[SegmentStatistics]) -> str:

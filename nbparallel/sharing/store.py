@@ -97,7 +97,7 @@ class Store:
             return broker
         brokers = self._table.brokers
         if len(brokers) > 1:
-            raise ValueError(f"this process is in {len(brokers)} sessions: say which with broker=")
+            raise ValueError(f"this process is in {len(brokers)} sessions: name one with broker=")
         return brokers[0] if brokers else None
 
     # Making arrays

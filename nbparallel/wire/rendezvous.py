@@ -70,7 +70,7 @@ class Joined:
 
 
 class Reason(enum.StrEnum):
-    """Why a world did not come about; a word of the protocol."""
+    """Why no world was formed; a word of the protocol."""
 
     LATE = "late"
     """The time-out of a process expired before all had joined."""

@@ -97,7 +97,7 @@ def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     assert cell.wait().ename == "KeyboardInterrupt"
     again = kernel.run("%%parallel\n'kept' in globals()")
     assert "rank 1 was ended, because it did not answer" in text(again)
-    assert "its variables are gone" in text(again)
+    assert "without its variables" in text(again)
     assert text(again).endswith("Out[rank 0]: True\nOut[rank 1]: False\n")
     kernel.run("%rank 1 kept = rank + 7")
     after = pids(kernel)
@@ -119,7 +119,7 @@ def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> Non
     )
     assert "said before" in text(outcome)
     again = kernel.run("%%parallel\nrank, all_reduce(rank), globals().get('kept')")
-    assert text(again).count("its variables are gone") == 1
+    assert text(again).count("without its variables") == 1
     assert text(again).endswith("Out[rank 0]: (0, 3, 7)\nOut[rank 1]: (1, 3, None)\nOut[rank 2]: (2, 3, 9)\n")
     kernel.run("%rank 1 kept = rank + 7")
     kernel.run(f"import os, signal, time; os.kill({before[2]}, signal.SIGKILL); time.sleep(0.5)")

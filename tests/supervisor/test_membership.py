@@ -39,11 +39,11 @@ def test_any_order_of_arrival_is_fine(order: list[int]) -> None:
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        (_join(0), "rank 0 came twice, as process 10 and as process 11"),
-        (_join(1, 4), "rank 0 .process 10. says 3, rank 1 .process 11. says 4"),
+        (_join(0), "rank 0 joined twice, as process 10 and as process 11"),
+        (_join(1, 4), "rank 0 .process 10. has 3, rank 1 .process 11. has 4"),
         (_join(1, versions="2"), "not all run the same: rank 0 .process 10. 1, rank 1 .process 11. 2"),
-        (_join(3), "process 11 came as rank 3 of 3"),
-        (_join(0, 5000), "process 11 came as rank 0 of 5000"),
+        (_join(3), "process 11 joined as rank 3 of 3"),
+        (_join(0, 5000), "process 11 joined as rank 0 of 5000"),
     ],
 )
 def test_those_who_do_not_fit_are_named(second: Join, said: str) -> None:

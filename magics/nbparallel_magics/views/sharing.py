@@ -27,7 +27,7 @@ _COSTS = {
     ),
     "file_region": (
         "a block inside one large region",
-        "one or two open files for many; a region goes as a whole",
+        "one or two open files for many; a region is freed as a whole",
     ),
     "mmap": (
         "a temporary file in a folder of your choice",

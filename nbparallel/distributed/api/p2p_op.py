@@ -36,6 +36,6 @@ class P2POp:
         if peer is MISSING and group_peer is None:
             raise ValueError("P2POp needs either peer or group_peer")
         if isinstance(peer, int) and group_peer is not None:
-            raise ValueError("peer and group_peer both say which rank is meant: pass one of them")
+            raise ValueError("peer and group_peer both name a rank: pass one of them")
         self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
         self.group_peer = group_peer

@@ -112,7 +112,7 @@ def _hint(name: str, environment: Mapping[str, str]) -> str:
     for rank, size in LAUNCHERS:
         variable = rank if name == "rank" else size
         if variable in environment:
-            return f" (this launcher says it otherwise: {name}=int(os.environ[{variable!r}]))"
+            return f" (this launcher sets another variable: {name}=int(os.environ[{variable!r}]))"
     return ""
 
 
@@ -126,7 +126,7 @@ def _place(method: str, environment: Mapping[str, str]) -> str:
         # The address is always this machine's, however it is spelled; another user has another directory.
         return os.path.join(tempfile.gettempdir(), f"nbparallel-{os.geteuid()}-{port}")
     raise ValueError(
-        f"init_method {method!r} is not known: use 'env://' (MASTER_PORT says where to meet) or "
+        f"init_method {method!r} is not known: use 'env://' (ranks with one MASTER_PORT meet) or "
         "'file:///path/of/a/file/that/does/not/exist'"
     )
 
@@ -137,7 +137,7 @@ def _path(method: str, host: str, path: str) -> str:
             f"{method!r} has {host!r} for a host: a path begins with a third slash, file:///{host}…"
         )
     if not path.strip("/"):
-        raise ValueError(f"{method!r} lacks a path: 'file:///tmp/my_world', say")
+        raise ValueError(f"{method!r} lacks a path, as in 'file:///tmp/my_world'")
     path = path.rstrip("/")
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 

@@ -69,7 +69,7 @@ def arrive_and_wait(place: str, join: Join, seconds: float) -> Admission:
     RendezvousError
         They do not fit together, one of them ended, or the place cannot be used.
     CollectiveTimeoutError
-        `seconds` were over before all had come; the message names the missing ranks.
+        `seconds` were over before all had joined; the message names the missing ranks.
     StartError
         The supervisor could not be started.
     """

@@ -70,7 +70,7 @@ class GroupState:
     def group_rank(self, rank: Any, group_rank: Any, name: str, default: int | None = None) -> int:
         """Return the member that ``name`` (in the world) or ``group_name`` (in the group) means."""
         if rank is not None and group_rank is not None:
-            raise ValueError(f"{name} and group_{name} both say which rank is meant: pass one of them")
+            raise ValueError(f"{name} and group_{name} both name a rank: pass one of them")
         if group_rank is not None:
             return check_group_rank(group_rank, f"group_{name}", self.ranks)
         if rank is None:

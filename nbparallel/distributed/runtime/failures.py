@@ -79,7 +79,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as second:  # noqa: BLE001 - a user's __str__ may do anything
-        return f"<its text could not be had: {type(second).__name__}>"
+        return f"<its text is not available: {type(second).__name__}>"
 
 
 def without_frames(error: BaseException, rank: int) -> BaseException:

@@ -286,7 +286,7 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
         else:
             what, way = "lies in memory for reading only", 'nbp.from_file(path, mode="r+") if it is a file'
         raise ReadOnlyArrayError(
-            f"{name!r} {what} in the notebook, so ranks cannot be let write it: "
+            f"{name!r} {what} in the notebook, so ranks cannot write it either: "
             f"{way}, or `{name} = {name}.copy()`, first"
         )
 

@@ -74,7 +74,7 @@ class ElasticPool:
             self._stop_pool()
             self._notes.append(
                 "the supervisor process had died and the ranks with it; new ones are running, "
-                "their variables are gone"
+                "without the variables of the old ones"
             )
             pool = None
         if pool is None or self._closed:
@@ -195,7 +195,7 @@ class ElasticPool:
 def _back_note(ranks: list[int], how: str) -> str:
     """Return the line about ranks that ended in one way and run again."""
     if len(ranks) == 1:
-        return f"{rank_list(ranks)} {how}; it is back with its number, its variables are gone"
+        return f"{rank_list(ranks)} {how}; it was started again under its number, without its variables"
     if how.startswith("was "):
         how = f"were {how.removeprefix('was ')}"
-    return f"{rank_list(ranks)} {how}; they are back with their numbers, their variables are gone"
+    return f"{rank_list(ranks)} {how}; they were started again under their numbers, without their variables"

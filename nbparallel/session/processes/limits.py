@@ -80,7 +80,7 @@ def cpu_count_text(cpus: int) -> str:
 
 
 def _limits(world_size: int, running: int) -> list[tuple[int, str]]:
-    limits = [(MOST_RANKS, "the segment that ranks talk through grows with their square")]
+    limits = [(MOST_RANKS, "the segment through which ranks communicate grows with their square")]
     files, _ = system.process_limit(resource.RLIMIT_NOFILE)
     if files is not None:
         room = (files - (system.open_descriptors() or USED_FILES)) // RANK_FILES

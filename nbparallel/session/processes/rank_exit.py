@@ -43,7 +43,7 @@ _LIKELY_CAUSE = {
     "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own, or wrote to an array that "
     "ranks may only read (torch does after from_numpy: `--share` the array, or copy it)",
     "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone (was a mapped file made shorter?)",
-    "SIGABRT": "aborted (SIGABRT): C code gave up",
+    "SIGABRT": "aborted (SIGABRT): C code called abort()",
     "SIGFPE": "crashed (SIGFPE): C code divided by zero",
     "SIGTERM": "was ended by SIGTERM",
 }

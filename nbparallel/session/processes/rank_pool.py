@@ -319,7 +319,7 @@ class RankPool:
     def _begin_epoch(self) -> None:
         self.epoch += 1
         size = size_text(control.Layout.of(len(self.handles)).nbytes)
-        with as_start_error(f"the segment of {size} through which ranks talk"):
+        with as_start_error(f"the segment of {size} through which ranks communicate"):
             fd = control.create(len(self.handles), self.epoch)
         try:
             view, abandoned = ControlView(fd), []

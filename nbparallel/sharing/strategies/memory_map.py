@@ -119,5 +119,5 @@ def network_reason(path: str) -> str | None:
         return None
     return (
         f"{path} lies on a network file system ({kind}), where what one machine writes another may not see, "
-        "and a full disk kills instead of raising: use a local disk, or say allow_network=True"
+        "and a full disk kills instead of raising: use a local disk, or pass allow_network=True"
     )

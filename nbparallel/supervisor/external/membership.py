@@ -32,16 +32,16 @@ class Membership:
         """
         rank, size = join.rank, join.world_size
         if not 1 <= size <= MAX_WORLD_SIZE or rank >= size:
-            return f"process {process.pid} came as rank {rank} of {size}, which there cannot be"
+            return f"process {process.pid} joined as rank {rank} of {size}, which is not possible"
         for other, (their, earlier) in self._entries.items():
             if their.world_size != size:
                 return (
-                    f"the world sizes differ: rank {other} (process {earlier.pid}) says {their.world_size}, "
-                    f"rank {rank} (process {process.pid}) says {size}; give all the same WORLD_SIZE"
+                    f"the world sizes differ: rank {other} (process {earlier.pid}) has {their.world_size}, "
+                    f"rank {rank} (process {process.pid}) has {size}; give all the same WORLD_SIZE"
                 )
             if other == rank:
                 return (
-                    f"rank {rank} came twice, as process {earlier.pid} and as process {process.pid}: every "
+                    f"rank {rank} joined twice, as process {earlier.pid} and as process {process.pid}: every "
                     "process needs a RANK of its own, and every world its own MASTER_PORT or file"
                 )
             if their.versions != join.versions:

@@ -201,7 +201,7 @@ class ExternalWorld:
             self._join(member, frame)
         elif frame.kind is Kind.ABORT_JOIN and member.rank >= 0:
             text = f"rank {member.rank} has waited {float(frame.payload):g} s for {self._membership.missing}"
-            self._refuse(Reason.LATE, f"{text}, which did not come")
+            self._refuse(Reason.LATE, f"{text}, which did not join")
         else:
             raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
 
@@ -257,7 +257,7 @@ class ExternalWorld:
             self._deliver(self._server.client_gone(client_of(member.rank)))
         elif member.rank >= 0:
             whose = f"rank {member.rank} (process {member.process.pid})"
-            self._refuse(Reason.WRONG, f"{whose} left or ended before {self._membership.missing} had come")
+            self._refuse(Reason.WRONG, f"{whose} left or ended before {self._membership.missing} had joined")
 
     def _forget(self, member: WorldMember) -> None:
         self._members.remove(member)

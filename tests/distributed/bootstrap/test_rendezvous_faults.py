@@ -67,7 +67,7 @@ def test_a_rank_that_never_comes_is_named(launcher: Launcher) -> None:
     for script in scripts:
         said = script.wait()
         assert said["kind"] == "CollectiveTimeoutError"
-        assert "rank 0 has waited 2 s for ranks 2, 4, which did not come" in said["text"]
+        assert "rank 0 has waited 2 s for ranks 2, 4, which did not join" in said["text"]
         assert "nbparallel-" in said["text"]
 
 
@@ -81,7 +81,7 @@ def test_a_rank_that_comes_twice(launcher: Launcher) -> None:
     for script in scripts:
         said = script.wait()
         assert said["kind"] == "RendezvousError"
-        assert "rank 1 came twice" in said["text"]
+        assert "rank 1 joined twice" in said["text"]
         assert all(pid in said["text"] for pid in pids)
 
 
@@ -93,8 +93,8 @@ def test_world_sizes_that_differ(launcher: Launcher) -> None:
         said = script.wait()
         assert said["kind"] == "RendezvousError"
         assert "the world sizes differ" in said["text"]
-        assert "says 2" in said["text"]
-        assert "says 3" in said["text"]
+        assert "has 2" in said["text"]
+        assert "has 3" in said["text"]
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_one_that_ends_while_the_others_come(launcher: Launcher, number: int) ->
     waiting[0].process.send_signal(number)
     said = waiting[1].wait()
     assert said["kind"] == "RendezvousError"
-    assert f"rank 0 (process {waiting[0].process.pid}) left or ended before rank 2 had come" in said["text"]
+    assert f"rank 0 (process {waiting[0].process.pid}) left or ended before rank 2 had joined" in said["text"]
     waiting[0].wait(-number)
 
 

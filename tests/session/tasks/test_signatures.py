@@ -51,7 +51,7 @@ def test_spawn_takes_what_torchs_takes() -> None:
 
     nbp.spawn(mark, (), 2, True, False)
     assert marks.tolist() == [1, 1]
-    with pytest.raises(ValueError, match=r"join=False cannot be had: use nbparallel\.Session"):
+    with pytest.raises(ValueError, match=r"join=False is not possible: use nbparallel\.Session"):
         nbp.spawn(mark, nprocs=2, join=False)
     for args in (3, "ab"):
         with pytest.raises(TypeError, match=r"arguments as a tuple, args=\(.*,\)"):
