@@ -1,9 +1,9 @@
 """Three tiers of tests: a quick one before each commit, what it left out, and all tests.
 
-``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs what that left out,
-but thins matrices that are slow as a whole; ``--tier all``, the default, runs every one.  What a tier takes
-of a matrix depends on a seed that changes from day to day, so that a week of runs sees most of it; the header
-prints it and ``--matrix-seed`` sets it.
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs the slow ones and
+a third of the cases that were left out of matrices; ``--tier all``, the default, runs every test.  Which
+cases a tier takes depends on a seed that changes from day to day, so that a week of runs sees most of them;
+the header prints it and ``--matrix-seed`` sets it.
 
 Markers
 -------
@@ -12,10 +12,11 @@ Markers
 ``matrix(cover=None, size=1, across_classes=False)``
     The quick tier runs a sample of this test's parametrised cases: at least `size`, and each value of each
     parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases
-    are those of all classes that inherit the test.  Of a test that is ``slow`` as well, the tier that runs
-    the rest takes this sample, and only the whole runs every case.
+    are those of all classes that inherit the test.  Of a test that is ``slow`` as well, the rest is this
+    sample.
 ``every_kernel``
-    The quick tier runs this test on the older ipykernel as well (fixtures ``any_kernel``, ``shared_kernel``).
+    The quick tier runs this test on the older ipykernel as well (fixtures ``any_kernel``, ``shared_kernel``);
+    of other tests with these fixtures, the rest runs a third on it.
 
 Tests that loop over their cases take them from the fixture `sampled`, examples of hypothesis are counted by
 `examples`.
@@ -36,6 +37,8 @@ import pytest
 from nbparallel.testing import processes
 
 QUICK, REST, ALL = "quick", "rest", "all"
+REST_SHARE = 3
+"""Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
 WARN_SECONDS = 5.0
@@ -111,27 +114,36 @@ def left_out(
     """Return the items that the quick tier leaves out, and those of them that only the whole runs."""
     slow = {item for item in items if item.get_closest_marker("slow")}
     matrices: dict[str, list[pytest.Function]] = defaultdict(list)
+    older: list[pytest.Item] = []
     for item in items:
         marker = item.get_closest_marker("matrix")
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if not {"any_kernel", "module_kernel"}.isdisjoint(parameters) and "6.31" in parameters.values():
             if item.get_closest_marker("every_kernel") is None:
-                slow.add(item)
+                older.append(item)
         elif marker is not None and isinstance(item, pytest.Function):
             across = marker.kwargs.get("across_classes", False)
             name = item.originalname if across else item.nodeid.partition("[")[0]
             matrices[f"{name} {parameters.get('repetition', 0)}"].append(item)
-    only_whole: set[pytest.Item] = set()
+    only_whole = _without_share(config, "6.31", older)
+    out = slow.union(older)
     for name, group in matrices.items():
         marker = group[0].get_closest_marker("matrix")
         assert marker is not None
-        for cases in ([i for i in group if i in slow], [i for i in group if i not in slow]):
+        for is_slow in (True, False):
+            cases = [item for item in group if (item in slow) is is_slow]
             values = [_values(item, marker.kwargs.get("cover")) for item in cases]
             taken = sample(values, _chance(config, name), marker.kwargs.get("size", 1))
-            unused = {item for index, item in enumerate(cases) if index not in taken}
-            only_whole |= unused & slow
-            slow |= unused
-    return slow, only_whole
+            unused = [item for index, item in enumerate(cases) if index not in taken]
+            out.update(unused)
+            only_whole.update(unused if is_slow else _without_share(config, name, unused))
+    return out, only_whole
+
+
+def _without_share(config: pytest.Config, name: str, left: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return what the rest leaves out of what the quick tier left."""
+    share = _chance(config, f"rest {name}").sample(range(len(left)), -(-len(left) // REST_SHARE))
+    return {item for index, item in enumerate(left) if index not in share}
 
 
 def _thins_itself(item: pytest.Item) -> bool:
@@ -162,11 +174,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def sampled(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """Return a function that thins a test's own loop: ``sampled(cases, one_in=7)``.
 
-    In the quick tier it returns every seventh case, from the first, second … by the seed; otherwise all.
+    In the quick tier (for a slow test: in the rest) it returns every seventh case, from the first, second …
+    by the seed; otherwise all.
     """
+    thinned_in = REST if request.node.get_closest_marker("slow") else QUICK
 
     def take(cases: Sequence[_T], one_in: int) -> list[_T]:
-        if request.config.option.tier != QUICK:
+        if request.config.option.tier != thinned_in:
             return list(cases)
         first = _chance(request.config, request.node.nodeid).randrange(min(one_in, max(1, len(cases))))
         return list(itertools.islice(cases, first, None, one_in))

@@ -38,6 +38,15 @@ def test_slow_three(kind):
 def test_loop(sampled):
     print("taken", sampled(range(70), one_in=7))
 
+@pytest.mark.slow
+def test_slow_loop(sampled):
+    print("slowly taken", len(sampled(range(70), one_in=7)))
+
+@pytest.mark.parametrize("any_kernel", ["installed", "6.31"])
+@pytest.mark.parametrize("kind", range(6))
+def test_kernels(any_kernel, kind):
+    pass
+
 class Suite:
     @pytest.mark.matrix(cover=(), across_classes=True)
     def test_inherited(self):
@@ -78,21 +87,37 @@ def test_a_sample_holds_every_value() -> None:
 
 @pytest.mark.slow
 @pytest.mark.time_limit(90)
-def test_quick_and_rest_are_the_whole(pytester: pytest.Pytester) -> None:
-    """No test is in neither, but cases of a slow matrix; a seed is repeatable; loops run in both."""
+def test_quick_and_rest_take_of_the_whole(pytester: pytest.Pytester) -> None:
+    """Every test is in one, but for cases of matrices; a seed is repeatable; loops run in both."""
     pytester.makepyfile(MATRICES)
     whole, quick, rest = (chosen(pytester, tier, 7) for tier in (tiers.ALL, tiers.QUICK, tiers.REST))
-    assert len(whole) == 20 + 9 + 1 + 8 + 1 + 2
-    of_no_tier = whole - quick - rest
-    assert len(of_no_tier) == 5
-    assert all(name.startswith("test_slow_three") for name in of_no_tier)
-    assert whole - quick - chosen(pytester, tiers.REST, 8) != of_no_tier, "another day takes others"
+    assert len(whole) == 20 + 9 + 1 + 8 + 1 + 1 + 12 + 2
+    names = [re.sub(r"\[.*", "", name) for name in rest]
+    assert names.count("test_slow_three") == 3
+    assert names.count("test_two") == 3, "a third of those that the quick tier leaves out"
+    assert names.count("test_kernels") == 2
+    assert chosen(pytester, tiers.REST, 7) == rest != chosen(pytester, tiers.REST, 8)
+    only_whole = {re.sub(r"\[.*", "", name) for name in whole - quick - rest}
+    assert only_whole == {"test_every_value", "test_two", "test_slow_three", "test_kernels"}
     assert quick & rest == {"test_loop"}, "it does more in the whole"
     names = [re.sub(r"\[.*", "", name) for name in quick]
     assert 5 <= names.count("test_every_value") <= 7
     assert names.count("test_two") == 2
     assert sum(name.endswith("test_inherited") for name in names) == 1
     assert chosen(pytester, tiers.QUICK, 7) == quick != chosen(pytester, tiers.QUICK, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(90)
+@pytest.mark.parametrize(("tier", "cases"), [(tiers.REST, 10), (tiers.ALL, 70)])
+def test_a_loop_of_a_slow_test_is_thinned_in_the_rest(
+    pytester: pytest.Pytester, tier: str, cases: int
+) -> None:
+    """The whole tries every case."""
+    pytester.makepyfile(MATRICES)
+    options = ("-p", "nbparallel.testing.plugin", "-k", "slow_loop", "-s", "--tier", tier)
+    result = pytester.runpytest_subprocess(*options, timeout=40)
+    result.stdout.fnmatch_lines([f"*slowly taken {cases}*"])
 
 
 WORKERS = """
