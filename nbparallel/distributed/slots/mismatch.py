@@ -41,8 +41,24 @@ class CallTable:
         contents = self._of_all(CONTENT, generation)
         if root is not None:
             contents.discard(0)
-        if len(self._of_all(CALL, generation)) > 1 or len(contents) > 1:
-            raise self.mismatch(DIFFERENT, number, range(len(self._area.ranks)))
+        same_call = len(self._of_all(CALL, generation)) == 1
+        if not same_call or len(contents) > 1:
+            what = DIFFERENT if root is None or not same_call else self._unlike_the_source(root, generation)
+            raise self.mismatch(what, number, range(len(self._area.ranks)))
+
+    def _unlike_the_source(self, root: int, generation: int) -> str:
+        """Return which member passed an array that cannot take the root's value."""
+        ranks, source = self._area.ranks, self._word(CONTENT, root, generation)
+        other = next(
+            rank
+            for index, rank in enumerate(ranks)
+            if self._word(CONTENT, index, generation) not in (0, source)
+        )
+        return (
+            f"rank {ranks[root]} is the source, and what it passed does not fit the array that rank {other} "
+            f"passed to be filled; other ranks than the source pass None or such an array, and "
+            f"src={other} on all ranks makes rank {other} the source"
+        )
 
     def agree(self, number: int) -> bool:
         """Whether all members pass the same dtype and shape; raises if they call different operations."""

@@ -342,5 +342,6 @@ def _holding_text(holding: Mapping[int, Sequence[str]]) -> str:
         lines.append(f"`%parallel_restart -r {spec}`" if many else f"`%rank {spec} del {', '.join(held)}`")
     return (
         f"{rank_list(holding)} would be ended and {'holds' if len(holding) == 1 else 'hold'} variables "
-        f"({'; '.join(parts)}): delete them with {' and '.join(lines)}, or use -r to run on fewer ranks"
+        f"({'; '.join(parts)}): delete them with {' and '.join(lines)}, or use -r, without -n, "
+        "to run on fewer ranks"
     )

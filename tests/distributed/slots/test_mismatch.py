@@ -209,6 +209,20 @@ def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+def test_another_source_than_the_one_meant(outcomes: Any) -> None:
+    """A broadcast without `src` from a rank that is not 0: the error names the source, and how to choose it."""
+
+    def work(c: Communicator) -> None:
+        c.broadcast(np.zeros(3) if c.rank == 2 else None)
+
+    for outcome in outcomes(3, work):
+        assert type(outcome.error) is CollectiveMismatchError
+        assert str(outcome.error).startswith(
+            "rank 0 is the source, and what it passed does not fit the array that rank 2 passed to be filled"
+        )
+        assert "src=2 on all ranks makes rank 2 the source:\n  rank  operation" in str(outcome.error)
+
+
 @pytest.mark.slow
 @pytest.mark.fault("F32")
 def test_those_who_are_here_are_told_soon(outcomes: Any) -> None:
