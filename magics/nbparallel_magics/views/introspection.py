@@ -59,7 +59,9 @@ class RankIntrospection:
     def end_cell(self, result: Any) -> None:
         """Say below a cell of the notebook that lacked a name where that name is (``post_run_cell``)."""
         error = getattr(result, "error_in_exec", None)
-        if type(error) is NameError and error.name and self._raised_by_the_cell(error):
+        if type(error) is not NameError or result.info.raw_cell.lstrip().startswith("%%parallel"):
+            return  # with --local a cell for ranks runs here, too
+        if error.name and result.info.store_history and self._raised_by_the_cell(error):
             advice = self._advice(error.name)
             if advice:
                 print(f"[nbparallel] {advice}")  # noqa: T201  (it belongs below the traceback)

@@ -63,6 +63,7 @@ def test_a_missing_name_that_ranks_have_is_found(shared_kernel: Kernel) -> None:
     assert below("best + 1") == f"{line}`%parallel -o best best` puts the list of their values here\n"
     assert kernel.run("%parallel -o best best\nassert best == [0, 0.5]\ndel best").status == "ok"
     assert below("nowhere") == ""
+    assert below("%%parallel --local\nprint(rank)") == "", "it does begin with %%parallel"
     assert below("import types; exec('rank', vars(types.ModuleType('other')))") == "", (
         "not the cell's own name"
     )
