@@ -210,7 +210,8 @@ def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_source_than_the_one_meant(outcomes: Any) -> None:
-    """A broadcast without `src` from a rank that is not 0: the error names the source, and how to choose it."""
+            "rank 0 is the source, and what it passed does not fit the array that rank 2 passed to be "
+            "filled"
 
     def work(c: Communicator) -> None:
         c.broadcast(np.zeros(3) if c.rank == 2 else None)
