@@ -210,8 +210,7 @@ def test_the_table(outcomes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_source_than_the_one_meant(outcomes: Any) -> None:
-            "rank 0 is the source, and what it passed does not fit the array that rank 2 passed to be "
-            "filled"
+    """A broadcast without `src` from another rank than 0: the error names the source, and the cure."""
 
     def work(c: Communicator) -> None:
         c.broadcast(np.zeros(3) if c.rank == 2 else None)
