@@ -155,7 +155,9 @@ def find_operator(op: object) -> Operator:
     if found is None and op.lower() == ReduceOp.PREMUL_SUM:
         raise ValueError("the operator 'premul_sum' needs a factor: multiply before, all_reduce(factor * x)")
     if found is None:
-        raise ValueError(f"there is no operator {str(op)!r}; choose one of {', '.join(map(repr, OPERATORS))}")
+        meant = "; did you mean 'avg'?" if op.lower() in ("mean", "average") else ""
+        names = ", ".join(map(repr, OPERATORS))
+        raise ValueError(f"there is no operator {str(op)!r}; choose one of {names}{meant}")
     return found
 
 

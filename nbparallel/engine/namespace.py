@@ -101,6 +101,8 @@ MIN_SWEEP = 64
 """Arrays that are remembered before dead ones are removed from the table."""
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
 """Kinds of delivered values that a rank does not change in place."""
+_SIZED = (list, dict, set, bytearray)
+"""Kinds of which one that is too large for a digest is seen to grow or shrink."""
 
 
 class RankNames:
@@ -129,6 +131,8 @@ class RankNames:
         self._delivered = DeliveredNames()
         self._digests: dict[str, bytes] = {}
         """Of delivered values that the rank can change in place, as they were when they came."""
+        self._lengths: dict[str, int] = {}
+        """Elements of those that are too large for a digest."""
         self._costly: set[str] = set()
         """Those whose digest takes long."""
         self._noted: set[str] = set()
@@ -222,14 +226,20 @@ class RankNames:
             self._delete(name)
         for name in (*values, *deleted):
             self._digests.pop(name, None)
+            self._lengths.pop(name, None)
             self._noted.discard(name)
         for name in copied:
             began = time.thread_time()
-            if not isinstance(values[name], _UNCHANGING) and (digest := self._digest(values[name])):
+            if isinstance(value := values[name], _UNCHANGING):
+                continue
+            if digest := self._digest(value):
                 self._digests[name] = digest
                 self._costly.discard(name)
                 if time.thread_time() - began > COSTLY_SECONDS:
                     self._costly.add(name)
+            elif isinstance(value, _SIZED):
+                self._lengths[name] = len(value)
+                self._costly.discard(name)
         return tuple(notes)
 
     def own(self, names: Iterable[str]) -> frozenset[str]:
@@ -273,11 +283,11 @@ class RankNames:
 
     def _is_changed_in_place(self, name: str) -> bool:
         """Whether a name is bound to what was delivered, and that was changed since."""
-        before = self._digests.get(name)
-        if before is None or self.is_own(name):
+        if self.is_own(name) or (value := self._namespace.get(name, MISSING)) is MISSING:
             return False
-        value = self._namespace.get(name, MISSING)
-        return value is not MISSING and self._digest(value) != before
+        if name in self._lengths:
+            return len(value) != self._lengths[name]
+        return name in self._digests and self._digest(value) != self._digests[name]
 
     def _digest(self, value: Any) -> bytes | None:
         return content_digest(value, self._store, self._namespace)

@@ -77,6 +77,17 @@ def test_examples_run(page: Path, kernel: Kernel) -> None:
         assert kernel.run("%parallel_stop").status == "ok"
 
 
+def test_the_readmes_first_output_is_what_its_cells_print(kernel: Kernel) -> None:
+    """Word for word, of all ranks: a person who types the cells compares."""
+    first, second = examples(ROOT / "README.md")[:2]
+    shown = next(
+        found[3] for found in _FENCE.finditer((ROOT / "README.md").read_text()) if found[1] == "text"
+    )
+    kernel.run(first.code)
+    assert kernel.run(second.code).stdout.strip() == shown.strip()
+    kernel.run("%parallel_stop")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """A link to another file of the repository finds it."""

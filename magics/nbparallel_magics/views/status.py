@@ -26,21 +26,21 @@ class StatusView(TableView):
         rows = [
             (
                 str(rank.rank),
-                str(rank.pid),
                 rank.state,
                 _doing(rank),
                 *_times(rank),
                 size_text(rank.private_nbytes),
                 size_text(rank.mapped_nbytes),
                 str(rank.threads),
+                str(rank.pid),
             )
             for rank in seen.ranks
         ]
         return Table(
             f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}",
             (
-                "rank", "pid", "state", "in", "computing", "waiting", "moving", "operations", "own memory",
-                "shared pages", "threads",
+                "rank", "state", "in", "computing", "waiting", "moving", "operations", "own memory",
+                "shared pages", "threads", "pid",
             ),
             rows,
             f"{self._shared()}; open files of the notebook: {seen.descriptors} of {seen.descriptor_limit}",

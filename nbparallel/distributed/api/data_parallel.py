@@ -84,10 +84,10 @@ class DataParallel(OperationBase):
             if x.ndim == 0:
                 raise ValueError("shard divides an array along axis 0, and this one has no axis")
         elif not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray):
-            raise TypeError(
-                f"shard divides an array or a list, not {type(x).__name__}; dist.local_slice(len(x)) says "
-                "which part is this rank's"
-            )
+            where = "dist.local_slice(len(x)) says which part is this rank's"
+            if hasattr(x, "iloc"):  # of pandas
+                where = "`x.iloc[dist.local_slice(len(x))]` is this rank's part of `x`"
+            raise TypeError(f"shard divides an array or a list, not {type(x).__name__}; {where}")
         return x[self.local_slice(len(x), group)]
 
     @untraced

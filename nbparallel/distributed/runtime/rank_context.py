@@ -309,7 +309,7 @@ class RankContext:
 
     def deadlock(self, text: str) -> DeadlockError:
         """Return the error about a wait that can never end."""
-        return DeadlockError(f"deadlock: {text}{self.remark}")
+        return DeadlockError(f"{text}{self.remark}")
 
     def mark_failed(self, error: NbParallelError) -> NbParallelError:
         """Record that `error` invalidates the epoch, even outside a collective; returns it."""

@@ -16,6 +16,7 @@ from typing import Any
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.output import Decoder, TaskOutput
+from nbparallel.session.processes.crash_report import CrashFrames
 from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.rank_exit import RankExit
 from nbparallel.session.processes.refusals import as_start_error
@@ -83,6 +84,7 @@ class RankHandle:
             made.pop_all()
         self.channel = Channel(mine)
         self.stderr_tail = ""
+        self._crash_frames = CrashFrames()
         self._pipes = {"stdout": out_read, "stderr": err_read}
         self._decoders = {"stdout": Decoder(), "stderr": Decoder()}
         self._pending: dict[str, list[str]] = {"stdout": [], "stderr": []}
@@ -122,6 +124,8 @@ class RankHandle:
     def _take(self, name: str, text: str) -> None:
         if name == "stderr":
             self.stderr_tail = (self.stderr_tail + text)[-4000:]
+            if not (text := self._crash_frames.feed(text)):
+                return
         other = "stderr" if name == "stdout" else "stdout"
         if self._pending[other]:
             self.flush()  # keeps the order of both streams

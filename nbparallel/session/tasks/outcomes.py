@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     rank_list,
 )
+from nbparallel.session.processes.crash_report import stderr_excerpt
 from nbparallel.session.processes.rank_exit import RankExit, describe_exit
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.results import (
@@ -287,27 +287,3 @@ def death_failure(handle: RankHandle, end: RankExit, control: ControlView, item:
         cause=Cause.DIED,
         item=item,
     )
-
-
-_CELL_FRAME = re.compile(r'File "<In\[\d+\] #\d+>", line (\d+)')
-
-
-def stderr_excerpt(stderr: str) -> tuple[str, int | None]:
-    """Return what is worth showing of a dead rank's stderr, and the cell's line if faulthandler names it.
-
-    Of faulthandler's report that is the user's part of the stack: what called the cell is ours.
-    """
-    lines = stderr.strip().splitlines()
-    begin = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
-    if begin is None:
-        return "\n".join(lines[-10:]), None
-    shown, cell_line = lines[max(0, begin - 5) : begin], None
-    for line in lines[begin:]:
-        found = _CELL_FRAME.search(line)
-        if found:
-            cell_line = cell_line or int(found[1])
-            line = line.replace(line[line.index('"') : line.rindex('"') + 1], "of the cell")
-        shown.append(line)
-        if found:
-            break
-    return "\n".join(shown[:20]), cell_line

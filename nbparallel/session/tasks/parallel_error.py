@@ -13,6 +13,8 @@ from nbparallel.wire.messages import Cause, RankFailure
 _CONSEQUENCES = (Cause.PEER, Cause.INTERRUPT)
 _LONGEST_MESSAGE = 500
 """Characters of one exception's text in the error's message; the whole text is in the traceback."""
+_REPEATED = 100
+"""Characters up to which a message that other ranks have as well is shown again."""
 
 
 class RankTraceback(Exception):  # noqa: N818 - it is no error, it only carries text (as multiprocessing's)
@@ -162,10 +164,14 @@ def _one_line(text: str, longest: int) -> str:
 def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     """Return the parts of a traceback for a person: equal ones once, consequences in a line."""
     parts: list[str] = []
+    read: set[str] = set()
     for group in _alike([f for f in order if f.cause not in _CONSEQUENCES]):
         parts.append(f"[{rank_list(f.rank for f in group)}{_items_of(group)}]")
         parts.extend(full_text(group[0])[:-1])
-        parts.extend(_message_lines(group))
+        message = _message_lines(group)
+        parts.append(f"{group[0].ename}: the same as above" if message in read else message)
+        if len(message) > _REPEATED:
+            read.add(message)
     consequences = [f for f in order if f.cause in _CONSEQUENCES]
     shown = {f": {f.evalue}" for f in order if f.cause not in _CONSEQUENCES and f.evalue}
     for group in _alike(consequences):
@@ -190,13 +196,13 @@ def _alike(failures: Iterable[RankFailure]) -> list[list[RankFailure]]:
     return list(groups.values())
 
 
-def _message_lines(group: Sequence[RankFailure]) -> list[str]:
+def _message_lines(group: Sequence[RankFailure]) -> str:
     texts: dict[str, list[RankFailure]] = {}
     for failure in group:
         texts.setdefault(failure.evalue, []).append(failure)
     if len(texts) == 1:
-        return [full_text(group[0])[-1]]
-    return ["\n".join(f"{rank_list(f.rank for f in some)}: {_message(some[0])}" for some in texts.values())]
+        return full_text(group[0])[-1]
+    return "\n".join(f"{rank_list(f.rank for f in some)}: {_message(some[0])}" for some in texts.values())
 
 
 def _message(failure: RankFailure) -> str:

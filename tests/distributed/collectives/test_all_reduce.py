@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
+from nbparallel.distributed.operators import find_operator
 from nbparallel.testing.ranks import context_of
 from tests.distributed.oracle import DTYPES, OPERATORS, allowed, example, expected
 
@@ -59,6 +60,13 @@ def test_all_dtypes_sizes_operators(ranks: Any, n: int, sampled: Any) -> None:
         return done
 
     assert min(ranks(n, work, seconds=50)) == 2 * len(cases) > 50
+
+
+@pytest.mark.parametrize("name", ["mean", "Average"])
+def test_the_mean_is_called_avg(name: str) -> None:
+    """Numpy's name for it is answered with ours."""
+    with pytest.raises(ValueError, match="did you mean 'avg'"):
+        find_operator(name)
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -270,6 +271,8 @@ def test_parts(ranks: Any, n: int) -> None:
         for bad, kind in ((-1, ValueError), (2.5, TypeError), (True, TypeError), (x, TypeError)):
             with pytest.raises(kind):
                 c.local_slice(bad)
+        with pytest.raises(TypeError, match=r"`x\.iloc\[dist\.local_slice"):
+            c.shard(SimpleNamespace(iloc=x))
         last = c.new_group(range(n - 1, n))
         if c.rank == n - 1:
             assert c.local_slice(7, last) == slice(0, 7)

@@ -138,6 +138,16 @@ def test_what_ranks_change_in_a_copy_is_said_once(notebook: Notebook, make: str,
     assert notebook.say("if rank == 1:\n    " + change.replace("\n", "\n    ")) == [lost("x", "rank 1")]
 
 
+def test_a_list_too_large_to_compare_is_seen_to_grow(notebook: Notebook) -> None:
+    """Its length is looked at, here and when the notebook's comes anew."""
+    notebook.type("x = list(range(1_000_000))")
+    assert [note.split()[0] for note in notebook.say("x")] == ["copied"]
+    assert notebook.say("x.index(0)") == []
+    assert notebook.say("x.append(1)") == [lost("x", "ranks 0-2")]
+    notebook.type("x = []")
+    assert "what ranks 0-2 changed in it is lost" in notebook.say("x")[0]
+
+
 def test_what_was_only_read_or_assigned_is_no_loss(notebook: Notebook) -> None:
     """Methods that change nothing, a new value under the name, and shared arrays."""
     notebook.type("x = [1, 2]; d = {'a': 1}; import numpy as np; a = np.zeros(3); word = 'w'")

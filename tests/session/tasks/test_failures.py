@@ -153,3 +153,16 @@ def test_the_last_line_does_not_repeat_the_text() -> None:
         error._render_traceback_()[-1]
         == "ParallelError: ZeroDivisionError on rank 0, line 4 (rank 1 was released)"
     )
+
+
+def test_a_long_text_of_several_places_is_shown_once() -> None:
+    """The ranks of the second place get a reference to the first."""
+    text = "what each rank called:\n" + "  0 all_reduce\n" * 10
+    errors = {
+        rank: failure(rank, ValueError(text), frames=(FrameLine("In[2]", line, "<module>", ""),))
+        for rank, line in enumerate((3, 5))
+    }
+    shown = "\n".join(parallel_error.build_parallel_error(errors, {})._render_traceback_())
+    assert shown.count(text) == 1
+    assert "line 5" in shown
+    assert "ValueError: the same as above" in shown

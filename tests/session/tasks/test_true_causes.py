@@ -15,6 +15,7 @@ import nbparallel
 from nbparallel.errors import (
     CollectiveTimeoutError,
     DamagedRankError,
+    DeadlockError,
     ParallelError,
     PeerFailedError,
     RankDiedError,
@@ -222,7 +223,7 @@ def test_functions_of_modules_have_their_file_and_line(tmp_path: Path, session: 
             with pytest.raises(ParallelError) as caught:
                 session.call(function)
             error = caught.value.errors[1]
-            if isinstance(error, CollectiveTimeoutError) or "deadlock" in str(error):
+            if isinstance(error, CollectiveTimeoutError | DeadlockError):
                 assert f"on line {line} of nbp_steps.py" in str(error), error
         said = capture(session, steps.forgotten)
         assert "irecv(src=0) on line 14 of nbp_steps.py was not waited for" in said
