@@ -151,7 +151,7 @@ def init_process_group(
     pg_options: object = None,
     device_id: object = None,
 ) -> None:
-    """Make processes of one machine that another program started ranks of one world.
+    """Join processes that another program started on this machine as ranks of one world.
 
     All of them must call it, each with its own rank.  It returns when all have.  On a rank of a session, and
     in a script that ``python -m nbparallel run`` started, it does nothing: they are connected already.
@@ -161,7 +161,7 @@ def init_process_group(
     backend : str, optional
         There is one; torch's names are taken for it.
     init_method : str, optional
-        Where they meet.  ``"env://"``, the default: the environment variable MASTER_PORT says so, a number
+        Where they meet.  ``"env://"``, the default: the environment variable MASTER_PORT, a number
         that no other world of this user uses while it is being put together.  ``"file:///path"``: at a path
         that does not exist yet.
     timeout : float or timedelta, optional
@@ -186,8 +186,8 @@ def init_process_group(
 
     Notes
     -----
-    Names and defaults are those of ``torch.distributed``.  The processes exit when they like: none is
-    killed.  If one dies, the others' operations raise `PeerFailedError`.  Arrays that were shared before are
+    Names and defaults are those of ``torch.distributed``.  No process is killed: each exits by
+    itself.  If one dies, the others' operations raise `PeerFailedError`.  Arrays that were shared before are
     shared in the world as well, and stay what they are after it.
 
     Examples

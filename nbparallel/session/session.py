@@ -296,7 +296,7 @@ class Session:
         return all_values(self.perform(pull_task(name)), name)
 
     def draw(self, names: str | Iterable[str]) -> DrawnValues:
-        """Return the beginnings of variables of all ranks; `nbparallel_widgets.draw.DrawnView` shows them."""
+        """Return first numbers of all ranks' variables; `nbparallel_widgets.draw.DrawnView` shows them."""
         wanted = split_names(names)
         check_drawn(wanted)
         return self.perform(draw_task(wanted)).drawn or DrawnValues(wanted, {})

@@ -34,7 +34,7 @@ def spawn(
     nprocs : int
         How many ranks.
     join : bool
-        True: this waits.  To go on while they run, use a `nbparallel.Session` and its `submit`.
+        True: this waits.  To continue while they run, use a `nbparallel.Session` and its `submit`.
     daemon : bool
         torch's; it changes nothing: no rank outlives this process.
     start_method : {"forkserver", "spawn"}

@@ -73,7 +73,7 @@ def from_file(
     new file in the old one's place, and arrays of the old one keep what they had.  It also reserves the disk;
     a file with holes that was made elsewhere does not, and writing into a hole of a full disk kills as well.
 
-    There is no way back to be called: writing *is* saving, and `numpy.save` writes any shared array.
+    No call is needed to save: writing *is* saving, and `numpy.save` writes any shared array.
 
     Examples
     --------

@@ -269,7 +269,7 @@ class ControlView:
         words[w] = version + 1
 
     def read_slot(self, rank: int) -> SlotRecord:
-        """Return what `rank` says; after a few tries in vain it counts as computing."""
+        """Return what `rank` says; after a few tries without success it counts as computing."""
         w, words = self.layout.rank_word(rank, SLOT), self.words
         for _ in range(_RETRIES):
             version = words[w]

@@ -199,7 +199,7 @@ def receive(sock: socket.socket, flags: int = 0, *, largest: int = MAX_SPILLED) 
 
 def _decode(data: bytes, message_flags: int, frame: Frame, largest: int) -> None:
     if message_flags & _CUT_OFF:
-        raise ProtocolError("a frame was cut off: descriptors or bytes were lost on the way")
+        raise ProtocolError("a frame was truncated: descriptors or bytes were lost on the way")
     if len(data) < HEADER.size:
         raise ProtocolError(f"a frame of {len(data)} bytes is shorter than its header")
     magic, version, flags, kind, epoch, length, sequence, spilled = HEADER.unpack_from(data)

@@ -33,7 +33,7 @@ class AssertSame(OperationBase):
         DifferentDataError
             On every rank, with the same message: which ranks agree, and for each other group of ranks the
             first place where it differs, both values, and how many elements do.  It is an `AssertionError`,
-            and operations go on working after it.
+            and operations work after it.
         UnpicklableError
             On the caller: something in `x` cannot be compared.  Nothing was sent to the other ranks.
         """

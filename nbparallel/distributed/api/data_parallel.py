@@ -138,7 +138,7 @@ class DataParallel(OperationBase):
             On the caller, before anything was sent: no arrays, or of different lengths; a wrong number.  On
             all: with `drop_last` no batch is left.
         CollectiveMismatchError
-            On all: ranks passed different numbers, or arrays of different length; operations go on working.
+            On all: ranks passed different numbers, or arrays of different length; operations work afterwards.
         """
         n = _length(arrays)
         plan = BatchSchedule(
@@ -197,7 +197,7 @@ class DataParallel(OperationBase):
         ------
         CollectiveMismatchError
             On all ranks: they passed different arrays; it names the first.  Nothing was written, and
-            operations go on working.
+            operations work afterwards.
         TypeError, ValueError
             On the caller: something that cannot be averaged in place.  On all: ranks passed the same shared
             memory, some a weight and some none, or only weights of 0.  Nothing was written.

@@ -20,7 +20,7 @@ class NamedLock:
         Locks of one name are the same lock.
     abandoned : tuple of int
         The ranks that died with the lock held before this rank took it; usually empty.  What the lock
-        protects may be half changed by them.  Only the next holder learns it, and gets a `RuntimeWarning`.
+        protects may be half changed by them.  Only the next holder gets them, with a `RuntimeWarning`.
 
     Notes
     -----
@@ -128,7 +128,7 @@ class Locks(OperationBase):
     def lock(self, name: str = "", timeout: Timeout = None) -> NamedLock:
         """Return the lock of this name: ``with dist.lock("counter"): counter[0] += 1``.
 
-        One rank at a time is inside the ``with`` block; the others wait in the order in which they came.  No
+        One rank at a time is inside the ``with`` block; the others wait in the order of their calls.  No
         other rank has to call it, and cells on some of the ranks can use it.
 
         Parameters
@@ -156,7 +156,7 @@ class Locks(OperationBase):
         -----
         A lock is released when its holder dies.  If the cell goes on, the next rank gets it; else the first
         that takes it in a later cell.  That rank gets a `RuntimeWarning`, and `NamedLock.abandoned` names the
-        dead rank: what the lock protects may be half changed.  The next holder of a robust POSIX mutex learns
+        dead rank: what the lock protects may be half changed.  The next holder of a robust POSIX mutex gets
         the same (``pthread_mutexattr_setrobust(3)``).  A lock that is held at the end of its cell is
         released, and a line under the cell names it.
 

@@ -115,7 +115,7 @@ class ObjectLists(OperationBase):
         Raises
         ------
         ValueError
-            The list that came has another length; the elements stay as they were.
+            The list that was sent has another length; the elements stay as they were.
         """
         if not isinstance(object_list, list):
             raise TypeError(f"recv_object_list fills a list, not {type(object_list).__name__}")

@@ -48,7 +48,7 @@ class Reductions(OperationBase):
         tensor : array, tensor or number
             An array is reduced in place, without a copy if every rank's lies in shared memory; so is a
             tensor, of which autograd records nothing (bfloat16 is rounded in every step).  Python's
-            ints stay exact, and numbers of different types may meet.
+            ints stay exact, and numbers of different types may be mixed.
         op : str or ReduceOp
             One of `ReduceOp`, or its name as in ``"sum"``.
 
@@ -85,7 +85,7 @@ class Reductions(OperationBase):
         device_ids: object = None,
         timeout: Timeout = None,
     ) -> Any:
-        """Return when every rank has called it; torch's `device_ids` mean nothing here.
+        """Return when every rank has called it; torch's `device_ids` have no effect here.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Reductions(OperationBase):
     ) -> None:
         """Return when every rank has called it, or raise with the missing ranks after a time.
 
-        Every rank checks by itself, and names all missing ranks, whatever `wait_all_ranks` says: here as
+        Every rank checks by itself, and names all missing ranks, whatever `wait_all_ranks` is: here as
         in torch's scripts.  Without a `timeout` it is `barrier`.
 
         Raises

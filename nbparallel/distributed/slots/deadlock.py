@@ -5,7 +5,7 @@ bring it are stuck themselves or have finished the cell: the largest such set, f
 deadlock is reported when two inspections at least 200 ms apart see the same set with the same slot versions:
 a version changes with every change of state, so no rank of the set did anything in between.  Nothing depends
 on time otherwise: a slow or stopped rank counts as computing unless its own slot says that it waits and its
-words say that it waits in vain; and a rank clears its slot before it acts on what it waited for
+words say that its wait cannot end; and a rank clears its slot before it acts on what it waited for
 (`RankContext.wait`).
 """
 
@@ -85,7 +85,7 @@ class DeadlockDetector:
                 del waiting[rank]
 
     def _awaited_of(self, record: SlotRecord) -> list[int] | None:
-        """Return the ranks that the rank of `record` waits for in vain, None if it does not."""
+        """Return the ranks that the rank of `record` waits for, None if its wait can end."""
         context, me = self._context, record.rank
         view, layout, words = context.view, context.view.layout, context.view.words
         if record.operation in (Operation.recv, Operation.new_group):

@@ -61,7 +61,7 @@ def strategy_bench(
     """Measure what sharing strategies cost here, on rank 0 of a session.
 
     The current strategy stays as it is, and nothing is left behind, also after an interrupt.  Other ranks do
-    nothing.  Memory that was kept for the next arrays is given back.
+    nothing.  Memory that was kept for the next arrays is freed.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def set_sharing_strategy(name: str, **options: Any) -> None:
     """Choose the strategy of new shared arrays; existing ones keep their memory and stay valid.
 
     In a notebook or script it holds for all ranks of all sessions as well, from their next task on; on a
-    rank, for this rank, until the notebook decides again.
+    rank, for this rank, until the notebook switches again.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def set_sharing_strategy(name: str, **options: Any) -> None:
     ValueError
         There is no such strategy; the message lists the names.
     StrategyUnavailableError
-        It does not work here; the message says why, and what does.
+        It does not work here; the message has the reason, and a strategy that works.
     """
     global _current, _generation
     if not isinstance(name, str):
@@ -171,7 +171,7 @@ def set_sharing_strategy(name: str, **options: Any) -> None:
 def get_all_sharing_strategies() -> SharingStrategies:
     """Return the names of all strategies that work here.
 
-    Iterating over the result gives the names; printing it also says why others are missing.
+    Iterating over the result gives the names; printing it also shows why others are missing.
     """
     usable = tuple(name for name, strategy in _strategies.items() if strategy.unavailable_reason is None)
     missing = {
