@@ -22,6 +22,7 @@ from nbparallel.distributed.work import Work as Operation
 from nbparallel.tensors import array_of as as_array
 from nbparallel.tensors.bits import AnyArray
 from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
+from nbparallel.torch_backend.filled_tensors import broadcast_operand, filled
 from nbparallel.torch_backend.reduce_operators import operator_of
 from nbparallel.torch_backend.repeated_elements import fill_repeated, is_repeated
 from nbparallel.torch_backend.sparse_sum import sum_sparse
@@ -124,7 +125,7 @@ class BackendGroup(ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Combine each tensor of all members in place."""
         operator, group = operator_of(opts.reduceOp), self.group
-        values = [tensor if tensor.is_sparse else as_array(tensor) for tensor in tensors]
+        values = [x if x.is_sparse else filled(x, "all_reduce", repeated=True) for x in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
             for value, tensor in zip(values, tensors, strict=True):
@@ -144,7 +145,8 @@ class BackendGroup(ProcessGroup):
     def reduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Combine each tensor of all members, in place on one."""
         operator, group, root = operator_of(opts.reduceOp), self.group, self._member(opts.rootRank)
-        arrays = [as_array(tensor) for tensor in tensors]
+        fills = opts.rootRank == self._index
+        arrays = [filled(tensor, "reduce") if fills else as_array(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
             for array in arrays:
@@ -176,7 +178,7 @@ class BackendGroup(ProcessGroup):
 
     def _reduce_scatter(self, outputs: Tensors, values: Sequence[Any], opts: Any) -> Work:
         operator, group = operator_of(opts.reduceOp), self.group
-        targets = [as_array(output) for output in outputs]
+        targets = [filled(output, "reduce_scatter") for output in outputs]
 
         def run(communicator: Communicator, options: Options) -> None:
             for target, parts in zip(targets, values, strict=True):
@@ -189,7 +191,7 @@ class BackendGroup(ProcessGroup):
     def broadcast(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill each tensor with the root's."""
         group, root = self.group, self._member(opts.rootRank)
-        arrays = [as_array(tensor) for tensor in tensors]
+        arrays = [broadcast_operand(tensor) for tensor in tensors]
 
         def run(communicator: Communicator, options: Options) -> None:
             for array in arrays:
@@ -199,7 +201,7 @@ class BackendGroup(ProcessGroup):
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill lists of tensors with those of all members."""
-        rows = [[as_array(target) for target in targets] for targets in outputs]
+        rows = [[filled(target, "all_gather") for target in targets] for targets in outputs]
         return self._all_gather(rows, inputs, _flat(outputs), opts)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = _DEFAULT) -> Work:
@@ -209,7 +211,9 @@ class BackendGroup(ProcessGroup):
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Do this for several."""
         pairs = zip(outputs, inputs, strict=True)
-        rows = [_each(_rows(as_array(output), x, self.size(), "all_gather")) for output, x in pairs]
+        rows = [
+            _each(_rows(filled(output, "all_gather"), x, self.size(), "all_gather")) for output, x in pairs
+        ]
         return self._all_gather(rows, inputs, list(outputs), opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
@@ -233,7 +237,7 @@ class BackendGroup(ProcessGroup):
         """Fill lists of tensors of one member with those of all."""
         group, root = self.group, self._member(opts.rootRank)
         values = [as_array(x) for x in inputs]
-        rows: list[Any] = [[as_array(target) for target in targets] for targets in outputs]
+        rows: list[Any] = [[filled(target, "gather") for target in targets] for targets in outputs]
 
         def run(communicator: Communicator, options: Options) -> None:
             for array, arrays in zip(values, rows or [None] * len(values), strict=True):
@@ -244,7 +248,7 @@ class BackendGroup(ProcessGroup):
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Fill each member's tensor with its element of one member's list."""
         group, root = self.group, self._member(opts.rootRank)
-        targets = [as_array(output) for output in outputs]
+        targets = [filled(output, "scatter") for output in outputs]
         values: list[Any] = [[as_array(part) for part in parts] for parts in inputs]
 
         def run(communicator: Communicator, options: Options) -> None:
@@ -255,7 +259,8 @@ class BackendGroup(ProcessGroup):
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Give every member one tensor of every member."""
-        targets, values = [as_array(output) for output in outputs], [as_array(x) for x in inputs]
+        targets = [filled(output, "all_to_all") for output in outputs]
+        values = [as_array(x) for x in inputs]
         return self._all_to_all(targets, values, outputs, opts)
 
     def all_to_all_single(
@@ -267,9 +272,8 @@ class BackendGroup(ProcessGroup):
         opts: Any = _DEFAULT,
     ) -> Work:
         """Give every member some rows of a tensor."""
-        targets = rows_of(
-            as_array(output), output_split_sizes or None, self.size(), "all_to_all_single", "output"
-        )
+        array = filled(output, "all_to_all_single")
+        targets = rows_of(array, output_split_sizes or None, self.size(), "all_to_all_single", "output")
         values = rows_of(
             as_array(input), input_split_sizes or None, self.size(), "all_to_all_single", "input"
         )
@@ -322,13 +326,15 @@ class BackendGroup(ProcessGroup):
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         """Begin to receive a tensor of one member."""
         (tensor,) = tensors
-        operation = distributed.current().irecv(as_array(tensor), self._member(src), self.group, tag)
+        array, sender = filled(tensor, "recv"), self._member(src)
+        operation = distributed.current().irecv(array, sender, self.group, tag)
         return self._message(operation, tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         """Begin to receive a tensor of any member."""
         (tensor,) = tensors
-        operation = distributed.current().irecv(as_array(tensor), distributed.ANY_SOURCE, self.group, tag)
+        array, sender = filled(tensor, "recv"), distributed.ANY_SOURCE
+        operation = distributed.current().irecv(array, sender, self.group, tag)
         return self._message(operation, tensors)
 
     def _member(self, place: int) -> int:

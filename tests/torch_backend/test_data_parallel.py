@@ -64,6 +64,36 @@ CHOICES = {
 }
 
 
+def test_gradients_compressed_in_halves(session: nbp.Session, both: Callable[..., list[object]]) -> None:
+    """Hooks of torch that send gradients as halves, in Python and in C++, give gloo's gradients."""
+    values = both(
+        session,
+        """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+def gradient(register):
+    torch.manual_seed(3)
+    model = DistributedDataParallel(torch.nn.Linear(5, 4))
+    register(model)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.full((2, 5), rank + 0.3)).square().sum().backward()
+    return model.module.weight.grad.numpy().tobytes()
+
+
+(
+    gradient(lambda model: model._register_builtin_comm_hook(td.BuiltinCommHookType.FP16_COMPRESS)),
+    gradient(lambda model: model._register_builtin_comm_hook(td.BuiltinCommHookType.ALLREDUCE)),
+    gradient(lambda model: model.register_comm_hook(None, fp16_compress_hook)),
+)
+""",
+    )
+    compressed, whole, python = values[0]
+    assert compressed == python != whole
+
+
 def test_training_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """Buckets and gradient accumulation with no_sync: losses and weights are gloo's."""
     values = both(session, f"{TRAIN}[{CHOICES['buckets']}, {CHOICES['accumulation']}]")

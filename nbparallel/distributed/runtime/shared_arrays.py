@@ -43,15 +43,18 @@ def as_operand(x: Any) -> AnyArray | None:
     if isinstance(x, np.ndarray):
         return None if isinstance(x, np.ma.MaskedArray) else x.view(np.ndarray)
     array = as_array(x)
-    if array is not None and array.flags.writeable:
-        # A tensor does not know that its memory is mapped for reading only: writing would end the rank.
-        try:
-            location = current_store().location(array)
-        except ForkedRankError:  # of a forked child the operation itself says so
-            location = None
-        if location is not None and not location.writable:
-            array.flags.writeable = False
+    if array is not None and array.flags.writeable and is_mapped_read_only(array):
+        array.flags.writeable = False
     return array
+
+
+def is_mapped_read_only(array: AnyArray) -> bool:
+    """Return whether writing to an array would end the rank; a tensor over that memory does not know it."""
+    try:
+        location = current_store().location(array)
+    except ForkedRankError:  # of a forked child the operation itself says so
+        return False
+    return location is not None and not location.writable
 
 
 def in_kind_of(x: Any, result: Any) -> Any:

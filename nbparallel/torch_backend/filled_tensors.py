@@ -1,0 +1,48 @@
+"""Tensors that an operation fills: torch checks neither the right to write nor one place per element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbparallel.distributed.runtime.shared_arrays import is_mapped_read_only
+from nbparallel.errors import LET_WRITE, ReadOnlyArrayError
+from nbparallel.tensors import array_of
+from nbparallel.tensors.bits import AnyArray
+from nbparallel.torch_backend.repeated_elements import is_repeated
+
+
+def filled(tensor: Any, operation: str, *, repeated: bool = False) -> AnyArray:
+    """Return the array over a tensor that `operation` fills.
+
+    Parameters
+    ----------
+    repeated : bool
+        Elements may lie in one place; the caller writes them by `fill_repeated`.
+
+    Raises
+    ------
+    ReadOnlyArrayError
+        Writing would end this process, or would be wrong: the message says what to pass.
+    """
+    array = array_of(tensor)
+    if is_mapped_read_only(array):
+        raise ReadOnlyArrayError(
+            f"{operation} fills this tensor, and this rank may only read its memory, a shared array: "
+            f"pass `x.clone()`, or let ranks write to the array with {LET_WRITE}"
+        )
+    if array.flags.writeable or (repeated and is_repeated(array)):
+        return array
+    if is_repeated(array):
+        cause, instead = "elements of it lie in one place (`expand`)", "x.contiguous()"
+    else:
+        cause, instead = "it is a conjugated or negated view", "x.resolve_conj().resolve_neg()"
+    raise ReadOnlyArrayError(f"{operation} fills this tensor, and {cause}: pass `{instead}`")
+
+
+def broadcast_operand(tensor: Any) -> Any:
+    """Return what to broadcast: the array over a tensor, or the tensor where it cannot be written.
+
+    The operation itself decides then: nothing is written where all ranks pass the same memory.
+    """
+    array = array_of(tensor)
+    return tensor if not array.flags.writeable or is_mapped_read_only(array) else array
