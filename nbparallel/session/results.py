@@ -287,6 +287,6 @@ class CellRecord:
     began_ns: int = 0
     """When it was sent, by `time.monotonic_ns`; 0: unknown."""
     ends: Mapping[int, str] = field(default_factory=dict)
-    """How it ended on ranks where it did not succeed: ``failed`` or ``interrupted``."""
+    """How it ended on ranks where it did not succeed: ``failed``, ``interrupted`` or ``released``."""
     times: Mapping[int, RankTimes] = field(default_factory=dict)
     """Of ranks that died: what they had published."""

@@ -38,9 +38,9 @@ SENTENCES = {
     "In[3]: rank 0 computes; ranks 1-2 have finished; 4.9 s so far": replace(
         RUNNING, ranks=ranks(COMPUTING, FINISHED, FINISHED)
     ),
-    "In[3]: **rank 1** has failed; rank 0 computes; rank 2 was interrupted; 4.9 s so far": replace(
+    "In[3]: **rank 1** has failed; rank 0 computes; rank 2 was released; 4.9 s so far": replace(
         RUNNING,
-        ranks=ranks(COMPUTING, replace(FINISHED, state="failed"), replace(FINISHED, state="interrupted")),
+        ranks=ranks(COMPUTING, replace(FINISHED, state="failed"), replace(FINISHED, state="released")),
     ),
     "In[3]: ranks 0-1 compute; 4.9 s so far": replace(RUNNING, ranks=ranks(COMPUTING, COMPUTING, IDLE)),
     "In[3]: rank 0 moves data; rank 1 waits; 4.9 s so far": replace(

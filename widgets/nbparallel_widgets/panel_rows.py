@@ -46,6 +46,7 @@ _IMPORTANT = (
     "waiting",
     "starting",
     "interrupted",
+    "released",
     "finished",
     "idle",
 )

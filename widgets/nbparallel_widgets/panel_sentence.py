@@ -24,6 +24,7 @@ _VERBS = {
     "starting": ("starts", "start"),
     "finished": ("has finished", "have finished"),
     "interrupted": ("was interrupted", "were interrupted"),
+    "released": ("was released", "were released"),
 }
 """What one rank and several ranks do, in the order of the sentence."""
 _BAD = ("failed", "dead")

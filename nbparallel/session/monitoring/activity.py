@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 0.05
 LIMITS_NS = 1_000_000_000
 """Between two looks at the limits of memory."""
 _NO_TIMES = RankTimes(0, 0, 0, 0, 0)
-_FOLLOWED = (FailureKind.INTERRUPTED, FailureKind.PEER)
+_FOLLOWED = {FailureKind.INTERRUPTED: "interrupted", FailureKind.PEER: "released"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class RankActivity:
     """Its process."""
     state: str
     """``idle``, ``starting``, ``computing``, ``waiting``, ``moving`` (in an operation), ``finished`` (its
-    part of the cell that still runs is over), ``failed``, ``interrupted`` or ``dead``."""
+    part of the cell that still runs is over), ``failed``, ``interrupted``, ``released`` (because another
+    rank failed) or ``dead``."""
     operation: str
     """The operation that it waits or moves in; of a dead rank, how it ended."""
     line: int
@@ -269,8 +270,8 @@ class _Look:
             return ("finished", "", 0, slot.since_ns, (), 0)
         if slot.state is State.FAILED:
             failure = control.read_failure(rank)
-            followed = failure is not None and failure.kind in _FOLLOWED
-            return ("interrupted" if followed else "failed", "", 0, slot.since_ns, (), 0)
+            state = "failed" if failure is None else _FOLLOWED.get(failure.kind, "failed")
+            return (state, "", 0, slot.since_ns, (), 0)
         if is_waiting(slot, handle.task):
             missing = _awaited(control, slot) or (timing.awaited if slot.area else ())
             return ("waiting", slot.operation.name, slot.line, slot.since_ns, missing, 0)

@@ -141,7 +141,7 @@ def record_of(run: TaskRun, began_ns: int) -> CellRecord:
         died={rank: describe_exit(end) for rank, end in run.deaths.items()},
         task=run.request.number,
         began_ns=began_ns,
-        ends={rank: _ending(outcome.failure) for rank, outcome in run.outcomes.items() if not outcome.ok},
+        ends=_endings(run),
         times={
             rank: times_now(run.control, rank, run.request.number, began_ns, int(end.seen * 1e9), died=True)
             for rank, end in run.deaths.items()
@@ -150,10 +150,17 @@ def record_of(run: TaskRun, began_ns: int) -> CellRecord:
     )
 
 
-def _ending(failure: object) -> str:
-    """Return how a rank's part of a cell ended that did not succeed."""
-    own = isinstance(failure, RankFailure) and failure.cause not in (Cause.PEER, Cause.INTERRUPT)
-    return "failed" if own else "interrupted"
+def _endings(run: TaskRun) -> dict[int, str]:
+    """Return how the ranks' parts of a cell ended that did not succeed."""
+    unfinished = {rank: outcome.failure for rank, outcome in run.outcomes.items() if not outcome.ok}
+    own = {
+        rank
+        for rank, failure in unfinished.items()
+        if isinstance(failure, RankFailure) and failure.cause not in (Cause.PEER, Cause.INTERRUPT)
+    }
+    stopped = run.escalation.interrupted or run.escalation.timed_out or not (own or run.deaths)
+    other = "interrupted" if stopped else "released"
+    return {rank: "failed" if rank in own else other for rank in unfinished}
 
 
 class Ending(NamedTuple):

@@ -204,7 +204,7 @@ def test_a_failed_cell_does_not_look_finished(session: Session, held: Callable[[
         pending.result(SECONDS)
     seen = session.activity()
     assert (seen.phase, seen.failed_rank, seen.failed_line) == ("failed", 1, 2)
-    assert [rank.state for rank in seen.ranks] == ["interrupted", "failed", "interrupted"]
+    assert [rank.state for rank in seen.ranks] == ["released", "failed", "released"]
     assert all(whole(rank) == pytest.approx(rank.finished) for rank in seen.ranks)
     pending = session.submit("hold('never')")
     look(session, lambda now: all(rank.line for rank in now.ranks))
