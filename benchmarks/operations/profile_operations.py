@@ -47,20 +47,20 @@ NOTES = """\
 writes into the control segment what they would), and of that what its parts take by themselves: numpy's
 calls, words and bytes of the control segment, fences, the line of the cell; the rest is Python's bytecode
 and calls. *Together*: between the ranks. What is between the two is handing over: a word that another core
-has written comes from its cache, whoever waits sees it at his next look, and with more ranks than cores
-somebody has to be put on a core first. Yields and sleeps are counted for each call of each rank. For a
+has written comes from its cache, a rank that waits sees it at its next look, and with more ranks than
+cores a rank has to be put on a core first. Yields and sleeps are counted for each call of each rank. For a
 message *alone* is what the sender does and then the receiver.
 
 **In between.** *numpy alone*: the additions and copies that a rank makes of its part, by a rank alone whose
 arrays lie in its own cache. *All ranks / cores*: processor time of all ranks together, by the number of
-cores: sooner nobody can be done. Near *time*, nothing is waited for: what is more than numpy's are bytes that
+cores: no sooner can all be done. Near *time*, nothing is waited for: what is more than numpy's are bytes that
 come from another core's cache, and Python.
 
 **Large operations.** *Has to move*: the bytes that the busiest rank must read and write if every byte is
 copied once. *Limit*: how long that takes at the speed measured in the same run, of one rank alone where
-only one has work (the root of gather and scatter), else of all at once. *Share*: limit / time. Near 1
-nobody is quicker who copies with these cores. Private arrays go through chunks in the cache, a second copy
-that another core does at the same time, if there is one."""
+only one has work (the root of gather and scatter), else of all together. *Share*: limit / time. Near
+1 no library that copies with these cores is quicker. Private arrays go through chunks in the cache, a second
+copy that another core does at the same time, if there is one."""
 
 
 def _alone(ranks: int, parts: Callable[[Communicator], Seconds]) -> Seconds:

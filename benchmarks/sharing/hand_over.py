@@ -26,7 +26,7 @@ STRATEGIES = ("file_descriptor", "file_system", "file_region", "mmap")
 SIZES = (1 << 10, 1 << 20, 64 << 20, 1 << 30)
 RANKS = 4
 AIM_SECONDS = 200e-6
-VIEW, LET_GO = "a new view", "after ranks had let go of it"
+VIEW, LET_GO = "a new view", "after ranks had released it"
 NAMES = {LET_GO: "x", VIEW: "y"}
 """What is handed over, and the name under which it is."""
 
@@ -116,7 +116,7 @@ def run(*, quick: bool) -> Section:
         "A cell that names it, on top of the same cell once more, when the ranks have it: what handing over "
         "costs (median of the differences). In brackets: on top of an empty cell, so with what it costs to "
         "evaluate an expression. All take turns on the same ranks. A new view is a handle only; ranks that "
-        "had let go of the array hold its segment again. Nothing is read.",
+        "had released the array hold its segment again. Nothing is read.",
     )
 
 

@@ -213,7 +213,7 @@ def run(*, quick: bool) -> Section:
         "ends with the last sum. Workers and ranks wait already, asleep, and ranks have one small shared "
         "array; freeing is not counted. joblib copies what the caller has filled. Rows without a remark: "
         "rank 0 makes the array and sends it to four others within a cell, as the peers' main process does; "
-        "everybody's functions were defined before. A call each time: this process makes the array and "
+        "all functions were defined before. A call each time: this process makes the array and "
         "passes it to `Session.call` on four ranks, which sends the function as well. A cell each time: a "
         "notebook makes it and names it in a cell of four ranks. Those two stand beside the quickest peer.",
     )

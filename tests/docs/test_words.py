@@ -31,13 +31,13 @@ DOORS: list[ModuleType] = [
     nbparallel.testing,
     nbparallel.testing.strategies,
 ]
-WRITTEN_BY_PROGRAMS = {"benchmarks.md", "sweep.md"}  # their words stand in the programs
+LOGS = {"sweep.md"}  # of long runs; not on the site
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *(
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))
-        if "decisions" not in path.parts and path.name not in WRITTEN_BY_PROGRAMS
+        if "decisions" not in path.parts and path.name not in LOGS
     ),
     *sorted((ROOT / "docs").rglob("*.svg")),
 ]
@@ -119,7 +119,7 @@ def test_public_docstrings_use_the_field_s_words() -> None:
     "page", [page for page in PAGES if page.exists()], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_pages_use_the_field_s_words(page: Path) -> None:
-    """No page or picture but decisions, benchmarks and the changelog holds a word of the list."""
+    """No page or picture but decisions, logs and the changelog holds a word of the list."""
     assert not (found := offences(page.read_text())), "\n".join(found)
 
 
