@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable, Iterable
 
 from nbparallel.channel.channel import SLICE_SECONDS, Channel
 from nbparallel.errors import (
@@ -17,7 +18,8 @@ from nbparallel.errors import (
     ReadOnlyArrayError,
     SegmentLostError,
 )
-from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.frames import MAX_INLINE, Frame, Kind
+from nbparallel.wire.parcels import Post, pack_id
 from nbparallel.wire.segments import (
     Fetch,
     Fetched,
@@ -111,6 +113,38 @@ class SegmentClient:
     def forget(self, segment: int) -> None:
         """End the hold of an own segment, without an ``IDLE`` notice later."""
         self._send(Kind.FORGET, pack_segment(segment))
+
+    # messages in flight, and processes that this one starts: `wire.parcels`
+
+    def post(
+        self, parcel: int, segments: Iterable[int], *, mailbox: int = 0, carried: Iterable[int] = ()
+    ) -> None:
+        """Let a message hold segments, and mailboxes whose reading ends it carries, until it is taken."""
+        payload = Post(parcel, mailbox, tuple(segments), tuple(carried)).pack()
+        if len(payload) > MAX_INLINE:
+            self._channel.send(Kind.POST, payload, abandon=self._abandon())
+        else:
+            self._send(Kind.POST, payload)
+
+    def take(self, parcel: int) -> None:
+        """End what a message holds: what this process wants of it, it holds now."""
+        self._send(Kind.TAKE, pack_id(parcel))
+
+    def open_mailbox(self, mailbox: int) -> None:
+        """Say that this process can read from a mailbox."""
+        self._send(Kind.OPEN, pack_id(mailbox))
+
+    def close_mailbox(self, mailbox: int) -> None:
+        """Say that it can no longer."""
+        self._send(Kind.CLOSE, pack_id(mailbox))
+
+    def forking(self, parcel: int) -> None:
+        """Announce a child that will hold what this process holds now; until then the parcel does."""
+        self._send(Kind.FORKING, pack_id(parcel))
+
+    def fork_done(self, parcel: int, pidfd: int | None) -> None:
+        """Say which process the child is, or that there is none."""
+        self._send(Kind.FORK_DONE, pack_id(parcel), fd=pidfd)
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
@@ -211,14 +245,12 @@ class SegmentClient:
                 self._read()
         if fd is None and self._channel.send_at_once(kind, payload, sequence):
             return
+        fds = () if fd is None else (fd,)
+        self._channel.send(kind, payload, fds=fds, sequence=sequence, abandon=self._abandon())
+
+    def _abandon(self) -> Callable[[], bool]:
         deadline = time.monotonic() + self._patience
-        self._channel.send(
-            kind,
-            payload,
-            fds=() if fd is None else (fd,),
-            sequence=sequence,
-            abandon=lambda: time.monotonic() > deadline,
-        )
+        return lambda: time.monotonic() > deadline
 
     def _answer(self, frame: Frame, segment: int) -> int:
         try:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import LET_WRITE, InvalidHandleError, ReadOnlyArrayError
+from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.allocator import Allocator
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
-from nbparallel.sharing.lifecycle.segment import Block, Location, Segment, SegmentStatistics
+from nbparallel.sharing.lifecycle.segment import Block, Inherited, Location, Segment, SegmentStatistics
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.locking import forked_error, locked
 from nbparallel.sharing.memory import array_layout
@@ -62,11 +62,11 @@ class Store:
     # Sessions
 
     @locked
-    def connect(self, broker: SegmentBroker) -> None:
-        """Take part in a session; segments are registered there when first needed."""
+    def connect(self, broker: SegmentBroker, *, aside: bool = False) -> None:
+        """Take part in a session, by name only (``broker=``) with `aside`; segments are registered late."""
         if broker.client != self.client:
             raise ValueError(f"client {self.client} cannot use the broker of client {broker.client}")
-        self._table.connect(broker)
+        self._table.connect(broker, aside=aside)
 
     @locked
     def disconnect(self, broker: SegmentBroker) -> None:
@@ -92,13 +92,34 @@ class Store:
         self._table.own.renumber(client)
         self.rights_changes += 1
 
-    def _chosen(self, broker: SegmentBroker | None) -> SegmentBroker | None:
-        if broker is not None:
-            return broker
-        brokers = self._table.brokers
-        if len(brokers) > 1:
-            raise ValueError(f"this process is in {len(brokers)} sessions: name one with broker=")
-        return brokers[0] if brokers else None
+    @property
+    def brokers(self) -> Sequence[SegmentBroker]:
+        """The sessions that this process is in, but for those aside."""
+        return self._table.sessions.usual
+
+    # Messages in flight, and forked children
+
+    @locked
+    def mark_posted(self, segments: Iterable[int]) -> None:
+        """Record that messages hold segments: of those that no array here uses, few descriptors are kept."""
+        self._table.mark_posted(segments)
+
+    @locked
+    def bequeath(self, broker: SegmentBroker) -> list[Inherited]:
+        """Return what a child that is forked now will have, registered; locked until `fork_done`."""
+        self._table.reap()
+        inherited = self._table.bequeath(broker)
+        self._lock.acquire()
+        return inherited
+
+    def fork_done(self) -> None:
+        """Let other threads use the store again."""
+        self._lock.release()
+
+    @locked
+    def inherit(self, inherited: Iterable[Inherited], broker: SegmentBroker) -> None:
+        """Know the arrays that this process, a forked child, has from its parent; held until it ends."""
+        self._table.inherit(inherited, broker)
 
     # Making arrays
 
@@ -246,11 +267,7 @@ class Store:
 
         It is then packed with arrays that they may only read.  Otherwise None.
         """
-        location = self._table.find(x)
-        if location is None or location.segment.region is None or location.segment.writable:
-            return None
-        extent = location.segment.region.extent(location.start)
-        return location.segment.id, location.start if extent is None else extent.start
+        return self._table.packed_read_only(x)
 
     @locked
     def allow_write(self, x: AnyArray) -> None:
@@ -263,23 +280,7 @@ class Store:
         ValueError
             `x` is not shared, or packed with arrays that others may only read: share it first.
         """
-        location = self._table.find(x)
-        if location is None:
-            raise ValueError("only an array in shared memory can be made writable for other processes")
-        if location.segment.packed_read_only:
-            raise ValueError("this array is packed with others: `x = nbp.share(x)` moves it")
-        if location.segment.own and location.mapping.access is not Access.WRITE:
-            raise ReadOnlyArrayError(
-                'this array is a file that was opened for reading only: nbp.from_file(path, mode="r+"), '
-                "or work on `x.copy()`"
-            )
-        if location.segment.own:
-            self.rights_changes += not location.segment.writable
-            self._table.own.registrar.allow_write(location.segment)
-        elif location.mapping.access is not Access.WRITE:
-            raise ReadOnlyArrayError(
-                f"this array is read-only on ranks: let them write with {LET_WRITE}, or work on `x.copy()`"
-            )
+        self.rights_changes += self._table.allow_write(x)
 
     # Handles
 
@@ -299,7 +300,7 @@ class Store:
         if writable is None:
             writable = location.segment.writable and x.flags.writeable
         form = describe_dtype(x.dtype)
-        session_id = self._table.register(location, self._chosen(broker))
+        session_id = self._table.register(location, self._table.sessions.choose(broker))
         segment = location.segment
         memory = segment.memory if session_id == segment.id else 0
         layout = session_id, segment.nbytes, location.offset, x.shape, x.strides
@@ -339,13 +340,11 @@ class Store:
         dtype = check_handle(handle)
         access = Access.PRIVATE if private else Access.WRITE if writable else Access.READ
         self._table.reap()
-        root, start = self._table.root(handle, access, self._chosen(broker))
+        root, start = self._table.root(handle, access, self._table.sessions.choose(broker))
         try:
             return np.ndarray(handle.shape, dtype, root, handle.offset - start, handle.strides)
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise InvalidHandleError(f"numpy refuses a handle: {error}") from error
-
-    # Arrays that died
 
     @locked
     def drain(self) -> None:

@@ -152,8 +152,8 @@ class SupervisorEventLoop:
         self._full.discard(fd)  # the next socket may get its number
         sock.close()
 
-    def wait(self, *, block: bool = True) -> None:
-        """Wait for something to happen, without a time-out, and call the handlers; or poll only."""
+    def wait(self, *, block: bool = True, seconds: float | None = None) -> None:
+        """Wait for something to happen, as a rule without a time-out, and call the handlers; or poll only."""
         full = {fd for fd, box in self._outboxes.items() if box.waiting}
         for fd in self._full ^ full:
             if fd in self._outboxes:
@@ -164,13 +164,17 @@ class SupervisorEventLoop:
             # Not with something there: a client that sends much would be read one frame at a time.
             if not ready(self._poll, 0):
                 time.sleep(LINGER_SECONDS)
-        for fd, events in ready(self._poll, None if block else 0):
+        for fd, events in ready(self._poll, _milliseconds(seconds) if block else 0):
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:
                 box_ready.flush()
             handler = self._handlers.get(fd)
             if handler is not None and events & ~select.POLLOUT:
                 handler()
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds + 1
 
 
 def take(sock: socket.socket) -> Frame | bool | None:
@@ -187,6 +191,13 @@ def take_or_end(sock: socket.socket) -> Frame | bool | None:
         return take(sock)
     except ProtocolError:
         return None
+
+
+def is_ready(fd: int) -> bool:
+    """Return whether a descriptor is readable: of a pidfd, whether its process has ended."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(ready(poll, 0))
 
 
 def readable(*socks: socket.socket) -> set[int]:

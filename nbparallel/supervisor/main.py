@@ -10,6 +10,7 @@ segments and sends descriptors.  It never unpickles, and blocks in `poll` only.
            ──segments─┤                        segments  REGISTER FETCH RELEASE … (the kernel is client 0)
                       supervisor ──template──  FORK -> <- TEMPLATE_READY FORKED
     rank r ──segments─┘                        ANNOUNCE -> , then as the kernel's
+    guest  ──segments──                        (`guests`) as the kernel's, after INTRODUCE over another's
 
 The kernel's end ends everything here: its pidfd reports it, because a forked child of the kernel could hold
 its sockets open.  End-of-file on one of these sockets ends everything as well; on the socket of a living
@@ -31,6 +32,7 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor import children
 from nbparallel.supervisor.children import ChildExit, RankProcess, adopt_orphans, reset_signals
 from nbparallel.supervisor.event_loop import SupervisorEventLoop, readable, take, take_or_end
+from nbparallel.supervisor.guests import KINDS, Guests
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.supervisor.orphans import Orphans, mark_children
 from nbparallel.supervisor.sweep import BackgroundSweep
@@ -67,6 +69,7 @@ class Supervisor:
         self._segment_outboxes = {0: self._event_loop.add_socket(segments, lambda: self._on_segments(0))}
         self._segment_sockets = {0: segments}
         self._server.client_joined(0)
+        self._guests = Guests(self._event_loop, self._server, self._send, self._write_log)
         self._event_loop.add(kernel, lambda: self._leave(0.0))
         self._children_changed, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -79,10 +82,13 @@ class Supervisor:
         """Serve until the kernel sends STOP or has exited; leave no child behind."""
         try:
             while self._grace is None:
-                self._event_loop.wait(block=not (self._sweep.pending or self._server.unsettled))
+                block = not (self._sweep.pending or self._server.unsettled)
+                self._event_loop.wait(block=block, seconds=self._guests.seconds_left)
                 self._settle()
+                self._guests.give_up()
                 self._sweep.step()
         finally:
+            self._guests.end_all()
             children.end_all(self._grace or 0.0)
             self._receive_last_names()
             self._server.close()
@@ -132,7 +138,7 @@ class Supervisor:
                 if rank is not None:
                     rank.kill()
             elif frame.kind is Kind.LEDGER:
-                for page in self._server.report():
+                for page in self._server.report(self._guests.rows()):
                     self._control_outbox.send(Kind.LEDGER, page, sequence=frame.sequence)
             elif frame.kind is Kind.STOP:
                 self._leave(LEAVE_SECONDS)
@@ -216,6 +222,8 @@ class Supervisor:
             try:
                 if frame.kind is Kind.ANNOUNCE:
                     self._on_announce(client, frame)
+                elif frame.kind in KINDS:
+                    self._guests.receive(client, frame)
                 else:
                     self._event_loop.linger = frame.kind is Kind.HOLD
                     self._send(self._server.receive(client, frame))
@@ -223,18 +231,21 @@ class Supervisor:
                 frame.close()
         except ProtocolError as error:
             # a rank that breaks the protocol is killed; the others go on
-            os.write(self._log, f"client {client} broke the protocol: {error}\n".encode())
+            self._write_log(f"client {client} broke the protocol: {error}")
             rank = self._ranks.get(client)
             if rank is not None:
                 rank.protocol_error = rank.protocol_error or str(error)
                 self._on_disconnect(client)
         return True
 
+    def _write_log(self, text: str) -> None:
+        os.write(self._log, f"{text}\n".encode())
+
     def _send(self, replies: list[Reply]) -> None:
         for item in replies:
             box = self._segment_outboxes.get(item.client)
             try:
-                if box is not None:
+                if not self._guests.send(item) and box is not None:
                     box.send(item.kind, item.payload, item.fds, sequence=item.sequence)
             finally:
                 item.close()
@@ -247,7 +258,7 @@ class Supervisor:
         """
         if not self._server.unsettled:
             return
-        turn = self._server.mark()
+        turn, admitted = self._server.mark(), self._guests.admitted
         waiting = readable(*(sock for sock in self._segment_sockets.values() if sock.fileno() >= 0))
         for client, readable_socket in list(self._segment_sockets.items()):
             for _ in range(FRAMES_QUEUED if readable_socket.fileno() in waiting else 0):
@@ -256,7 +267,8 @@ class Supervisor:
                     break
                 if not self._on_segments(client):
                     return  # the system has no memory for a message: try again in the next round
-        self._send(self._server.settle(turn))
+        if self._guests.drain() and admitted == self._guests.admitted:
+            self._send(self._server.settle(turn))
 
     def _on_announce(self, client: int, frame: Frame) -> None:
         rank, pid = self._ranks.get(client), unpack_pid(frame.payload)
@@ -349,6 +361,7 @@ class Supervisor:
                 signal=child_exit.signal_number if child_exit else None,
             )
         self._send(self._server.client_gone(rank.client))
+        self._guests.client_gone(rank.client)
         self._disconnect(rank)
         self._control_outbox.send(Kind.DIED, rank.death_message(child_exit))
 

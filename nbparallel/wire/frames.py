@@ -82,6 +82,10 @@ class Kind(enum.IntEnum):
     FREED = 52
     ENDED = 53
     UNMAP = 54
+    POST = 55
+    TAKE = 56
+    OPEN = 57
+    CLOSE = 58
     # kernel -> rank
     CONFIGURE = 60
     TASK = 61
@@ -105,6 +109,11 @@ class Kind(enum.IntEnum):
     REFUSED = 92
     ABORT_JOIN = 93
     LEAVE_WORLD = 94
+    # a process that another client started <-> the supervisor
+    INTRODUCE = 100
+    WELCOME = 101
+    FORKING = 102
+    FORK_DONE = 103
 
 
 _KINDS = {int(kind): kind for kind in Kind}

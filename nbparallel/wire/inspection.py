@@ -205,15 +205,30 @@ class LedgerRow:
     writable: bool
     """Whether others than its maker may write."""
     holders: tuple[int, ...]
-    """Client numbers, ascending; empty: its maker may use the memory again."""
+    """Client numbers, ascending; with no messages, empty: its maker may use the memory again."""
+    messages: int = 0
+    """How many messages in flight hold it."""
 
 
-def pages(rows: Iterable[LedgerRow]) -> Iterator[bytes]:
-    """Yield the payloads that carry `rows`; at least one."""
+@dataclass(frozen=True, slots=True)
+class GuestRow:
+    """One process that a client has started, and that is a client itself."""
+
+    client: int
+    """Its client number."""
+    pid: int
+    """Its process id."""
+    parent: int
+    """Client number of the process that started it."""
+    daemon: bool
+    """Whether it ends with that one."""
+
+
+def pages(rows: Iterable[LedgerRow], guests: Iterable[GuestRow] = ()) -> Iterator[bytes]:
+    """Yield the payloads that carry segments and guests; at least one."""
     page: list[str] = []
     length = 0
-    for row in rows:
-        text = json.dumps([row.segment, row.nbytes, int(row.writable), row.holders])
+    for text in (*map(_segment_text, rows), *map(_guest_text, guests)):
         page.append(text)
         length += len(text)
         if length > PAGE_CHARACTERS:
@@ -222,15 +237,30 @@ def pages(rows: Iterable[LedgerRow]) -> Iterator[bytes]:
     yield _page(page, last=True)
 
 
+def _segment_text(row: LedgerRow) -> str:
+    return json.dumps([row.segment, row.nbytes, int(row.writable), row.holders, row.messages])
+
+
+def _guest_text(row: GuestRow) -> str:
+    return json.dumps([row.client, row.pid, row.parent, int(row.daemon)])
+
+
 def _page(rows: list[str], *, last: bool) -> bytes:
     return f'{{"last": {json.dumps(last)}, "rows": [{", ".join(rows)}]}}'.encode()
 
 
 def read_page(payload: bytes) -> tuple[list[LedgerRow], bool]:
-    """Return the rows of a page, and whether it is the last one."""
+    """Return the segments of a page, and whether it is the last one."""
     page = json.loads(payload)
     rows = [
-        LedgerRow(segment, nbytes, bool(writable), tuple(holders))
-        for segment, nbytes, writable, holders in page["rows"]
+        LedgerRow(segment, nbytes, bool(writable), tuple(holders), *messages)
+        for segment, nbytes, writable, holders, *messages in page["rows"]
+        if isinstance(holders, list)
     ]
     return rows, page["last"]
+
+
+def read_guests(payload: bytes) -> list[GuestRow]:
+    """Return the guests of a page."""
+    rows = [row for row in json.loads(payload)["rows"] if not isinstance(row[3], list)]
+    return [GuestRow(client, pid, parent, bool(daemon)) for client, pid, parent, daemon in rows]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from nbparallel.errors import ChannelClosedError, FileDescriptorLimitError, SegmentLostError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
 from nbparallel.sharing.lifecycle.region_set import RegionSet
@@ -21,6 +22,9 @@ from nbparallel.sharing.lifecycle.registration import SegmentRegistrar, Sessions
 from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.strategies import registry
+
+MOST_POSTED = 16
+"""Blocks kept that messages may hold and no array here uses: each costs one or two descriptors."""
 
 
 class OwnSegments:
@@ -37,6 +41,10 @@ class OwnSegments:
         self.regions = RegionSet()
         self.by_id: dict[int, Segment] = {}
         """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
+        self.posted: set[int] = set()
+        """Our ids of segments that messages in flight hold, or held."""
+        self._unused: dict[int, Segment] = {}
+        """Those of them that no array here uses, the oldest first; some may be used again, or retired."""
         self._sessions = sessions
         self.registrar = SegmentRegistrar(client, sessions, self.by_id)
         pool.close_block = self.free_block
@@ -84,6 +92,37 @@ class OwnSegments:
         self.free_block(block)
         if path:
             self._sessions.removed(path)
+
+    def give_up_posted(self) -> None:
+        """Leave to the supervisor what too many messages hold and no array here uses.
+
+        It is asked for a descriptor of each first: what it could not keep, this process must.
+        """
+        for identifier, segment in list(self._unused.items()):
+            if identifier not in self.by_id:
+                self.posted.discard(identifier)
+            if identifier not in self.by_id or segment.phase is not Phase.RELEASED:
+                self._unused.pop(identifier, None)
+        for segment in list(self._unused.values())[:-MOST_POSTED]:
+            self._unused.pop(segment.id, None)
+            self._give_up(segment)
+
+    def note_unused(self, segment: Segment) -> None:
+        """Record that no array here uses a segment any more."""
+        if segment.id in self.posted and segment.block is not None and not segment.block.source.path:
+            self._unused[segment.id] = segment
+
+    def _give_up(self, segment: Segment) -> None:
+        try:
+            for broker, session_id in segment.registered.items():
+                os.close(broker.fetch(session_id, writable=True))
+        except (SegmentLostError, FileDescriptorLimitError, ChannelClosedError):
+            return  # its IDLE may be under way, or it was not kept
+        for broker, session_id in list(segment.registered.items()):
+            self._sessions.forget(broker, session_id)
+        segment.registered.clear()
+        segment.poolable = False
+        self.retire(segment)
 
     def free_block(self, block: Block) -> None:
         """Return a block to the system, here and in every process that keeps it mapped (idempotent)."""

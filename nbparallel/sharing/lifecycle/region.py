@@ -143,6 +143,11 @@ class Region:
         if extent is not None:
             extent.sent = True
 
+    def mark_all_sent(self) -> None:
+        """Record that every array was handed to another process, a forked child."""
+        for extent in list(self._extents.values()):
+            extent.sent = True
+
     def root(self, extent: Extent) -> Root:
         """Return the root of an extent, which may be used again after its array had died."""
         root = None if extent.lease is None else extent.lease()

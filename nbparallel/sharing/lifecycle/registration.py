@@ -24,7 +24,23 @@ class Sessions:
 
     def __init__(self, on_gone: Callable[[SegmentBroker], None]) -> None:
         self.brokers: list[SegmentBroker] = []
+        self.aside: list[SegmentBroker] = []
+        """Those of them that are used only where a caller says so."""
         self._on_gone = on_gone
+
+    @property
+    def usual(self) -> list[SegmentBroker]:
+        """Those that are used where a caller does not say which."""
+        return [broker for broker in self.brokers if broker not in self.aside] if self.aside else self.brokers
+
+    def choose(self, broker: SegmentBroker | None) -> SegmentBroker | None:
+        """Return `broker`, or the only one there is; None if there is none."""
+        if broker is not None:
+            return broker
+        brokers = self.usual
+        if len(brokers) > 1:
+            raise ValueError(f"this process is in {len(brokers)} sessions: name one with broker=")
+        return brokers[0] if brokers else None
 
     def intend(self, path: str) -> None:
         """Announce a name to all before it exists.

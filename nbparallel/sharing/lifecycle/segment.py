@@ -80,6 +80,8 @@ class Segment:
     """Copy-on-write mappings: each attach has its own."""
     memory: int = 0
     """Id of the memory of which it is a use, if there may be others; see `mapping_cache`."""
+    inherited: bool = False
+    """Whether this process has it from the one that it was forked from: it holds it until it ends."""
 
     @property
     def own(self) -> bool:
@@ -89,7 +91,7 @@ class Segment:
     @property
     def used(self) -> bool:
         """Whether arrays of this process use it."""
-        if self.private:
+        if self.private or self.inherited:
             return True
         return bool(self.mappings) if self.block is None else self.phase is Phase.LIVE
 
@@ -177,6 +179,17 @@ class Location(NamedTuple):
     """Whether this process may write there."""
     for_all: bool
     """Whether every process of the session may."""
+
+
+class Inherited(NamedTuple):
+    """One mapping that a forked child has from its parent."""
+
+    segment_id: int
+    """The segment's id in the session."""
+    segment: Segment
+    """As the parent knew it."""
+    mapping: Mapping
+    """Which arrays use."""
 
 
 @dataclass(frozen=True, slots=True)

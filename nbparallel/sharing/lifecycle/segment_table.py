@@ -9,7 +9,9 @@ exception passes: the next operation then begins by checking every segment (`Seg
 
 from __future__ import annotations
 
-from nbparallel.errors import ChannelClosedError, InvalidHandleError
+from collections.abc import Iterable
+
+from nbparallel.errors import LET_WRITE, ChannelClosedError, InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.address_map import AddressMap, ArrayLocation
 from nbparallel.sharing.lifecycle.fetched_segments import FetchedSegments
@@ -18,7 +20,7 @@ from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
 from nbparallel.sharing.lifecycle.own_segments import OwnSegments
 from nbparallel.sharing.lifecycle.region import Region
 from nbparallel.sharing.lifecycle.registration import Sessions
-from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
+from nbparallel.sharing.lifecycle.segment import Block, Inherited, Phase, Segment, SegmentStatistics, lost
 from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, RetryQueue, Root
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind, creator_of
@@ -53,19 +55,23 @@ class SegmentTable:
 
     # Sessions
 
-    def connect(self, broker: SegmentBroker) -> None:
+    def connect(self, broker: SegmentBroker, *, aside: bool = False) -> None:
         """Join a session, which from now on removes the names that exist already (idempotent)."""
         if broker in self.brokers:
             return
         for segment in self.own.by_id.values():
             if segment.block is not None and segment.block.source.path:
                 broker.intend(segment.block.source.path)
+        if aside:
+            self.sessions.aside.append(broker)
         self.brokers.append(broker)
 
     def disconnect(self, broker: SegmentBroker) -> None:
         """Leave a session (idempotent); all arrays here stay valid."""
         if broker in self.brokers:
             self.brokers.remove(broker)
+        if broker in self.sessions.aside:
+            self.sessions.aside.remove(broker)
         if not self.brokers and not self.pool.lasting:
             self.pool.trim(0.0)
         self.fetched.disconnect(broker)
@@ -127,6 +133,36 @@ class SegmentTable:
             return None
         return location
 
+    def packed_read_only(self, x: object) -> tuple[int, int] | None:
+        """Return segment and first byte of `x` if it is packed with arrays that others may only read."""
+        location = self.find(x)
+        if location is None or location.segment.region is None or location.segment.writable:
+            return None
+        extent = location.segment.region.extent(location.start)
+        return location.segment.id, location.start if extent is None else extent.start
+
+    def allow_write(self, x: object) -> bool:
+        """Let every process write to the memory of `x`, as `Store.allow_write`; return if that is new."""
+        location = self.find(x)
+        if location is None:
+            raise ValueError("only an array in shared memory can be made writable for other processes")
+        if location.segment.packed_read_only:
+            raise ValueError("this array is packed with others: `x = nbp.share(x)` moves it")
+        if location.segment.own and location.mapping.access is not Access.WRITE:
+            raise ReadOnlyArrayError(
+                'this array is a file that was opened for reading only: nbp.from_file(path, mode="r+"), '
+                "or work on `x.copy()`"
+            )
+        if location.segment.own:
+            changed = not location.segment.writable
+            self.own.registrar.allow_write(location.segment)
+            return changed
+        if location.mapping.access is not Access.WRITE:
+            raise ReadOnlyArrayError(
+                f"this array is read-only on ranks: let them write with {LET_WRITE}, or work on `x.copy()`"
+            )
+        return False
+
     def register(self, location: ArrayLocation, broker: SegmentBroker | None) -> int:
         """Return the id under which a session knows the segment of an array whose handle is sent."""
         location.segment.mark_sent(location.offset)
@@ -183,6 +219,46 @@ class SegmentTable:
             self._address_map.add(mapping, segment)
         self._by_mapping[mapping] = segment
 
+    # Messages in flight, and forked children
+
+    def mark_posted(self, segments: Iterable[int]) -> None:
+        """Record that messages hold segments, and give up the oldest that only messages hold."""
+        for identifier in segments:
+            if identifier in self.own.by_id:
+                self.own.posted.add(identifier)
+        self.own.give_up_posted()
+
+    def bequeath(self, broker: SegmentBroker) -> list[Inherited]:
+        """Return the mappings that arrays use, with the segments as a session knows them: registered there.
+
+        Nothing of it is used again under the child's eyes: its hold sees to segments, and in regions, which
+        are reused array by array, all arrays count as sent.
+        """
+        inherited = []
+        for mapping, segment in list(self._by_mapping.items()):
+            if not segment.reachable:
+                continue
+            if segment.region is not None:
+                segment.region.mark_all_sent()
+            session_id = self.own.registrar.register(segment, broker)
+            if mapping.access is not Access.PRIVATE:
+                inherited.append(Inherited(session_id, segment, mapping))
+        return inherited
+
+    def inherit(self, inherited: Iterable[Inherited], broker: SegmentBroker) -> None:
+        """Know the segments that a parent had; their ends are not looked for: the process holds them."""
+        for identifier, parents, mapping in inherited:
+            segment = self.fetched.by_id.get((broker, identifier))
+            if segment is None:
+                segment = Segment(
+                    identifier, parents.nbytes, parents.strategy, parents.writable, broker=broker
+                )
+                segment.memory = parents.memory if identifier == parents.id else 0
+                segment.inherited = True
+                self.fetched.by_id[broker, identifier] = segment
+            segment.mappings[mapping.access] = mapping
+            self._enter(segment, mapping)
+
     # Deaths
 
     def reap(self) -> None:
@@ -201,6 +277,7 @@ class SegmentTable:
         if own:
             segment.phase = Phase.RELEASED
             self.own.regions.close(segment)
+            self.own.note_unused(segment)
         else:
             segment.private.discard(mapping)
             if segment.mappings.get(mapping.access) is mapping:

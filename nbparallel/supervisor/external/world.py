@@ -18,7 +18,6 @@ known only then.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -26,17 +25,18 @@ from dataclasses import dataclass, field
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.children import raise_file_limit, reset_signals
-from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, readable, take
+from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, is_ready, readable, take
 from nbparallel.supervisor.exit_status import exit_status
 from nbparallel.supervisor.external.listener import Listener, peer_of
 from nbparallel.supervisor.external.membership import Membership
+from nbparallel.supervisor.guests import KINDS, Guests
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import Process, process_of
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
-from nbparallel.wire.system import ready, usable_cpus
+from nbparallel.wire.system import usable_cpus
 
 MOST_FRAMES = 1000
 """Read from one member before the others are polled again."""
@@ -73,6 +73,7 @@ class ExternalWorld:
         self._members: list[WorldMember] = []
         self._by_client: dict[int, WorldMember] = {}
         self._server = SegmentServer()
+        self._guests = Guests(self._event_loop, self._server, self._deliver, _write_line)
         self._view: ControlView | None = None
         self._refused = False
         self._event_loop.add(listener.fileno(), self._on_connect)
@@ -81,10 +82,13 @@ class ExternalWorld:
     def run(self) -> None:
         """Serve until no process is connected any more."""
         try:
-            while self._members:
-                self._event_loop.wait(block=not self._server.unsettled)
+            while self._members or self._guests.present:
+                block = not self._server.unsettled
+                self._event_loop.wait(block=block, seconds=self._guests.seconds_left)
                 self._settle()
+                self._guests.give_up()
         finally:
+            self._guests.end_all()
             self._listener.close()
             self._server.close()
 
@@ -186,7 +190,7 @@ class ExternalWorld:
 
     def _reject(self, member: WorldMember, error: Exception) -> None:
         # The program may be any, and must not be killed; but it is disconnected.
-        sys.stderr.write(f"rank {member.rank} broke the protocol: {error}\n")
+        _write_line(f"rank {member.rank} broke the protocol: {error}")
         self._lose(member, None, None)
 
     def _handle(self, member: WorldMember, frame: Frame) -> None:
@@ -194,7 +198,10 @@ class ExternalWorld:
             return
         if frame.kind is Kind.LEAVE_WORLD and self._view is not None:
             # What it has sent may not be received yet: its segments stay until the world ends.
+            self._guests.watch_root(client_of(member.rank), os.dup(member.pidfd))
             self._forget(member)
+        elif self._view is not None and frame.kind in KINDS:
+            self._guests.receive(client_of(member.rank), frame)
         elif self._view is not None:
             self._deliver(self._server.receive(client_of(member.rank), frame))
         elif frame.kind is Kind.JOIN:
@@ -209,7 +216,7 @@ class ExternalWorld:
         for item in outgoing:
             member = self._by_client.get(item.client)
             try:
-                if member is not None:
+                if not self._guests.send(item) and member is not None:
                     member.outbox.send(item.kind, item.payload, item.fds, sequence=item.sequence)
             finally:
                 item.close()
@@ -218,10 +225,11 @@ class ExternalWorld:
         """Decide what depends on messages of several members, as `Supervisor` does."""
         if not self._server.unsettled:
             return
-        turn = self._server.mark()
+        turn, admitted = self._server.mark(), self._guests.admitted
         for member in list(self._members):
             self._drain(member)
-        self._deliver(self._server.settle(turn))
+        if self._guests.drain() and admitted == self._guests.admitted:
+            self._deliver(self._server.settle(turn))
 
     def _drain(self, member: WorldMember) -> None:
         for _ in range(MOST_FRAMES):
@@ -238,7 +246,7 @@ class ExternalWorld:
             self._event_loop.forget(member.socket)  # its pidfd reports the rest, as a rule soon
 
     def _on_death(self, member: WorldMember) -> None:
-        if not _ended(member.pidfd):
+        if not is_ready(member.pidfd):
             return  # another one's pidfd had this number a moment ago
         code, number = exit_status(member.pidfd, member.process)
         try:
@@ -255,6 +263,7 @@ class ExternalWorld:
         if self._view is not None:
             self._view.write_death(member.rank, exit_code=code, signal=number)
             self._deliver(self._server.client_gone(client_of(member.rank)))
+            self._guests.client_gone(client_of(member.rank))
         elif member.rank >= 0:
             whose = f"rank {member.rank} (process {member.process.pid})"
             self._refuse(Reason.WRONG, f"{whose} left or ended before {self._membership.missing} had joined")
@@ -269,10 +278,8 @@ class ExternalWorld:
             member.pidfd = -1
 
 
-def _ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(ready(poll, 0))
+def _write_line(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def main(place: int, first: int, path: str) -> None:

@@ -47,8 +47,11 @@ from nbparallel.supervisor.ledger.actions import (
     Unlink,
     Unrecord,
 )
+from nbparallel.supervisor.ledger.entries import Carry, Entry, Question
 from nbparallel.supervisor.ledger.memories import MemoryTable
+from nbparallel.supervisor.ledger.parcels import ParcelTable, holder_of
 from nbparallel.supervisor.ledger.segment_names import LedgerNames
+from nbparallel.wire.parcels import CloseMailbox, Forking, Open, ParcelMessage, Post, Take
 from nbparallel.wire.segments import (
     AllowWrite,
     Fetch,
@@ -66,38 +69,6 @@ from nbparallel.wire.segments import (
 
 
 @dataclass(slots=True)
-class Entry:
-    """One segment."""
-
-    nbytes: int
-    """Size in bytes."""
-    writable: bool
-    """Whether others than its creator may write."""
-    holders: set[int]
-    """Clients that hold it; empty: its creator has been notified and may use the memory again."""
-    unwanted: bool = False
-    """Its creator does not want the memory back."""
-    path: str = ""
-    """Its name in the file system; empty: none, or no longer."""
-    memory: int = 0
-    """The memory that it is a use of; 0: one that no client keeps mapped."""
-    died: bool = False
-    """Whether its memory must not be used again, because of a holder that died."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A message about a segment that is not registered yet."""
-
-    client: int
-    message: Fetch | Hold
-    sequence: int
-    """Number of the question, for the answer."""
-    turn: int
-    """When it was read."""
-
-
-@dataclass(slots=True)
 class Ledger:
     """All segments of a session, by id."""
 
@@ -112,8 +83,10 @@ class Ledger:
     _turn: int = field(default=0, compare=False)
     _memories: MemoryTable = field(default_factory=MemoryTable)
     _names: LedgerNames = field(default_factory=LedgerNames)
+    parcels: ParcelTable = field(default_factory=ParcelTable)
+    """Messages in flight."""
     _held: dict[int, set[int]] = field(default_factory=dict)
-    """Client -> ids of the segments that it holds."""
+    """Client, or number of a parcel -> ids of the segments that it holds."""
     _made: dict[int, set[int]] = field(default_factory=dict)
     """Client -> ids of the segments that it made."""
 
@@ -130,7 +103,7 @@ class Ledger:
     @property
     def unsettled(self) -> bool:
         """Whether something is decided only after everything that was sent has been read."""
-        return bool(self.waiting or self._ending)
+        return bool(self.waiting or self._ending or self.parcels.unsettled)
 
     def mark(self) -> int:
         """Return the turn to `settle` once everything that has been sent until now is read."""
@@ -141,7 +114,9 @@ class Ledger:
         """Admit a client."""
         self.clients.add(client)
 
-    def step(self, client: int, message: SegmentMessage, sequence: int = 0) -> Sequence[Action]:
+    def step(
+        self, client: int, message: SegmentMessage | ParcelMessage, sequence: int = 0
+    ) -> Sequence[Action]:
         """Record a client's message and return what has to be done, in this order."""
         if client not in self.clients:
             return [Disconnect(client, f"client {client} is not in this session")]
@@ -153,11 +128,9 @@ class Ledger:
             case Intend(path):
                 if not self._names.add(path, client):
                     return [Disconnect(client, f"client {client} wants to make {path}, which is another's")]
-                return []
             case Removed(path):
                 if self.names.get(path) == client:
                     self._names.drop(path)
-                return []
             case Hold():
                 return self._hold_again(client, message, sequence)
             case Release():
@@ -168,6 +141,18 @@ class Ledger:
                 if creator_of(memory) != client:
                     return [Disconnect(client, f"client {client} frees memory {memory:#x}, another's")]
                 return [*self._memories.freed(memory)]
+            case Take(parcel):
+                return self.end_parcel(parcel)
+            case Post():
+                return self._post(client, message)
+            case Forking(parcel):
+                inherited = Post(parcel, 0, self._claims(client), self.parcels.opened(client))
+                return self._post(client, inherited, fork=True)
+            case Open(mailbox):
+                self.parcels.open(client, mailbox)
+            case CloseMailbox(mailbox):
+                self.parcels.close(client, mailbox, self._turn)
+        return []
 
     def _register(self, client: int, message: Register) -> list[Action]:
         segment = message.segment
@@ -196,6 +181,9 @@ class Ledger:
         asked = [question for question in self.waiting if question.message.segment == segment]
         self.waiting = [question for question in self.waiting if question.message.segment != segment]
         for question in asked:
+            if isinstance(question.message, Carry):
+                self._carry(question.client, segment)
+                continue
             answers = self.step(question.client, question.message, question.sequence)
             if isinstance(question.message, Fetch):
                 actions += answers
@@ -262,12 +250,9 @@ class Ledger:
                 proven = entry is not None and client in entry.holders
                 actions += self._memories.keep(memory, client, proven=proven)
         self.waiting = [
-            question
-            for question in self.waiting
-            if not (
-                isinstance(question.message, Hold)
-                and (question.client, question.message.segment) == (client, segment)
-            )
+            q
+            for q in self.waiting
+            if not (isinstance(q.message, Hold) and (q.client, q.message.segment) == (client, segment))
         ]
         return actions + self._release(client, segment)
 
@@ -299,6 +284,8 @@ class Ledger:
         for segment in [segment for segment, since in self._ending.items() if since <= turn]:
             del self._ending[segment]
             actions += self._finish(segment, self.entries[segment])
+        for parcel in self.parcels.settle(turn):
+            actions += self.end_parcel(parcel)
         return actions
 
     def _finish(self, segment: int, entry: Entry) -> list[Action]:
@@ -338,20 +325,66 @@ class Ledger:
         self.clients.discard(client)
         self.waiting = [question for question in self.waiting if question.client != client]
         actions: list[Action] = []
-        for segment in sorted(self._held.get(client, ())):
-            actions += self._release(client, segment, died=True)
-        self._held.pop(client, None)
+        for fork in self.parcels.of(client, fork=True):
+            actions += self.end_parcel(fork, died=True)
+        self.parcels.close_all(client, self._turn)
+        actions += self._release_all(client, died=True)
         for segment in sorted(self._made.pop(client, ())):
             entry = self.entries.get(segment)
             if entry is not None and self._is_over(segment, entry):
                 actions += self._delete(segment)
         actions += self._memories.gone(client)
         in_use = {entry.path for entry in self.entries.values()}
-        for path in sorted(path for path, maker in self.names.items() if maker == client):
-            if path not in in_use:
-                self._names.drop(path)
-                actions.append(Unlink(path))
+        actions += map(Unlink, self._names.drop_unused(client, in_use))
         return [*actions, *map(Unrecord, self._names.bare(self._names.records_of(client), self.clients))]
+
+    def _post(self, client: int, message: Post, *, fork: bool = False) -> list[Action]:
+        if creator_of(message.parcel) != client:
+            return [Disconnect(client, f"client {client} posted parcel {message.parcel:#x}, another's")]
+        if self.parcels.post(message, client, self._turn, fork=fork):
+            for segment in message.segments:
+                self._carry(holder_of(message.parcel), segment)
+        return []
+
+    def _carry(self, holder: int, segment: int) -> None:
+        """Let a parcel, or what a fork inherits, hold a segment; what is over stays so."""
+        if (entry := self.entries.get(segment)) is None:
+            if creator_of(segment) in self.clients:
+                self.waiting.append(Question(holder, Carry(segment), 0, self._turn))
+        elif not self._is_over(segment, entry):
+            self._hold(holder, segment, entry)
+
+    def end_parcel(self, parcel: int, *, died: bool = False) -> list[Action]:
+        """End what a parcel holds; one that is not known may still come."""
+        if parcel not in self.parcels.parcels:
+            if not died:
+                self.parcels.take(parcel, self._turn)
+            return []
+        holder = holder_of(parcel)
+        self.waiting = [question for question in self.waiting if question.client != holder]
+        self.parcels.remove(parcel, self._turn)
+        return self._release_all(holder, died=died)
+
+    def inherit(self, client: int, parcel: int) -> list[Action]:
+        """Let a forked child hold what the process had that it was forked from, at `Forking`."""
+        holder = holder_of(parcel)
+        for mailbox in self.parcels.opened(holder):
+            self.parcels.open(client, mailbox)
+        for segment in self._claims(holder):
+            self._carry(client, segment)
+        return self.end_parcel(parcel, died=parcel not in self.parcels.parcels)
+
+    def _claims(self, holder: int) -> tuple[int, ...]:
+        """Return the segments that a client, or a parcel, holds or has asked for."""
+        asked = (question.message.segment for question in self.waiting if question.client == holder)
+        return (*sorted(self._held.get(holder, ())), *asked)
+
+    def _release_all(self, holder: int, *, died: bool) -> list[Action]:
+        actions: list[Action] = []
+        for segment in sorted(self._held.get(holder, ())):
+            actions += self._release(holder, segment, died=died)
+        self._held.pop(holder, None)
+        return actions
 
     def _hold(self, client: int, segment: int, entry: Entry) -> None:
         self._ending.pop(segment, None)

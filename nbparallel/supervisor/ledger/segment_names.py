@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 from nbparallel.wire.owners import record_path
@@ -55,3 +55,12 @@ class LedgerNames:
         for record in bare:
             del self.records[record]
         return bare
+
+    def drop_unused(self, client: int, in_use: Collection[str]) -> list[str]:
+        """Forget the names of a client that has ended, but for those of segments; return them, sorted."""
+        dropped = sorted(
+            path for path, maker in self.makers.items() if maker == client and path not in in_use
+        )
+        for path in dropped:
+            self.drop(path)
+        return dropped

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.errors import InternalError, ProtocolError
@@ -24,7 +24,8 @@ from nbparallel.supervisor.ledger import actions as act
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import LedgerRow, pages
+from nbparallel.wire.inspection import GuestRow, LedgerRow, pages
+from nbparallel.wire.parcels import PARCEL_MESSAGES
 from nbparallel.wire.segments import (
     MESSAGES,
     Fetched,
@@ -107,14 +108,21 @@ class SegmentServer:
     def holders(self, segment: int) -> frozenset[int]:
         """Return the clients that hold a segment."""
         entry = self._ledger.entries.get(segment)
-        return frozenset(() if entry is None else entry.holders)
+        return frozenset(() if entry is None else {holder for holder in entry.holders if holder >= 0})
 
-    def report(self) -> Iterator[bytes]:
-        """Yield the ledger in pages, as `wire.ledger_report` lays them out."""
-        return pages(
-            LedgerRow(segment, entry.nbytes, entry.writable, tuple(sorted(entry.holders)))
+    def report(self, guests: Iterable[GuestRow] = ()) -> Iterator[bytes]:
+        """Yield the ledger in pages, as `wire.inspection` lays them out."""
+        rows = (
+            LedgerRow(
+                segment,
+                entry.nbytes,
+                entry.writable,
+                tuple(sorted(holder for holder in entry.holders if holder >= 0)),
+                sum(holder < 0 for holder in entry.holders),
+            )
             for segment, entry in self._ledger.entries.items()
         )
+        return pages(rows, guests)
 
     def client_joined(self, client: int) -> None:
         """Admit a client."""
@@ -123,6 +131,23 @@ class SegmentServer:
     def client_gone(self, client: int) -> list[Reply]:
         """End all holds of a client; what only it held is closed."""
         return self._perform(self._ledger.client_gone(client))
+
+    def inherit(self, client: int, parcel: int) -> list[Reply]:
+        """Let a forked child hold what it inherited, and open the mailboxes that it inherited."""
+        return self._perform(self._ledger.inherit(client, parcel))
+
+    def end_parcels(self, parcels: Sequence[int], *, died: bool = False) -> list[Reply]:
+        """End what messages hold that will not be received, or forks whose child has ended (`died`)."""
+        return [r for parcel in parcels for r in self._perform(self._ledger.end_parcel(parcel, died=died))]
+
+    def parcels_of(self, client: int) -> list[int]:
+        """Return the parcels without a mailbox that a client has posted and no other has taken."""
+        return self._ledger.parcels.of(client, fork=False)
+
+    def is_fork(self, parcel: int) -> bool:
+        """Return whether a parcel holds what a child inherits that has not introduced itself."""
+        record = self._ledger.parcels.parcels.get(parcel)
+        return record is not None and record.fork
 
     def settle(self, turn: int) -> list[Reply]:
         """Refuse what is still unknown, end what no client holds: all sent before `mark` has been read."""
@@ -140,7 +165,8 @@ class SegmentServer:
             expected = 1 if frame.kind is Kind.REGISTER else 0
             if len(frame.fds) != expected:
                 raise ProtocolError(f"{frame.kind.name} frame with {len(frame.fds)} descriptors")
-            if (unpack := MESSAGES.get(frame.kind)) is None:
+            unpack = MESSAGES.get(frame.kind) or PARCEL_MESSAGES.get(frame.kind)
+            if unpack is None:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on a segment socket")
             message = unpack(frame.payload)
             if isinstance(message, Register):

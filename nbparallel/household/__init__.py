@@ -1,0 +1,30 @@
+"""The household: processes that a notebook, a script or a rank starts itself, as clients of one supervisor.
+
+::
+
+    root K ──segments── supervisor           `root_supervisor`: K's own, beside those of its sessions
+      │ └─ fork, spawn, forkserver                 (a rank, or a member of a world, uses the one that it has)
+      └── guest ──segments──┘                 `introduction`, `forking`: INTRODUCE over a copy of K's socket
+            └── guest ──segments──┘               and so on, to any depth
+
+What they send to each other goes through pipes that no supervisor sees; `membership` says how a message keeps
+alive what it refers to (`Membership.post`, `take`).
+"""
+
+from nbparallel.household.forking import Fork, prepare_fork
+from nbparallel.household.introduction import introduce
+from nbparallel.household.membership import Membership, current_membership, supervised
+from nbparallel.household.root_supervisor import HouseholdReport, membership, report, stop
+
+__all__ = [
+    "Fork",
+    "HouseholdReport",
+    "Membership",
+    "current_membership",
+    "introduce",
+    "membership",
+    "prepare_fork",
+    "report",
+    "stop",
+    "supervised",
+]

@@ -1,0 +1,41 @@
+"""Introduction of a process that was started as a fresh interpreter, or by a fork server."""
+
+from __future__ import annotations
+
+import os
+
+from nbparallel.channel.introduction import introduce as introduce_client
+from nbparallel.household.membership import Membership, current_membership, set_current
+
+
+def introduce(fd: int, *, daemon: bool) -> Membership:
+    """Become a client of the supervisor of the process that has started this one.
+
+    To be called before anything else: what uses shared memory earlier uses it without a session.
+
+    Parameters
+    ----------
+    fd : int
+        Copy of `Membership.fileno` of that process; closed in any case.
+    daemon : bool
+        Whether this process ends with that one, however that ends; otherwise with the root process only.
+
+    Raises
+    ------
+    ChannelClosedError
+        That process has ended, or the supervisor.
+    RuntimeError
+        This process is a client already.
+    """
+    from nbparallel.sharing import Store, set_current_store
+
+    if current_membership() is not None:
+        os.close(fd)
+        raise RuntimeError(f"process {os.getpid()} is a client of a supervisor already")
+    broker = introduce_client(fd, daemon=daemon)
+    store = Store(broker.client)
+    store.connect(broker)
+    set_current_store(store)
+    membership = Membership(broker, store)
+    set_current(membership)
+    return membership

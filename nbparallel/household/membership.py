@@ -1,0 +1,159 @@
+"""Membership: this process as a client of a supervisor, for messages in flight."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from nbparallel.channel import SegmentClient
+from nbparallel.errors import ChannelClosedError, SupervisorDiedError
+from nbparallel.wire.segments import segment_id
+
+if TYPE_CHECKING:
+    from nbparallel.sharing import Store
+
+
+class Membership:
+    """What a process needs to send arrays through pipes, and to start processes that can.
+
+    Attributes
+    ----------
+    broker : SegmentClient
+        The connection to the supervisor; pass it on as ``broker=``.
+    store : Store
+        The arrays of this process.
+
+    Notes
+    -----
+    Thread-safe.  No method waits for an answer of the supervisor.  All raise `ChannelClosedError` when it has
+    ended (`supervised` makes that a `SupervisorDiedError`), and `ForkedRankError` in a forked child.
+    """
+
+    def __init__(self, broker: SegmentClient, store: Store) -> None:
+        self.broker, self.store = broker, store
+        self.pid = os.getpid()
+        self._serials = itertools.count(1)
+        self._lock = threading.RLock()
+        self._open: dict[int, int] = {}
+        """Mailbox -> how many reading ends this process has."""
+
+    @property
+    def client(self) -> int:
+        """Client number of this process."""
+        return self.broker.client
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, a copy of which `introduce` needs in a process that is started."""
+        return self.broker.fileno()
+
+    # messages
+
+    def post(self, segments: Iterable[int], *, mailbox: int = 0, carried: Iterable[int] = ()) -> int:
+        """Let a message hold what it refers to, from now until it is taken; return its parcel.
+
+        To be called after the message was pickled and before it is written, while the arrays are there.
+
+        Parameters
+        ----------
+        segments : iterable of int
+            Ids of segments, as `transfer.pickling.Pickled` lists them.
+        mailbox : int, optional
+            Of the pipe that it goes through.  With 0 it is held until it is taken, or until 10 s after this
+            process has ended.
+        carried : iterable of int
+            Mailboxes whose reading ends travel in the message.
+
+        Returns
+        -------
+        int
+            To be written with the message; 0 if there is nothing to be held.
+        """
+        segments, carried = tuple(segments), tuple(carried)
+        if not segments and not carried:
+            return 0
+        parcel = self.next_id()
+        self.broker.post(parcel, segments, mailbox=mailbox, carried=carried)
+        self.store.mark_posted(segments)
+        return parcel
+
+    def take(self, parcel: int) -> None:
+        """Say that a message was received: this process has attached what it wants of it.
+
+        To be called before any other process learns that it was.  0 is none.
+        """
+        if parcel:
+            self.broker.take(parcel)
+
+    def withdraw(self, parcel: int) -> None:
+        """Say that a message which was posted will not be written."""
+        self.take(parcel)
+
+    # mailboxes
+
+    def new_mailbox(self) -> int:
+        """Return the id of a new pipe, of which this process has a reading end."""
+        mailbox = self.next_id()
+        self.open_mailbox(mailbox)
+        return mailbox
+
+    def open_mailbox(self, mailbox: int) -> None:
+        """Say that this process has got another reading end of a pipe."""
+        with self._lock:
+            if not self._open.get(mailbox):
+                self.broker.open_mailbox(mailbox)
+            self._open[mailbox] = self._open.get(mailbox, 0) + 1
+
+    def close_mailbox(self, mailbox: int) -> None:
+        """Say that it has closed one.  What lies in a pipe that no process can read is dropped."""
+        with self._lock:
+            left = self._open.get(mailbox, 0) - 1
+            if left > 0:
+                self._open[mailbox] = left
+            elif self._open.pop(mailbox, None) is not None:
+                self.broker.close_mailbox(mailbox)
+
+    def inherit_mailboxes(self, parent: Membership) -> None:
+        """Have the reading ends that a forked child has from its parent."""
+        self._open = dict(parent._open)
+
+    def next_id(self) -> int:
+        """Return a new id of a parcel or a mailbox."""
+        return segment_id(self.client, next(self._serials))
+
+    def close(self) -> None:
+        """Leave: all holds of this process end (idempotent)."""
+        self.store.disconnect(self.broker)
+        self.broker.close()
+
+
+_current: list[Membership] = []
+"""Of this process, or of the one that it was forked from: at most one."""
+
+
+def current_membership() -> Membership | None:
+    """Return the membership that this process has; None if it has none yet."""
+    for membership in _current:
+        if membership.pid == os.getpid():
+            return membership
+    return None
+
+
+def set_current(membership: Membership | None) -> None:
+    """Make it the one of this process."""
+    _current[:] = [] if membership is None else [membership]
+
+
+@contextlib.contextmanager
+def supervised() -> Iterator[None]:
+    """Raise `SupervisorDiedError` where the supervisor turns out to have ended."""
+    try:
+        yield
+    except ChannelClosedError as error:
+        raise SupervisorDiedError(
+            "the supervisor of these processes has ended, so that arrays can no longer be sent between them; "
+            "other messages still can. Start the processes again"
+        ) from error

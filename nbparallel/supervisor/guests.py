@@ -1,0 +1,275 @@
+"""Guests: processes that the supervisor's clients have started themselves, and that are clients as well.
+
+A guest is a child of the process that started it, or of none: so it introduces itself, over a copy of that
+client's socket, with one end of a socketpair and its pidfd.  The copy is of no further use to it.  Its holds
+end with it, which the pidfd reports; the end of its connection says only that it can share nothing any more.
+
+Guests are ended with their *root*, the member by whose socket the first of them came, and the daemonic ones
+with the process that started them.  The others outlive it, as children of other programs do.
+
+Note [admission]
+----------------
+What a guest has sent lies in a socket that is not known before its ``INTRODUCE`` is read.  So a pass over all
+sockets that admitted a guest was not complete: `SegmentServer.settle` waits for the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nbparallel.errors import ProtocolError
+from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, is_ready, readable, take
+from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
+from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.inspection import GuestRow
+from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client, unpack_id
+from nbparallel.wire.segments import MAX_CLIENT
+
+LEFT_SECONDS = 10.0
+"""How long a message without a mailbox is kept after its sender has ended; arbitrary."""
+MOST_FRAMES = 1000
+"""Read from one guest before the others are polled again."""
+KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE})
+"""What `Guests.receive` acts on; the rest is for the ledger."""
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
+    """One process."""
+
+    client: int
+    parent: int
+    """Client number of the process that started it."""
+    root: int
+    """Of the member with which it ends."""
+    pid: int
+    daemon: bool
+    socket: socket.socket
+    outbox: Outbox
+    pidfd: int
+    """Owned."""
+
+
+class Guests:
+    """The guests of one supervisor.
+
+    Parameters
+    ----------
+    deliver : callable
+        Called with the ledger's replies, to guests and to members.
+    log : callable
+        Called with a line about a guest that broke the protocol.
+    """
+
+    def __init__(
+        self,
+        event_loop: SupervisorEventLoop,
+        server: SegmentServer,
+        deliver: Callable[[list[Reply]], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._event_loop, self._server, self._deliver, self._log = event_loop, server, deliver, log
+        self._guests: dict[int, Guest] = {}
+        self._forks: dict[int, int] = {}
+        """Parcel of a child that has not introduced itself -> pidfd, owned."""
+        self._left: list[tuple[float, int]] = []
+        """When parcels without a mailbox are given up, and their dead sender."""
+        self.admitted = 0
+        """How many guests there have been: see note [admission]."""
+
+    # coming -----------------------------------------------------------------------------------------
+
+    def receive(self, sender: int, frame: Frame) -> None:
+        """Act on a frame of one of `KINDS`, which came over the socket of client `sender`, or a copy of it.
+
+        Raises
+        ------
+        ProtocolError
+            It is damaged.
+        """
+        if frame.kind is Kind.INTRODUCE:
+            self._admit(sender, frame)
+        else:
+            self._watch_fork(unpack_id(frame.payload, frame.kind), frame)
+
+    def _admit(self, parent: int, frame: Frame) -> None:
+        introduction = Introduction.unpack(frame.payload)
+        if len(frame.fds) != 2 or FIRST_GUEST + self.admitted >= MAX_CLIENT:
+            raise ProtocolError(f"an INTRODUCE frame with {len(frame.fds)} descriptors")
+        pidfd = frame.fds.pop()
+        try:
+            sock = socket.socket(fileno=frame.fds.pop())
+            client, inviter = FIRST_GUEST + self.admitted, self._guests.get(parent)
+            guest = Guest(
+                client,
+                parent,
+                parent if inviter is None else inviter.root,
+                introduction.pid,
+                introduction.daemon,
+                sock,
+                self._event_loop.add_socket(sock, lambda: self._on_frame(client)),
+                pidfd,
+            )
+        except OSError as error:
+            os.close(pidfd)
+            raise ProtocolError(f"an INTRODUCE frame without a socket: {error}") from error
+        self.admitted += 1
+        self._guests[client] = guest
+        self._server.client_joined(client)
+        if introduction.parcel:
+            self._forget_fork(introduction.parcel)
+            self._deliver(self._server.inherit(client, introduction.parcel))
+        guest.outbox.send(Kind.WELCOME, pack_client(client))
+        self._event_loop.add(pidfd, lambda: self._on_end(client))
+
+    def _watch_fork(self, parcel: int, frame: Frame) -> None:
+        """Watch a child until it introduces itself: what it inherited must not stay if it never does."""
+        if not self._server.is_fork(parcel):
+            return  # it has done so
+        if not frame.fds:
+            self._deliver(self._server.end_parcels([parcel], died=True))
+            return
+        self._forks[parcel] = frame.fds.pop()
+        self._event_loop.add(self._forks[parcel], lambda: self._on_fork_end(parcel))
+
+    def _on_fork_end(self, parcel: int) -> None:
+        pidfd = self._forks.get(parcel, -1)
+        if pidfd >= 0 and is_ready(pidfd):
+            self._forget_fork(parcel)
+            self._deliver(self._server.end_parcels([parcel], died=True))
+
+    def _forget_fork(self, parcel: int) -> None:
+        self._event_loop.close(self._forks.pop(parcel, -1))
+
+    # while they are here ----------------------------------------------------------------------------
+
+    def send(self, reply: Reply) -> bool:
+        """Send a reply if it is for a guest; return whether it is."""
+        if reply.client < FIRST_GUEST:
+            return False
+        guest = self._guests.get(reply.client)
+        if guest is not None:
+            guest.outbox.send(reply.kind, reply.payload, reply.fds, sequence=reply.sequence)
+        return True
+
+    def drain(self) -> bool:
+        """Read all that guests have sent; return False if the system has no memory for a message."""
+        return all(self._drain(guest) for guest in list(self._guests.values()))
+
+    def _drain(self, guest: Guest) -> bool:
+        for _ in range(MOST_FRAMES):
+            if guest.socket.fileno() < 0 or not readable(guest.socket):
+                return True
+            if not self._on_frame(guest.client):
+                return False
+        return True
+
+    def _on_frame(self, client: int) -> bool:
+        """Act on a guest's next frame; return False if it could not be read now."""
+        guest = self._guests.get(client)
+        if guest is None or guest.socket.fileno() < 0:
+            return True
+        try:
+            frame = take(guest.socket)
+            if frame is False:
+                return False
+            if frame is None:
+                # What it did not release is not used again: it may still have it mapped.
+                self._disconnect(guest)
+                return True
+            assert isinstance(frame, Frame)
+            try:
+                if frame.kind in KINDS:
+                    self.receive(client, frame)
+                else:
+                    self._event_loop.linger = frame.kind is Kind.HOLD
+                    self._deliver(self._server.receive(client, frame))
+            finally:
+                frame.close()
+        except ProtocolError as error:
+            # Its program may be any, and must not be killed; but it is disconnected.
+            self._log(f"client {client} broke the protocol: {error}")
+            self._disconnect(guest)
+        return True
+
+    def rows(self) -> Iterator[GuestRow]:
+        """Yield a record of each guest."""
+        for guest in self._guests.values():
+            yield GuestRow(guest.client, guest.pid, guest.parent, guest.daemon)
+
+    # going ------------------------------------------------------------------------------------------
+
+    def _disconnect(self, guest: Guest) -> None:
+        self._event_loop.forget(guest.socket)
+        self._deliver(self._server.client_gone(guest.client))
+        self.client_gone(guest.client, ended=False)
+
+    def _on_end(self, client: int) -> None:
+        guest = self._guests.get(client)
+        if guest is None or not is_ready(guest.pidfd):
+            return  # another one's pidfd had this number a moment ago
+        self._drain(guest)  # what it sent before it ended counts
+        if guest.socket.fileno() >= 0:
+            self._disconnect(guest)
+        del self._guests[client]
+        self._event_loop.close(guest.pidfd)
+        self.client_gone(client)
+
+    def client_gone(self, client: int, *, ended: bool = True) -> None:
+        """End what ends with a client, a member or a guest; `ended`: its process, not only the connection."""
+        if self._server.parcels_of(client):
+            self._left.append((time.monotonic() + LEFT_SECONDS, client))
+        if ended:
+            for guest in self._guests.values():
+                if guest.root == client or (guest.daemon and guest.parent == client):
+                    _kill(guest)
+
+    def watch_root(self, client: int, pidfd: int) -> None:
+        """End a member's guests with its process, now that it is no member any more; takes over the pidfd."""
+        if not any(guest.root == client for guest in self._guests.values()):
+            os.close(pidfd)
+            return
+
+        def end() -> None:
+            self._event_loop.close(pidfd)
+            self.client_gone(client)
+
+        self._event_loop.once(pidfd, end)
+
+    @property
+    def present(self) -> bool:
+        """Whether there is any."""
+        return bool(self._guests)
+
+    def end_all(self) -> None:
+        """End every guest and close what belongs to them: the supervisor exits."""
+        while self._guests:
+            guest = self._guests.popitem()[1]
+            _kill(guest)
+            self._event_loop.forget(guest.socket)
+            self._event_loop.close(guest.pidfd)
+        for parcel in list(self._forks):
+            self._forget_fork(parcel)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until `give_up` has something to do; None: it has not."""
+        return max(0.0, self._left[0][0] - time.monotonic()) if self._left else None
+
+    def give_up(self) -> None:
+        """End the parcels without a mailbox whose sender ended some time ago."""
+        while self._left and self._left[0][0] <= time.monotonic():
+            client = self._left.pop(0)[1]
+            self._deliver(self._server.end_parcels(self._server.parcels_of(client)))
+
+
+def _kill(guest: Guest) -> None:
+    try:
+        signal.pidfd_send_signal(guest.pidfd, signal.SIGKILL)
+    except OSError:
+        pass  # it has ended, and been reaped

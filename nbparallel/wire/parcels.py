@@ -1,0 +1,167 @@
+"""Payloads about messages in flight, and about processes that clients start, in the segment protocol.
+
+A message between two processes that no supervisor sees, in a pipe or a queue, refers to segments.  Its sender
+says ``POST``: a *parcel* holds them from then on.  Its receiver holds them itself and says ``TAKE``.  Every
+pipe has a *mailbox*: ``OPEN`` and ``CLOSE`` say which clients can read from it, and what lies in a mailbox
+that no client can read is dropped.
+
+``INTRODUCE`` comes over a copy of a client's socket, from a process that this client has started, with one
+end of a socketpair and a pidfd; it is answered by ``WELCOME`` at the other end.  ``FORKING`` goes before a
+fork, and ``FORK_DONE`` after it, with a pidfd of the child, or without one if there is none.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.segments import MAX_CLIENT, is_segment_id
+
+FIRST_GUEST = 1 << 22
+"""Client numbers of processes that other clients started lie from here up to `MAX_CLIENT`."""
+
+_POST = struct.Struct("<QQII")
+_ID = struct.Struct("<Q")
+_INTRODUCE = struct.Struct("<QBI")
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """``POST``: a message was made; its parcel holds what it refers to until it is taken."""
+
+    parcel: int
+    """Id, like a segment's: its creator part is the sender."""
+    mailbox: int
+    """Where it will lie; 0: in a connection without one."""
+    segments: tuple[int, ...]
+    """Ids of the segments that it refers to."""
+    carried: tuple[int, ...] = ()
+    """Mailboxes whose reading ends travel in it."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        ids = (*self.segments, *self.carried)
+        head = _POST.pack(self.parcel, self.mailbox, len(self.segments), len(self.carried))
+        return head + struct.pack(f"<{len(ids)}Q", *ids)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        if len(payload) < _POST.size:
+            raise ProtocolError(f"POST frame with {len(payload)} bytes of payload")
+        parcel, mailbox, segments, carried = _POST.unpack_from(payload)
+        if len(payload) != _POST.size + 8 * (segments + carried):
+            raise ProtocolError(
+                f"POST frame about {segments} segments and {carried} mailboxes with {len(payload)} bytes"
+            )
+        ids = struct.unpack_from(f"<{segments + carried}Q", payload, _POST.size)
+        for value in (parcel, *ids, *([mailbox] if mailbox else [])):
+            _checked(value, Kind.POST)
+        return cls(parcel, mailbox, ids[:segments], ids[segments:])
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """``TAKE``: the sender of this frame has a message, and holds what it refers to."""
+
+    parcel: int
+    """Id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """``OPEN``: the sender of this frame can read from a mailbox."""
+
+    mailbox: int
+    """Id."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseMailbox:
+    """``CLOSE``: it no longer can."""
+
+    mailbox: int
+    """Id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forking:
+    """``FORKING``: a child is about to be forked, which will hold what the sender holds now."""
+
+    parcel: int
+    """Id of the parcel that holds it until the child introduces itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """``INTRODUCE``: a process that a client has started wants to be a client itself."""
+
+    pid: int
+    """Its pid, in its own pid namespace."""
+    daemon: bool
+    """Whether it ends with the process that started it; otherwise only with the root process."""
+    parcel: int = 0
+    """The one that `Forking` named; 0: it was not forked."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _INTRODUCE.pack(self.parcel, self.daemon, self.pid)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        if len(payload) != _INTRODUCE.size:
+            raise ProtocolError(f"INTRODUCE frame with {len(payload)} bytes of payload")
+        parcel, daemon, pid = _INTRODUCE.unpack(payload)
+        if daemon not in (0, 1) or not 0 < pid < 1 << 31:
+            raise ProtocolError(f"an INTRODUCE frame of process {pid}")
+        if parcel:
+            _checked(parcel, Kind.INTRODUCE)
+        return cls(pid, daemon == 1, parcel)
+
+
+ParcelMessage = Post | Take | Open | CloseMailbox | Forking
+"""What a client sends to the supervisor about messages in flight."""
+PARCEL_MESSAGES: dict[Kind, Callable[[bytes], ParcelMessage]] = {
+    Kind.POST: Post.unpack,
+    Kind.TAKE: lambda payload: Take(unpack_id(payload, Kind.TAKE)),
+    Kind.OPEN: lambda payload: Open(unpack_id(payload, Kind.OPEN)),
+    Kind.CLOSE: lambda payload: CloseMailbox(unpack_id(payload, Kind.CLOSE)),
+    Kind.FORKING: lambda payload: Forking(unpack_id(payload, Kind.FORKING)),
+}
+"""How each of them is read; `ProtocolError` if a payload is damaged."""
+
+
+def pack_id(value: int) -> bytes:
+    """Return the payload of ``TAKE``, ``OPEN``, ``CLOSE``, ``FORKING`` and ``FORK_DONE``."""
+    return _ID.pack(value)
+
+
+def unpack_id(payload: bytes, kind: Kind) -> int:
+    """Read the payload of one of these; `ProtocolError` if it is damaged."""
+    if len(payload) != _ID.size:
+        raise ProtocolError(f"{kind.name} frame with {len(payload)} bytes of payload instead of {_ID.size}")
+    return _checked(_ID.unpack(payload)[0], kind)
+
+
+def pack_client(client: int) -> bytes:
+    """Return the payload of ``WELCOME``."""
+    return _ID.pack(client)
+
+
+def unpack_client(payload: bytes) -> int:
+    """Read it; `ProtocolError` if it names no guest."""
+    client = _ID.unpack(payload)[0] if len(payload) == _ID.size else 0
+    if not FIRST_GUEST <= client < MAX_CLIENT:
+        raise ProtocolError(f"a WELCOME frame for client {client}, which is no number of a guest")
+    return int(client)
+
+
+def _checked(value: int, kind: Kind) -> int:
+    if not is_segment_id(value):
+        raise ProtocolError(f"{kind.name} frame with {value:#x}, which is no id")
+    return value
