@@ -9,8 +9,8 @@ with the process that started them.  The others outlive it, as children of other
 
 Note [admission]
 ----------------
-What a guest has sent lies in a socket that is not known before its ``INTRODUCE`` is read.  So a pass over all
-sockets that admitted a guest was not complete: `SegmentServer.settle` waits for the next one.
+A guest says nothing before it has been welcomed.  So whatever it sent before a pass over all sockets began
+(`SegmentServer.mark`) lies in a socket that this pass reads, although guests are admitted at any time.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Guests:
         """Parcel of a child that has not introduced itself -> pidfd, owned."""
         self._left: list[tuple[float, int]] = []
         """When parcels without a mailbox are given up, and their dead sender."""
-        self.admitted = 0
-        """How many guests there have been: see note [admission]."""
+        self._admitted = 0
+        """How many guests there have been."""
 
     # coming -----------------------------------------------------------------------------------------
 
@@ -99,12 +99,12 @@ class Guests:
 
     def _admit(self, parent: int, frame: Frame) -> None:
         introduction = Introduction.unpack(frame.payload)
-        if len(frame.fds) != 2 or FIRST_GUEST + self.admitted >= MAX_CLIENT:
+        if len(frame.fds) != 2 or FIRST_GUEST + self._admitted >= MAX_CLIENT:
             raise ProtocolError(f"an INTRODUCE frame with {len(frame.fds)} descriptors")
         pidfd = frame.fds.pop()
         try:
             sock = socket.socket(fileno=frame.fds.pop())
-            client, inviter = FIRST_GUEST + self.admitted, self._guests.get(parent)
+            client, inviter = FIRST_GUEST + self._admitted, self._guests.get(parent)
             guest = Guest(
                 client,
                 parent,
@@ -118,7 +118,7 @@ class Guests:
         except OSError as error:
             os.close(pidfd)
             raise ProtocolError(f"an INTRODUCE frame without a socket: {error}") from error
-        self.admitted += 1
+        self._admitted += 1
         self._guests[client] = guest
         self._server.client_joined(client)
         if introduction.parcel:

@@ -258,7 +258,7 @@ class Supervisor:
         """
         if not self._server.unsettled:
             return
-        turn, admitted = self._server.mark(), self._guests.admitted
+        turn = self._server.mark()
         waiting = readable(*(sock for sock in self._segment_sockets.values() if sock.fileno() >= 0))
         for client, readable_socket in list(self._segment_sockets.items()):
             for _ in range(FRAMES_QUEUED if readable_socket.fileno() in waiting else 0):
@@ -267,7 +267,7 @@ class Supervisor:
                     break
                 if not self._on_segments(client):
                     return  # the system has no memory for a message: try again in the next round
-        if self._guests.drain() and admitted == self._guests.admitted:
+        if self._guests.drain():
             self._send(self._server.settle(turn))
 
     def _on_announce(self, client: int, frame: Frame) -> None:

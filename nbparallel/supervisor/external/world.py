@@ -225,10 +225,10 @@ class ExternalWorld:
         """Decide what depends on messages of several members, as `Supervisor` does."""
         if not self._server.unsettled:
             return
-        turn, admitted = self._server.mark(), self._guests.admitted
+        turn = self._server.mark()
         for member in list(self._members):
             self._drain(member)
-        if self._guests.drain() and admitted == self._guests.admitted:
+        if self._guests.drain():
             self._deliver(self._server.settle(turn))
 
     def _drain(self, member: WorldMember) -> None:
