@@ -43,6 +43,8 @@ class OwnSegments:
         """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
         self.posted: set[int] = set()
         """Our ids of segments that messages in flight hold, or held."""
+        self.gave_up = False
+        """Whether any of them was left to the supervisor."""
         self._unused: dict[int, Segment] = {}
         """Those of them that no array here uses, the oldest first; some may be used again, or retired."""
         self._sessions = sessions
@@ -118,6 +120,7 @@ class OwnSegments:
                 os.close(broker.fetch(session_id, writable=True))
         except (SegmentLostError, FileDescriptorLimitError, ChannelClosedError):
             return  # its IDLE may be under way, or it was not kept
+        self.gave_up = True
         for broker, session_id in list(segment.registered.items()):
             self._sessions.forget(broker, session_id)
         segment.registered.clear()

@@ -176,6 +176,10 @@ class SegmentTable:
             segment = self.own.by_id.get(handle.segment)
         else:
             segment = None if broker is None else self.fetched.by_id.get((broker, handle.segment))
+        if segment is None and made_here and self.own.gave_up and broker is not None:
+            # A message may have held it longer than this process: it is fetched, as another's.
+            handle = handle._replace(memory=0)
+            made_here, segment = False, self.fetched.by_id.get((broker, handle.segment))
         if segment is None:
             if made_here or broker is None:
                 raise lost(handle.segment)

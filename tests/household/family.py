@@ -1,0 +1,153 @@
+"""Processes that a test starts as guests, and pipes with mailboxes between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+
+from nbparallel import household
+from nbparallel.testing import processes
+from nbparallel.testing.waiting import wait_until
+from nbparallel.transfer.pickling import dumps, loads
+
+_LENGTHS = struct.Struct("<QQ")
+
+
+class MailPipe:
+    """A pipe as the upper floor makes it: bytes in a pipe of the system, a mailbox for what they refer to."""
+
+    def __init__(self):
+        self.read_end, self.write_end = os.pipe()
+        self.mailbox = household.membership().new_mailbox()
+
+    def pack(self, value):
+        """Pickle and post a message; return it and what keeps its arrays."""
+        member = household.membership()
+        pickled = dumps(value, member.store, broker=member.broker)
+        return member.post(pickled.segments, mailbox=self.mailbox), pickled.data, pickled.keep
+
+    def write(self, packed):
+        """Write what `pack` returned."""
+        parcel, data, _ = packed
+        os.write(self.write_end, _LENGTHS.pack(parcel, len(data)) + data)
+
+    def send(self, value):
+        """Send a message."""
+        self.write(self.pack(value))
+
+    def read(self):
+        """Read the bytes of a message."""
+        parcel, length = _LENGTHS.unpack(os.read(self.read_end, _LENGTHS.size))
+        return parcel, os.read(self.read_end, length)
+
+    def receive(self):
+        """Receive a message."""
+        member = household.membership()
+        parcel, data = self.read()
+        value = loads(data, member.store, broker=member.broker)
+        member.take(parcel)
+        return value
+
+    def stop_reading(self):
+        """Close the reading end of this process."""
+        household.membership().close_mailbox(self.mailbox)
+        os.close(self.read_end)
+
+    def close(self):
+        """Close both ends."""
+        os.close(self.write_end)
+        self.stop_reading()
+
+
+class Child:
+    """A forked guest that runs a function; the function may stop at a point, and go on.
+
+    Parameters
+    ----------
+    function : callable
+        Called with `point`, which reports its argument and waits until the parent lets it go on.
+    """
+
+    def __init__(self, function, *, daemon=True):
+        ours, theirs = os.pipe(), os.pipe()
+        fork = household.prepare_fork(daemon=daemon)
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                signal.alarm(30)
+                fork.child()
+
+                def point(name):
+                    os.write(ours[1], name.encode().ljust(16))
+                    if not os.read(theirs[0], 1):
+                        os._exit(3)
+
+                function(point)
+                code = 0
+            except BaseException:  # noqa: BLE001  it must not return into the test
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(code)
+        fork.parent(self.pid)
+        os.close(ours[1])
+        os.close(theirs[0])
+        self._reports, self._go = ours[0], theirs[1]
+
+    def await_point(self, name):
+        """Wait until it stops there."""
+        assert os.read(self._reports, 16).decode().strip() == name
+
+    def go_on(self):
+        """Let it go on."""
+        os.write(self._go, b"x")
+
+    def kill(self):
+        """Kill it and wait for its end."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
+    def wait(self):
+        """Wait for its end and return its exit code."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self._reports)
+        os.close(self._go)
+        return code
+
+
+def spawned(code, *, daemon=True, inherit=(), **options):
+    """Start a fresh interpreter that introduces itself and runs `code` with `member`."""
+    fd = os.dup(household.membership().fileno())
+    text = (
+        f"from nbparallel import household; member = household.introduce({fd}, daemon={daemon})\n"
+        f"import numpy as np, nbparallel as nbp, os, sys, time\n{code}"
+    )
+    try:
+        return subprocess.Popen([sys.executable, "-c", text], pass_fds=[fd, *inherit], **options)
+    finally:
+        os.close(fd)
+
+
+def is_gone(pid):
+    """Return whether a process has ended."""
+    record = processes.read(pid)
+    return record is None or record.state == "Z"
+
+
+def held():
+    """Return the segments that processes or messages hold, as the supervisor says."""
+    report = household.report()
+    return [row for row in report.segments if row.holders or row.messages]
+
+
+def await_held(condition):
+    """Wait until `condition` is true of `held`; this process's own store acts on its notices meanwhile."""
+
+    def holds():
+        household.membership().store.drain()
+        return condition(held())
+
+    wait_until(holds, held)
