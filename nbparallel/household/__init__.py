@@ -7,19 +7,19 @@
       └── guest ──segments──┘                 `introduction`, `forking`: INTRODUCE over a copy of K's socket
             └── guest ──segments──┘               and so on, to any depth
 
-What they send to each other goes through pipes that no supervisor sees; `membership` says how a message keeps
-alive what it refers to (`Membership.post`, `take`).
+What they send to each other goes through pipes that no supervisor sees; `member` says how a message keeps
+alive what it refers to (`HouseholdMember.post`, `take`).
 """
 
 from nbparallel.household.forking import Fork, prepare_fork
 from nbparallel.household.introduction import introduce
-from nbparallel.household.membership import Membership, current_membership, supervised
+from nbparallel.household.member import HouseholdMember, current_membership, supervised
 from nbparallel.household.root_supervisor import HouseholdReport, membership, report, stop
 
 __all__ = [
     "Fork",
+    "HouseholdMember",
     "HouseholdReport",
-    "Membership",
     "current_membership",
     "introduce",
     "membership",

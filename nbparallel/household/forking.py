@@ -11,7 +11,7 @@ import os
 
 from nbparallel.channel.introduction import introduce
 from nbparallel.errors import ChannelClosedError
-from nbparallel.household.membership import Membership, set_current
+from nbparallel.household.member import HouseholdMember, set_current
 from nbparallel.household.root_supervisor import membership
 
 
@@ -22,7 +22,7 @@ class Fork:
     thread of the process can use shared arrays.
     """
 
-    def __init__(self, member: Membership, *, daemon: bool) -> None:
+    def __init__(self, member: HouseholdMember, *, daemon: bool) -> None:
         self._member, self._daemon = member, daemon
         self._inherited = member.store.bequeath(member.broker)
         try:
@@ -57,7 +57,7 @@ class Fork:
         self._member.store.fork_done()
         self._complete(None)
 
-    def child(self) -> Membership:
+    def child(self) -> HouseholdMember:
         """Become a client in the child, which has the arrays, and the reading ends, that its parent had.
 
         Raises
@@ -76,7 +76,7 @@ class Fork:
         store.connect(broker)
         store.inherit(self._inherited, broker)
         set_current_store(store)
-        member = Membership(broker, store)
+        member = HouseholdMember(broker, store)
         member.inherit_mailboxes(parent)
         set_current(member)
         return member

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from nbparallel.channel.introduction import introduce as introduce_client
-from nbparallel.household.membership import Membership, current_membership, set_current
+from nbparallel.household.member import HouseholdMember, current_membership, set_current
 
 
-def introduce(fd: int, *, daemon: bool) -> Membership:
+def introduce(fd: int, *, daemon: bool) -> HouseholdMember:
     """Become a client of the supervisor of the process that has started this one.
 
     To be called before anything else: what uses shared memory earlier uses it without a session.
@@ -16,7 +16,7 @@ def introduce(fd: int, *, daemon: bool) -> Membership:
     Parameters
     ----------
     fd : int
-        Copy of `Membership.fileno` of that process; closed in any case.
+        Copy of `HouseholdMember.fileno` of that process; closed in any case.
     daemon : bool
         Whether this process ends with that one, however that ends; otherwise with the root process only.
 
@@ -36,6 +36,6 @@ def introduce(fd: int, *, daemon: bool) -> Membership:
     store = Store(broker.client)
     store.connect(broker)
     set_current_store(store)
-    membership = Membership(broker, store)
+    membership = HouseholdMember(broker, store)
     set_current(membership)
     return membership

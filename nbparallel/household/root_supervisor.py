@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nbparallel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
-from nbparallel.household.membership import Membership, current_membership, set_current
+from nbparallel.household.member import HouseholdMember, current_membership, set_current
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import GuestRow, LedgerRow, read_guests, read_page
 
@@ -45,7 +45,7 @@ class RootSupervisor:
         self._launch = SupervisorLaunch("spawn")
         self._number = 0
         try:
-            self.member = Membership(SegmentClient(self._launch.segments, client=0), store)
+            self.member = HouseholdMember(SegmentClient(self._launch.segments, client=0), store)
             store.connect(self.member.broker, aside=True)
         except BaseException:
             self._launch.terminate()
@@ -100,7 +100,7 @@ def _root() -> RootSupervisor | None:
     return _roots.get(os.getpid())
 
 
-def membership() -> Membership:
+def membership() -> HouseholdMember:
     """Return this process's membership; a root's supervisor is started if there is none.
 
     Raises
@@ -120,7 +120,7 @@ def membership() -> Membership:
         return _begin()
 
 
-def _begin() -> Membership:
+def _begin() -> HouseholdMember:
     from nbparallel.sharing import current_store
 
     store = current_store()
@@ -130,7 +130,7 @@ def _begin() -> Membership:
             raise SupervisorDiedError(
                 f"the supervisor of process {os.getpid()} has ended, so that it cannot send arrays any more"
             )
-        member = Membership(brokers[0], store)
+        member = HouseholdMember(brokers[0], store)
     else:
         root = _root()
         if root is not None and root.ended:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nbparallel.supervisor.event_loop import Outbox
+from nbparallel.supervisor.process_table import pids
 from nbparallel.wire.identity import process_state
-from nbparallel.wire.process_table import pids
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from nbparallel.supervisor import children
 from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
+from nbparallel.supervisor.process_table import descriptors, environment, kill_where
 from nbparallel.wire.identity import boot_time, process_of, process_state, this_process, this_world
 from nbparallel.wire.owners import Owner
-from nbparallel.wire.process_table import descriptors, environment, kill_where
 
 SESSION, CLIENT, OWNER = "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER"
 """Environment variables of every process below a session: its id, its rank's client number, its owner."""

@@ -107,7 +107,7 @@ def test_what_only_a_dead_guest_held_is_gone(root, promised):
 
     child = Child(work)
     child.await_point("made")
-    assert len(held()) == 1
+    await_held(lambda rows: len(rows) == 1)
     child.kill()
     with promised(1.0):
         await_held(lambda rows: rows == [])
@@ -201,13 +201,15 @@ from nbparallel import household
 nbp.set_sharing_strategy("file_system")
 pipe = MailPipe()
 array = nbp.full((400, 400), 1.0)
+def say(number):
+    os.write(1, b"%d\\n" % number)
 def inner(point):
-    pipe.send(nbp.full((400, 400), 2.0)); print(os.getpid(), flush=True); signal.pause()
+    pipe.send(nbp.full((400, 400), 2.0)); say(os.getpid()); signal.pause()
 def outer(point):
-    Child(inner, daemon=False); print(os.getpid(), flush=True); signal.pause()
+    Child(inner, daemon=False); say(os.getpid()); signal.pause()
 Child(outer, daemon=False)
 pipe.send(array)
-print(household.report().supervisor, flush=True)
+say(household.report().supervisor)
 signal.pause()
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -215,8 +217,7 @@ signal.pause()
     process.kill()
     with promised(1.0):
         wait_until(lambda: all(map(is_gone, pids)))
-    process.wait()
-    process.stdout.close()
+    process.communicate()
 
 
 def test_the_supervisor_is_killed(root):
@@ -237,7 +238,8 @@ def test_the_supervisor_is_killed(root):
     child.await_point("started")
     supervisor = household.report().supervisor
     os.kill(supervisor, signal.SIGKILL)
-    wait_until(lambda: household.report() is None)
+    wait_until(lambda: is_gone(supervisor))
+    assert household.report() is None
     child.go_on()
     assert child.wait() == 0
     with pytest.raises(SupervisorDiedError), household.supervised():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from nbparallel.wire.process_table import environment, kill_where
+from nbparallel.supervisor.process_table import environment, kill_where
 
 LIMIT_SECONDS = 1.0
 """How long new ones (a killed process's children) are looked for."""

@@ -1,4 +1,4 @@
-"""Membership: this process as a client of a supervisor, for messages in flight."""
+"""HouseholdMember: this process as a client of a supervisor, for messages in flight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nbparallel.sharing import Store
 
 
-class Membership:
+class HouseholdMember:
     """What a process needs to send arrays through pipes, and to start processes that can.
 
     Attributes
@@ -116,7 +116,7 @@ class Membership:
             elif self._open.pop(mailbox, None) is not None:
                 self.broker.close_mailbox(mailbox)
 
-    def inherit_mailboxes(self, parent: Membership) -> None:
+    def inherit_mailboxes(self, parent: HouseholdMember) -> None:
         """Have the reading ends that a forked child has from its parent."""
         self._open = dict(parent._open)
 
@@ -130,11 +130,11 @@ class Membership:
         self.broker.close()
 
 
-_current: list[Membership] = []
+_current: list[HouseholdMember] = []
 """Of this process, or of the one that it was forked from: at most one."""
 
 
-def current_membership() -> Membership | None:
+def current_membership() -> HouseholdMember | None:
     """Return the membership that this process has; None if it has none yet."""
     for membership in _current:
         if membership.pid == os.getpid():
@@ -142,7 +142,7 @@ def current_membership() -> Membership | None:
     return None
 
 
-def set_current(membership: Membership | None) -> None:
+def set_current(membership: HouseholdMember | None) -> None:
     """Make it the one of this process."""
     _current[:] = [] if membership is None else [membership]
 
