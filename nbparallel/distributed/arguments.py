@@ -16,7 +16,7 @@ import numpy as np
 from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand, read_only
 from nbparallel.errors import rank_list
-from nbparallel.tensors import is_tensor
+from nbparallel.sharing.tensors import is_tensor
 
 
 def part_of(n: int, part: int, parts: int) -> slice:

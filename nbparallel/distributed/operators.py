@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel import tensors
-from nbparallel.tensors import bits_name, bits_operator, number_kind
+from nbparallel.sharing import tensors
+from nbparallel.sharing.tensors import bits_name, bits_operator, number_kind
 
 _NUMERIC = "biufcmM"
 """Kinds of dtypes that can be reduced at all."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from nbparallel.errors import NotAnArrayError
 from nbparallel.sharing.store import Store
 from nbparallel.sharing.tensor_storage import find_shared, is_dense, shared_storage, storage_bytes
-from nbparallel.tensors import array_of, is_tensor
+from nbparallel.sharing.tensors import array_of, is_tensor
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from nbparallel import distributed
 from nbparallel.distributed import Communicator, Group
 from nbparallel.distributed.arguments import rows_of
 from nbparallel.distributed.work import Work as Operation
-from nbparallel.tensors import array_of as as_array
-from nbparallel.tensors.bits import AnyArray
+from nbparallel.sharing.tensors import array_of as as_array
+from nbparallel.sharing.tensors.bits import AnyArray
 from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
 from nbparallel.torch_backend.filled_tensors import broadcast_operand, filled
 from nbparallel.torch_backend.reduce_operators import operator_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.tensors import tensor_of
-from nbparallel.tensors.bits import AnyArray
+from nbparallel.sharing.tensors import tensor_of
+from nbparallel.sharing.tensors.bits import AnyArray
 
 
 def is_repeated(array: AnyArray) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from nbparallel.distributed import Communicator
-from nbparallel.tensors import array_of, tensor_of
+from nbparallel.sharing.tensors import array_of, tensor_of
 
 
 def sum_sparse(communicator: Communicator, tensor: Any, operator: str, options: dict[str, Any]) -> None:

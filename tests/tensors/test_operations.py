@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.tensors import array_of
+from nbparallel.sharing.tensors import array_of
 from nbparallel.testing.ranks import context_of
 
 if importlib.util.find_spec("torch") is None:

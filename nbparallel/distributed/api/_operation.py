@@ -21,7 +21,7 @@ from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import in_kind_of
 from nbparallel.distributed.work import Tickets, Work, combined_work
-from nbparallel.tensors import is_tensor
+from nbparallel.sharing.tensors import is_tensor
 
 T = TypeVar("T")
 GroupLike = Group | None

@@ -18,7 +18,7 @@ from nbparallel.distributed.data_parallel.buckets import BUCKET, label_of_one
 from nbparallel.distributed.data_parallel.gradients import LastCall, average, checked_gradients
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import CollectiveMismatchError
-from nbparallel.tensors import is_tensor
+from nbparallel.sharing.tensors import is_tensor
 from nbparallel.wire.control import Operation
 
 

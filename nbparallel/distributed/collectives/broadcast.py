@@ -30,7 +30,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
-from nbparallel.tensors import is_tensor, shown_dtype, tensor_of
+from nbparallel.sharing.tensors import is_tensor, shown_dtype, tensor_of
 from nbparallel.wire.control import Operation
 from nbparallel.wire.handles import ArrayHandle
 

@@ -32,7 +32,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, copied, decode_handle
 from nbparallel.distributed.slots.overlaps import conflict
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
-from nbparallel.tensors import is_tensor, tensor_of
+from nbparallel.sharing.tensors import is_tensor, tensor_of
 from nbparallel.wire.control import Operation
 
 

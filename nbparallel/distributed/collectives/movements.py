@@ -18,7 +18,7 @@ import numpy as np
 from nbparallel.distributed.operators import shown_dtype
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
-from nbparallel.tensors import is_tensor
+from nbparallel.sharing.tensors import is_tensor
 from nbparallel.wire.control import Operation
 
 MAX_FINGERPRINTS = 4096

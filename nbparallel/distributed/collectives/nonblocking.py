@@ -42,7 +42,7 @@ from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.distributed.work import Work
 from nbparallel.errors import IN_PLACE
-from nbparallel.tensors import is_tensor
+from nbparallel.sharing.tensors import is_tensor
 from nbparallel.wire.control import Operation
 
 MAX_FINGERPRINTS = 1024

@@ -24,7 +24,7 @@ from nbparallel.distributed.operators import LOCATING, Operator, combine, shown_
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
-from nbparallel.tensors import bits_name
+from nbparallel.sharing.tensors import bits_name
 from nbparallel.wire.control import Operation
 
 _LARGEST = np.iinfo(np.int64).max

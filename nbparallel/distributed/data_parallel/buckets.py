@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
-from nbparallel.tensors import shown_dtype
+from nbparallel.sharing.tensors import shown_dtype
 
 BUCKET = 4 << 20
 """Bytes: far above what a reduction costs at least, and still in a last-level cache."""

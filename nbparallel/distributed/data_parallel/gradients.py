@@ -37,7 +37,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
 from nbparallel.distributed.slots.fingerprint import fingerprint
 from nbparallel.distributed.slots.overlaps import Span, conflict, overlapping
 from nbparallel.errors import CollectiveMismatchError, rank_list
-from nbparallel.tensors import (
+from nbparallel.sharing.tensors import (
     bits_name,
     bits_operator,
     gradient_of,

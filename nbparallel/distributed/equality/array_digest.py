@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
-from nbparallel.tensors import bits_name, readable_bits
+from nbparallel.sharing.tensors import bits_name, readable_bits
 from nbparallel.transfer.checksum import checksum_buffer
 
 CHUNK = 1 << 20

@@ -18,7 +18,7 @@ import numpy as np
 from nbparallel.distributed.equality.array_digest import DIGEST, checksums, shown
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
 from nbparallel.errors import UnpicklableError
-from nbparallel.tensors import shown_dtype
+from nbparallel.sharing.tensors import shown_dtype
 
 MAX_DEPTH = 150
 """Of containers within containers."""

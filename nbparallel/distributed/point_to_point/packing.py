@@ -28,7 +28,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
 from nbparallel.errors import InternalError
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.store import Store
-from nbparallel.tensors import is_tensor, tensor_of
+from nbparallel.sharing.tensors import is_tensor, tensor_of
 from nbparallel.transfer import pickling
 from nbparallel.wire.control_layout import RECORD
 

@@ -33,7 +33,7 @@ from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import table
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
-from nbparallel.tensors import tensor_of
+from nbparallel.sharing.tensors import tensor_of
 from nbparallel.wire.control import Operation
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from nbparallel.errors import ForkedRankError, InternalError, ReadOnlyArrayError
 from nbparallel.sharing.current import current_store
 from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.store import Store
-from nbparallel.tensors import as_array, is_tensor, tensor_of
+from nbparallel.sharing.tensors import as_array, is_tensor, tensor_of
 from nbparallel.wire.handles import ArrayHandle
 
 AnyArray: TypeAlias = npt.NDArray[Any]

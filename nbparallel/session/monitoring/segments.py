@@ -112,7 +112,7 @@ def gather(
         Segment id -> the notebook's names, as `names_by_segment` finds them.
     """
     here = {seen.segment: seen for seen in own if seen.phase != "pooled"}
-    announced = {row.segment: row for row in ledger if row.holders}
+    announced = {row.segment: row for row in ledger if row.holders or row.messages}
     alive = [handle for handle in handles if handle.alive]
     rank_of = {handle.client: handle.rank for handle in alive}
     gone = {made.segment for made in released_since(announced.values(), alive)}
@@ -127,7 +127,7 @@ def gather(
 
 def released_since(ledger: Iterable[LedgerRow], handles: Iterable[RankHandle]) -> list[RankSegment]:
     """Return segments that ranks had released when they reported, and that the ledger does not hold."""
-    known = {row.segment for row in ledger if row.holders}
+    known = {row.segment for row in ledger if row.holders or row.messages}
     reported = (made for handle in handles if handle.alive for made in handle.memory.segments)
     return [made for made in reported if made.phase != "live" and made.segment not in known]
 

@@ -10,7 +10,7 @@ from nbparallel.session.names.share_arrays import is_array
 from nbparallel.sharing import Store
 from nbparallel.sharing.shared_tensors import check_movable, move_tensors, tensors_in
 from nbparallel.sharing.tensor_storage import is_dense
-from nbparallel.tensors import is_tensor
+from nbparallel.sharing.tensors import is_tensor
 from nbparallel.wire.units import size_text
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy_format
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError
-from nbparallel.tensors import describe_extension, rebuild_extension
+from nbparallel.sharing.tensors import describe_extension, rebuild_extension
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import is_segment_id, is_use
 

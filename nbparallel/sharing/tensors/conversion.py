@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.tensors.bits import AnyArray, bits_dtype, bits_name, bits_tensor
+from nbparallel.sharing.tensors.bits import AnyArray, bits_dtype, bits_name, bits_tensor
 
 _NO_ARRAYS = frozenset({int, float, complex, bool, str, bytes, type(None), list, tuple, dict})
 """What is sent most often beside arrays, and needs no further look."""

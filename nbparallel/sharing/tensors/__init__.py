@@ -5,10 +5,10 @@ Nothing here imports torch before the user has: an object is a tensor only if ``
 numpy arrays alone; it asks `as_array` about what is none, and `tensor_of` gives a tensor back.
 """
 
-from nbparallel.tensors.bits import bits_dtype, bits_name, bits_operator, readable_bits, shown_dtype
-from nbparallel.tensors.conversion import array_of, as_array, is_tensor, tensor_of
-from nbparallel.tensors.extension_dtypes import describe_extension, number_kind, rebuild_extension
-from nbparallel.tensors.parameters import gradient_of, is_module, named_gradients
+from nbparallel.sharing.tensors.bits import bits_dtype, bits_name, bits_operator, readable_bits, shown_dtype
+from nbparallel.sharing.tensors.conversion import array_of, as_array, is_tensor, tensor_of
+from nbparallel.sharing.tensors.extension_dtypes import describe_extension, number_kind, rebuild_extension
+from nbparallel.sharing.tensors.parameters import gradient_of, is_module, named_gradients
 
 __all__ = [
     "array_of",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.tensors.bits import PREFIX, bits_name
+from nbparallel.sharing.tensors.bits import PREFIX, bits_name
 
 MODULE = "ml_dtypes"
 _FORM = re.compile(rf"{MODULE}\.[a-z][a-z0-9_]{{1,40}}")
