@@ -29,7 +29,10 @@ DTYPES = [
 
 def test_nothing_is_a_tensor_where_torch_is_not_imported():
     """The room asks `sys.modules`, and imports nothing by itself."""
-    code = "import sys, nbparallel.sharing.tensors as t; print(t.is_tensor(1), t.as_array([1]), 'torch' in sys.modules)"
+    code = """
+import sys, nbparallel.sharing.tensors as t
+print(t.is_tensor(1), t.as_array([1]), 'torch' in sys.modules)
+"""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )
