@@ -145,6 +145,10 @@ class Communicator(
         if self._tracer is not None:
             self._tracer.begin()
 
+    def begin_items(self) -> None:
+        """Refuse collectives until the cell ends: each rank calls a function for items of its own."""
+        self._context.begin_items()
+
     def at_line(self, line: int, last_line: int = 0) -> None:
         """Publish the lines of the cell's statement that begins now; the error about a death names it."""
         self._context.at_line(line, last_line)

@@ -247,8 +247,17 @@ class RankNames:
         return frozenset(filter(self.is_own, names))
 
     def describe_kept(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return a line, once, for each of `names` under which the rank has what an earlier cell assigned."""
-        kept = [name for name in names if name not in self._noted and self.is_own(name)]
+        """Return a line, once, for each of `names` under which the rank has what an earlier cell assigned.
+
+        Not for modules: an import says what the name is, in the cell itself.
+        """
+        kept = [
+            name
+            for name in names
+            if name not in self._noted
+            and self.is_own(name)
+            and not isinstance(self._namespace[name], ModuleType)
+        ]
         self._noted.update(kept)
         return tuple(
             f"{name} is what an earlier cell assigned on this rank, not the notebook's: `del {name}` in a "

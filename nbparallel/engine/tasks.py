@@ -232,6 +232,8 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     function, items = _load(state, task.call)
     _name_source(state, function)
     results = PieceWriter(store, state.broker, main_globals=state.variables, copy=True)
+    if state.communicator is not None:
+        state.communicator.begin_items()
     taken: list[int] = []
     try:
         while not state.is_forked_child() and (ticket := os.read(tickets, TICKET.size)):

@@ -57,7 +57,7 @@ def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = T
     -----
     As ``multiprocessing.Pool.map``, but that up to 511 items are taken one by one; of more, the first ones
     are taken several at a time, and the last ones alone.  The function may not use operations between ranks:
-    the others are at items of their own.
+    the others are at items of their own; collectives raise `RuntimeError`.
 
     Examples
     --------

@@ -14,6 +14,7 @@ from torch.distributed import FileStore, PrefixStore
 
 from nbparallel import distributed
 from nbparallel.distributed import Group
+from nbparallel.errors import CollectiveMismatchError, DeadlockError
 
 _files: dict[tuple[int, int], int] = {}
 """Descriptors by device and inode."""
@@ -30,7 +31,12 @@ def store_of(ranks: tuple[int, ...]) -> Any:
     offer = _offer() if first else None
     if len(ranks) > 1:
         group = None if len(ranks) == communicator.world_size else Group(ranks)
-        offer = communicator.broadcast(offer, ranks[0], group)
+        try:
+            offer = communicator.broadcast(offer, ranks[0], group)
+        except (CollectiveMismatchError, DeadlockError) as error:
+            raise type(error)(
+                f"init_process_group() begins with a broadcast between all ranks, and {error}"
+            ) from None
     assert offer is not None, "the first rank has offered its file"
     pid, descriptor, number = offer
     mine = descriptor if first else _open(pid, descriptor)

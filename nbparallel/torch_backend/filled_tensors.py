@@ -6,8 +6,8 @@ from typing import Any
 
 from nbparallel.distributed.runtime.shared_arrays import is_mapped_read_only
 from nbparallel.errors import LET_WRITE, ReadOnlyArrayError
-from nbparallel.tensors import array_of
-from nbparallel.tensors.bits import AnyArray
+from nbparallel.sharing.tensors import array_of
+from nbparallel.sharing.tensors.bits import AnyArray
 from nbparallel.torch_backend.repeated_elements import is_repeated
 
 

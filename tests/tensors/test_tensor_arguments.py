@@ -42,6 +42,48 @@ def test_views_of_shared_tensors_are_tensors_over_the_same_memory() -> None:
     values_of(program)
 
 
+def test_a_module_takes_the_roots_parameters() -> None:
+    """Broadcast fills a module in place: its parameters, and what else its state consists of; so later."""
+
+    def program(c: Communicator) -> None:
+        torch.set_num_threads(1)
+        for size, options in ((3, {}), (3, {"async_op": True}), (300, {})):
+            torch.manual_seed(c.rank)
+            model = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.BatchNorm1d(size))
+            weight, before = model[0].weight, model[0].weight.detach().clone()
+            model[1].num_batches_tracked.fill_(c.rank)
+            found = c.broadcast(model, src=1, **options)
+            assert (found.wait() and found.result() if options else found) is model
+            assert model[0].weight is weight
+            assert bool((weight == before).all()) == (c.rank == 1)
+            assert int(model[1].num_batches_tracked) == 1
+            c.assert_same(model)
+        copy = c.broadcast(model if c.rank == 0 else None, src=0)
+        assert type(copy) is type(model)
+
+    values_of(program)
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "said"),
+    [
+        ("torch.nn.Linear(2, 3)", RuntimeError, "size mismatch"),
+        ("5", TypeError, "pass None to get it as a new value"),
+    ],
+)
+def test_a_module_that_does_not_fit(other: str, error: type[Exception], said: str) -> None:
+    """What cannot be taken over is named, instead of a model that stays as it was."""
+
+    def program(c: Communicator) -> None:
+        if c.rank == 0:
+            c.broadcast(eval(other), src=0)
+        else:
+            with pytest.raises(error, match=said):
+                c.broadcast(torch.nn.Linear(3, 2), src=0)
+
+    values_of(program)
+
+
 def test_gradients_of_a_module_are_averaged() -> None:
     """A module and its parameters stand for their gradients; a list of tensors for itself; bfloat16 too."""
 

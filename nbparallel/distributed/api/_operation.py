@@ -96,6 +96,8 @@ class OperationBase:
             return self._group_table.world
         if not context.ready:
             context.refuse(world=False)
+        if context.cell.by_item:
+            raise context.cell.not_whole(self.world_size)
         return self._group_table.find(group)
 
     def _run(

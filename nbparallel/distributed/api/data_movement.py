@@ -65,7 +65,8 @@ class DataMovement(OperationBase):
         -------
         array or value
             On `src` its own.  Elsewhere: an array or tensor that was passed is filled and returned, and its
-            dtype and shape must be the root's; for None (or a number) the root's value returns as a new one.
+            dtype and shape must be the root's; a module of torch takes the parameters and buffers of the
+            root's and is returned; for None (or a number) the root's value returns as a new one.
 
         Raises
         ------

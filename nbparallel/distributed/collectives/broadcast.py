@@ -30,7 +30,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
-from nbparallel.sharing.tensors import is_tensor, shown_dtype, tensor_of
+from nbparallel.sharing.tensors import fill_module, is_module, is_tensor, shown_dtype, tensor_of
 from nbparallel.wire.control import Operation
 from nbparallel.wire.handles import ArrayHandle
 
@@ -85,15 +85,18 @@ class Broadcast:
                     self._copy_directly(array, root)
                     protocol.release()
                     return x
+        value = x
         if not mine:
-            x = self._take(x, array, root)
+            value = self._take(x, array, root)
         elif source is not None and left == _STAGED:
             self._staging.broadcast(source.reshape(-1).view(np.uint8), root, b"")
         elif left in (_SHARED, _BLOB, _OBJECT):
             protocol.wait_until_read()  # until then the other ranks read this rank's memory
         del keepalive
         protocol.release()
-        return x
+        if value is not x and array is None and is_module(x):
+            return fill_module(x, value)  # behind the operation: one that does not fit fails here alone
+        return value
 
     def _into_read_only(self, x: Any, array: AnyArray, span: SharedSpan | None, root: int) -> Any:
         """Return a read-only array that was passed, if it is the root's own memory: nothing is written."""

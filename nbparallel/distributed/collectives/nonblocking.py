@@ -42,7 +42,7 @@ from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.distributed.work import Work
 from nbparallel.errors import IN_PLACE
-from nbparallel.sharing.tensors import is_tensor
+from nbparallel.sharing.tensors import fill_module, is_module, is_tensor
 from nbparallel.wire.control import Operation
 
 MAX_FINGERPRINTS = 1024
@@ -176,6 +176,8 @@ class NonblockingCalls:
         if array is not None and not array.flags.writeable:
             raise read_only(x, READ_ONLY)
         movement = self._movements(BROADCAST, (x,) if mine else (), () if array is None else (array,), root)
+        if is_module(x) and not mine:
+            return movement, lambda found: fill_module(x, found[0])
         return movement, lambda found: x if mine or array is not None else found[0]
 
     def all_reduce(self, x: Any, op: str) -> NonblockingCall:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import marshal
 import math
 import numbers
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,7 +227,8 @@ def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) ->
         first, second = sorted(ranks[i] for i in found)
         raise ValueError(
             f"ranks {first} and {second} passed overlapping memory of one shared array to average_gradients, "
-            "which would write it: each rank needs gradients of its own, so pass x.copy()"
+            "which would write it: each rank needs gradients of its own, so pass `x.copy()`"
+            + (", of a tensor `x.clone()`" if "torch" in sys.modules else "")
         )
     weights = [weight for _, weight, _ in declared if weight is not None]
     if not weights:

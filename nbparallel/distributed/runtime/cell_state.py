@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nbparallel.distributed.runtime.waiting import WaitRecord
+from nbparallel.errors import rank_list
 
 
 def _nothing(*_: object) -> None:
@@ -26,6 +27,8 @@ class CellState:
         When it began; 0: no cell runs.
     statement, last_line : int
         First and last line of the statement that runs.
+    by_item : bool
+        The ranks map a function over items, each at its own.
     """
 
     number: int = 0
@@ -36,6 +39,21 @@ class CellState:
     began_ns: int = 0
     statement: int = 0
     last_line: int = 0
+    by_item: bool = False
+
+    def not_whole(self, world_size: int) -> Exception:
+        """Return why an operation on the world cannot begin here."""
+        if self.by_item:
+            return RuntimeError(
+                "the ranks of `map` are at items of their own, so that an operation between them would wait "
+                "for ranks that never call it, or combine items that happen to meet: return a value for each "
+                "item, and combine the list that `map` returns"
+            )
+        missing = [rank for rank in range(world_size) if rank not in self.ranks]
+        verb = "is" if len(missing) == 1 else "are"
+        return ValueError(
+            f"{rank_list(missing)} {verb} not in this cell, and an operation on the world needs all ranks"
+        )
 
     def how_gone(self, rank: int, what: str) -> str:
         """Return why a rank that does nothing more will not receive something, as the end of a sentence."""

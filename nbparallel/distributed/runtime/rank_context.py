@@ -126,6 +126,11 @@ class RankContext:
         self.open = 0
         self.ready = self.cause is None
 
+    def begin_items(self) -> None:
+        """Refuse operations of several ranks until the cell ends: each rank is at an item of its own."""
+        self.cell.by_item = True
+        self.whole = self.plain = False
+
     def at_line(self, line: int, last_line: int = 0) -> None:
         """Publish which statement of the cell runs: the error about this process's death names it."""
         self.cell.statement, self.cell.last_line = line, last_line
@@ -202,11 +207,7 @@ class RankContext:
                 "one at a time"
             )
         if world and not self.whole:
-            missing = [r for r in range(self.world_size) if r not in self.cell.ranks]
-            verb = "is" if len(missing) == 1 else "are"
-            raise ValueError(
-                f"{rank_list(missing)} {verb} not in this cell, and an operation on the world needs all ranks"
-            )
+            raise self.cell.not_whole(self.world_size)
 
     # -- waiting ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ numpy arrays alone; it asks `as_array` about what is none, and `tensor_of` gives
 from nbparallel.sharing.tensors.bits import bits_dtype, bits_name, bits_operator, readable_bits, shown_dtype
 from nbparallel.sharing.tensors.conversion import array_of, as_array, is_tensor, tensor_of
 from nbparallel.sharing.tensors.extension_dtypes import describe_extension, number_kind, rebuild_extension
-from nbparallel.sharing.tensors.parameters import gradient_of, is_module, named_gradients
+from nbparallel.sharing.tensors.parameters import fill_module, gradient_of, is_module, named_gradients
 
 __all__ = [
     "array_of",
@@ -17,6 +17,7 @@ __all__ = [
     "bits_name",
     "bits_operator",
     "describe_extension",
+    "fill_module",
     "gradient_of",
     "is_module",
     "is_tensor",

@@ -24,3 +24,22 @@ def gradient_of(x: Any) -> Any:
 def named_gradients(module: Any) -> dict[str, Any]:
     """Return the gradients of a module's parameters by their names, of those that have one."""
     return {name: x.grad for name, x in module.named_parameters() if x.grad is not None}
+
+
+def fill_module(module: Any, value: object) -> Any:
+    """Give a module the parameters and buffers of another one, as ``load_state_dict`` does; return it.
+
+    Raises
+    ------
+    TypeError
+        `value` is no module.
+    RuntimeError
+        They differ in names or shapes; torch's message says which.
+    """
+    if not is_module(value):
+        raise TypeError(
+            f"a {type(module).__name__} that is passed takes a module's parameters, and what came "
+            f"is of type {type(value).__name__}: pass None to get it as a new value"
+        )
+    module.load_state_dict(value.state_dict())  # type: ignore[attr-defined]
+    return module

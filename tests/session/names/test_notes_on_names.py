@@ -165,6 +165,13 @@ def test_what_changed_on_several_ranks_names_them_when_it_is_replaced(notebook: 
     ]
 
 
+def test_a_module_that_ranks_imported_is_no_surprise(notebook: Notebook) -> None:
+    """The import stands in the cell; the notebook's own name is for other ranks and cells."""
+    notebook.type("import fractions\nimport string as letters")
+    assert notebook.say("import fractions, string as letters") == []
+    assert notebook.say("fractions.Fraction(1), letters.digits") == []
+
+
 def test_a_name_that_ranks_took_over_is_said_once_and_comes_back(notebook: Notebook) -> None:
     """By the first later cell that reads it; ``del`` in a cell brings the notebook's back."""
     notebook.type("import numpy as np; x = np.zeros(3); k = 1")

@@ -330,6 +330,20 @@ def test_nbp_map_starts_ranks_for_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert running_sessions.current() == (None, None)
 
 
+@pytest.mark.parametrize("operation", ["all_reduce(1)", "barrier()", "broadcast(1, group=new_group([0, 1]))"])
+def test_operations_between_ranks_are_refused(two: Session, operation: str) -> None:
+    """Whether others call them too depends on who takes which item; locks wait for no item."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(
+        "def works(item):\n from nbparallel.distributed import all_reduce, barrier, broadcast, new_group, "
+        f"lock\n with lock('item'): pass\n return {operation}",
+        names,
+    )
+    with pytest.raises(ParallelError, match="return a value for each item"):
+        two.map(names["works"], [0, 1])
+    assert two.run("all_reduce(1)", namespace={}).values[0] == 2
+
+
 def test_a_rank_is_told_what_to_use(two: Session) -> None:
     """On a rank `nbp.map` is refused with what does it there."""
     with pytest.raises(ParallelError, match=r"on a rank take a part of the items.*dist\.shard\(items\)"):
