@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 REPEAT ?= 50
 WORKERS ?= 2
 ARGS   ?=
-SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal --ignore=tests/lab
+SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch lint bench sweep docs lock clean
@@ -20,19 +20,19 @@ demo: $(VENV)/ready  ## run the first notebook in a real kernel and print what i
 	@$(BIN)/python notebooks/run.py notebooks/01-hello-ranks.ipynb
 
 test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests, before each commit: five minutes
-	@$(PYTEST) -m "not stress" --tier quick $(SIDE_BY_SIDE) $(ARGS)
+	@$(PYTEST) -m "not stress" --tier quick $(SIDE_BY_SIDE) --ignore=tests/lab $(ARGS)
 
 test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long repetitions
-	@$(PYTEST) -m "not stress" --tier all $(SIDE_BY_SIDE) $(ARGS)
+	@$(PYTEST) -m "not stress" --tier all $(SIDE_BY_SIDE) --ignore=tests/lab $(ARGS)
 
 test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## slow tests, and a third of what `make test` left out of matrices
-	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) $(ARGS)
+	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) --ignore=tests/lab $(ARGS)
 
 test-pythons:  ## after `make test`: all tests on the newest CPython that is installed, the quick ones on the others
 	@ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
 
 test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs Debian's chromium); pictures in build/
-	@NBP_SCREENSHOTS=$(CURDIR)/build/screenshots $(PYTEST) tests/lab $(ARGS)
+	@NBP_SCREENSHOTS=$(CURDIR)/build/screenshots $(PYTEST) $(SIDE_BY_SIDE) tests/lab $(ARGS)
 
 torch: $(VENV)/torch  ## install torch, so that the tests of tensors run instead of saying that they are skipped
 

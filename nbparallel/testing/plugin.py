@@ -36,7 +36,14 @@ pytest_plugins = ["nbparallel.testing.tiers", "nbparallel.testing.waiting", "nbp
 
 BUSY_LIMIT_FACTOR = 3.0
 """On a busy core everything takes at least twice as long; limits grow by this."""
-_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+_SPIN = """
+import os, sys
+if pid := os.fork():
+    print(pid)
+    sys.exit()
+os.close(1)
+while os.path.exists(f"/proc/{sys.argv[1]}"): sum(range(10_000))
+"""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -49,17 +56,23 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 class BusyCore:
-    """Pins this process, and so all that it starts, to one core, and keeps that core busy."""
+    """Pins this process, and so all that it starts, to one core, and keeps that core busy.
+
+    The process that spins is no descendant and has no mark: tests look whether any is left of either.
+    """
 
     def __init__(self) -> None:
         core = min(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {core})
-        self._spinner = subprocess.Popen([sys.executable, "-I", "-S", "-c", _SPIN])
+        unmarked = {name: value for name, value in os.environ.items() if name != processes.MARK}
+        command = [sys.executable, "-I", "-S", "-c", _SPIN, str(os.getpid())]
+        started = subprocess.run(command, env=unmarked, stdout=subprocess.PIPE, check=True)
+        self._spinner = os.pidfd_open(int(started.stdout))
 
     def close(self) -> None:
         """End the spinning process; the pinning stays."""
-        self._spinner.kill()
-        self._spinner.wait()
+        signal.pidfd_send_signal(self._spinner, signal.SIGKILL)
+        os.close(self._spinner)
 
 
 _watchdog = pytest.StashKey[Watchdog]()

@@ -1,8 +1,12 @@
 """A test that hangs is dumped, ended and failed; it never passes by running into the limit."""
 
+import re
 import signal
 
 import pytest
+
+from nbparallel.testing import processes
+from nbparallel.testing.waiting import wait_until
 
 HANGING = """
 import os, subprocess, sys, threading, time
@@ -83,9 +87,14 @@ REPEATED = """
 import os
 
 import pytest
+from nbparallel.testing import processes
 
 def test_where_am_i():
     assert len(os.sched_getaffinity(0)) == 1
+    assert list(processes.family(os.getpid(), os.environ[processes.MARK])) == []
+    records = filter(None, map(processes.read, processes.pids()))
+    spinning = [r.pid for r in records if r.command.endswith(f" {os.getpid()}")]
+    print("spinning:", *spinning)
 
 @pytest.mark.once
 def test_long_by_itself():
@@ -96,11 +105,13 @@ def test_long_by_itself():
 @pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_tests_can_be_made_harder(pytester: pytest.Pytester) -> None:
-    """`--repeat` runs a test many times, `--busy-core` on one core; the spinning process goes at the end."""
+    """`--repeat` runs a test many times, `--busy-core` on one core, beside a process of no run."""
     pytester.makepyfile(REPEATED)
-    options = ("-p", "nbparallel.testing.plugin", "--repeat", "5", "--busy-core")
+    options = ("-p", "nbparallel.testing.plugin", "--repeat", "5", "--busy-core", "-s")
     result = pytester.runpytest_subprocess(*options, timeout=40)
     result.assert_outcomes(passed=5 + 1)
+    (spinning,) = set(re.findall(r"spinning: (\d+)", result.stdout.str()))
+    wait_until(lambda: processes.read(int(spinning)) is None, "the process spins on")
     assert "still there" not in result.stdout.str()
 
 

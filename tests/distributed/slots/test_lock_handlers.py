@@ -40,6 +40,7 @@ class Signal:
     def _on_call(self, frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename not in FILES:
             return None
+        frame.f_trace = self._on_instruction  # CPython 3.13 makes events of a frame that has one already
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         return self._on_instruction
 
