@@ -22,8 +22,10 @@ class RankVariable:
     `%%parallel` with ``name?`` below it describes the value itself, `-o name` copies it into the notebook.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
         self._text = text
+        self.ranks = ranks
+        """Those that have it; empty for what all find predefined."""
 
     def __repr__(self) -> str:
         return self._text
@@ -79,13 +81,16 @@ class RankIntrospection:
 
         if name in PREDEFINED_NAMES:
             return f"ranks have {name}, the notebook does not: begin this cell with `%%parallel`"
+        session = self._session()
         try:
-            found = self._on_ranks(name)
+            found = None if session is None else self._on_ranks(name)
         except NbParallelError:  # ranks that end now; the cell's own error is there already
             return ""
-        if found is None:
+        if session is None or found is None:
             return ""
-        return f"only ranks have {found!r}; `%parallel -o {name} {name}` puts the list of their values here"
+        some = f"-r {','.join(map(str, found.ranks))} " if len(found.ranks) < session.world_size else ""
+        line = f"`%parallel {some}-o {name} {name}`"
+        return f"only ranks have {found!r}; {line} puts the list of their values here"
 
     def find(self, oname: str, namespaces: Any = None) -> Any:
         """Return IPython's ``OInfo`` about a name."""
@@ -112,7 +117,8 @@ class RankIntrospection:
         for rank, seen in known.ranks.items():
             kinds.setdefault(seen.looks, []).append(rank)
         return RankVariable(
-            f"{name}: " + "; ".join(f"{looks} on {rank_list(ranks)}" for looks, ranks in kinds.items())
+            f"{name}: " + "; ".join(f"{looks} on {rank_list(ranks)}" for looks, ranks in kinds.items()),
+            tuple(known.ranks),
         )
 
 

@@ -62,6 +62,9 @@ def test_a_missing_name_that_ranks_have_is_found(shared_kernel: Kernel) -> None:
     line = "[nbparallel] only ranks have best: float on ranks 0-1; "
     assert below("best + 1") == f"{line}`%parallel -o best best` puts the list of their values here\n"
     assert kernel.run("%parallel -o best best\nassert best == [0, 0.5]\ndel best").status == "ok"
+    assert kernel.run("%%parallel\nif rank: alone = 7").status == "ok"
+    assert "`%parallel -r 1 -o alone alone` puts" in below("print(alone)"), "rank 0 has none"
+    assert kernel.run("%parallel -r 1 -o alone alone\nassert alone[1] == 7").status == "ok"
     assert below("nowhere") == ""
     assert below("%%parallel --local\nprint(rank)") == "", "it does begin with %%parallel"
     assert below("import types; exec('rank', vars(types.ModuleType('other')))") == "", (
