@@ -50,7 +50,7 @@ _HOMES = {
     "spawn": "nbparallel.session",
     "zeros": "nbparallel.sharing",
 }
-_MODULES = ("distributed", "errors", "session", "sharing", "testing")
+_MODULES = ("distributed", "errors", "multiprocessing", "session", "sharing", "testing")
 
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 

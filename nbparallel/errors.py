@@ -135,6 +135,33 @@ class RankDiedError(NbParallelError, RuntimeError):
         self.line, self.stderr = line, stderr
 
 
+class WorkerDiedError(NbParallelError, RuntimeError):
+    """A worker of a pool ended, and with it what it did; the pool goes on.
+
+    Attributes
+    ----------
+    pid : int
+    exit_code : int or None
+        None if a signal ended it.
+    signal_name : str or None
+        ``"SIGKILL"`` and so on.
+    task : str
+        What it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        pid: int = 0,
+        exit_code: int | None = None,
+        signal_name: str | None = None,
+        task: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.pid, self.exit_code, self.signal_name, self.task = pid, exit_code, signal_name, task
+
+
 class SupervisorDiedError(NbParallelError, RuntimeError):
     """The supervisor's process ended, and with it every rank; the next cell starts new ones."""
 

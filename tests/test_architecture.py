@@ -99,10 +99,13 @@ def test_imports_form_no_circles() -> None:
 
 
 def test_nothing_forbidden_between_processes() -> None:
-    """No module imports what leaks or listens, and no wait reads the wall clock."""
-    for path, tree in zip(TREE.modules.values(), TREE.trees.values(), strict=True):
-        found = {name: FORBIDDEN[name] for name in _imports(tree) if name in FORBIDDEN}
-        assert not found, _name(path)
+    """No module imports what leaks or listens, and no wait reads the wall clock.
+
+    `nbparallel.multiprocessing` offers its users the library's own; nothing else of ours uses them.
+    """
+    for name, path, tree in zip(TREE.modules, TREE.modules.values(), TREE.trees.values(), strict=True):
+        found = {imported for imported in _imports(tree) if imported in FORBIDDEN}
+        assert not found or name.startswith("nbparallel.multiprocessing"), _name(path)
         clock = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_wall_clock(n.func)]
         assert not clock, f"{_name(path)}, lines {clock}: use time.monotonic(), which no clock jump moves"
 

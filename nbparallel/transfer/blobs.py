@@ -40,6 +40,11 @@ class ArrayStore(Protocol):
         `writable` None: if every process of the session may write there, and `x` itself may be written.
         """
 
+    def share(
+        self, x: np.ndarray[Any, Any], *, strategy: str | None = None, for_all: bool = False
+    ) -> np.ndarray[Any, Any]:
+        """Return `x` if it is shared, else a copy that is; `for_all`: every process may write to it."""
+
     def location(self, x: object) -> Location | None:
         """Return segment and bytes of a shared array, None if it is not shared."""
 

@@ -11,6 +11,7 @@ import hashlib
 import io
 import pickle
 import types
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import _lru_cache_wrapper, cached_property, partial
@@ -96,8 +97,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         *,
         apart: bool,
         target: type | None,
+        reducers: dict[type, Any] | None = None,
+        share_large: bool = False,
     ) -> None:
         self.buffers: list[memoryview] = []
+        self.share_large = share_large
+        if reducers is not None:  # before __init__, which reads it
+            self.dispatch_table = ChainMap(reducers, self.dispatch_table)  # type: ignore[has-type]
         super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers))
         self.store, self.broker, self.main_globals, self.apart, self.target = (
             store,
@@ -141,6 +147,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         handle = self.store.handle(array, broker=self.broker, writable=None)
         if handle is not None:
             return self.attach(array, handle, definitions.attach)
+        if self.share_large and array.nbytes >= LARGE:
+            copy = self.store.share(array, for_all=True)
+            handle = self.store.handle(copy, broker=self.broker, writable=True)
+            if handle is not None:
+                return self.attach(copy, handle, definitions.attach)
         if array.nbytes >= LARGE and not (array.flags.c_contiguous or array.flags.f_contiguous):
             # numpy would copy it into the stream; a contiguous copy goes out of band
             return np.ascontiguousarray(array).__reduce_ex__(5)
@@ -188,6 +199,8 @@ def serialise(
     name: str | None = None,
     apart: bool = False,
     target: type | None = None,
+    reducers: dict[type, Any] | None = None,
+    share_large: bool = False,
 ) -> Serialised:
     """Pickle `obj` without copying its large buffers; see `dumps` for what is common.
 
@@ -197,14 +210,24 @@ def serialise(
         Classes of the notebook travel apart: the stream only refers to them, `Serialised.classes` lists them.
     target : type, optional
         `obj` is this class: the receiver takes its state even if it knows the class already.
+    reducers : dict, optional
+        Functions that reduce objects of these classes, as in `copyreg.dispatch_table`.
+    share_large : bool
+        Private arrays of 256 KiB and more are copied into shared memory, which the receiver may write to.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file, store, broker, main_globals, apart=apart, target=target)
+    options: dict[str, Any] = {
+        "apart": apart,
+        "target": target,
+        "reducers": reducers,
+        "share_large": share_large,
+    }
+    pickler = _Pickler(file, store, broker, main_globals, **options)
     error = _failure(pickler, obj)
     if isinstance(error, (NbParallelError, MemoryError)):
         raise error
     if error is not None:
-        attempt = _attempt(store, broker, main_globals)
+        attempt = _attempt(store, broker, main_globals, reducers)
         raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
     # getvalue copies nothing here; a file with an exported buffer cannot be closed when its cycle ends (3.13)
     return Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
@@ -219,9 +242,12 @@ def try_serialise(
     return None if failed else Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
 
 
-def _attempt(store: ArrayStore, broker: Any, main_globals: Any) -> Any:
+def _attempt(store: ArrayStore, broker: Any, main_globals: Any, reducers: Any) -> Any:
     def attempt(part: Any) -> BaseException | None:
-        return _failure(_Pickler(io.BytesIO(), store, broker, main_globals, apart=False, target=None), part)
+        pickler = _Pickler(
+            io.BytesIO(), store, broker, main_globals, apart=False, target=None, reducers=reducers
+        )
+        return _failure(pickler, part)
 
     return attempt
 

@@ -1,0 +1,40 @@
+"""Managers whose messages travel our way; everything else is the library's ``multiprocessing.managers``."""
+
+from __future__ import annotations
+
+from multiprocessing import managers as library
+from typing import Any
+
+from nbparallel.multiprocessing.connection import Client, Listener
+from nbparallel.multiprocessing.current_context import concrete_context
+
+SERIALIZER = "nbparallel"
+library.listener_client[SERIALIZER] = (Listener, Client)  # type: ignore[attr-defined]
+
+
+class BaseManager(library.BaseManager):
+    """A process that holds objects, and what makes proxies of them."""
+
+    def __init__(
+        self,
+        address: Any = None,
+        authkey: bytes | None = None,
+        serializer: str = SERIALIZER,
+        ctx: Any = None,
+        **options: Any,
+    ) -> None:
+        if serializer == "pickle":
+            serializer = SERIALIZER
+        super().__init__(address, authkey, serializer, ctx or concrete_context(), **options)
+
+
+class SyncManager(BaseManager, library.SyncManager):
+    """A manager of the library's usual types: lists, dictionaries, queues, locks."""
+
+
+class SharedMemoryManager(BaseManager, library.SharedMemoryManager):
+    """A manager of blocks of `shared_memory`."""
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(library, name)

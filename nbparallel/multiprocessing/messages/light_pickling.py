@@ -1,0 +1,57 @@
+"""Pickling of what needs nothing of ours: as soon as the library does it, without loading numpy.
+
+An attempt ends at the first object that may need us, *before* its own code runs: an object whose
+``__reduce__`` has effects, such as a connection that is duplicated, is never reduced twice.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+_PLAIN_MODULES = frozenset({"builtins", "multiprocessing.managers", "multiprocessing.pool"})
+"""Modules whose classes reduce without effects; what such objects hold is looked at in turn."""
+_MAIN = frozenset({"__main__", "__mp_main__"})
+
+
+class _Unfit(Exception):  # noqa: N818 - it is no error
+    """The object needs our own pickler."""
+
+
+class _LightPickler(ForkingPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+            if _is_importable(obj):
+                return NotImplemented
+        elif type(obj).__module__ in _PLAIN_MODULES:
+            return NotImplemented
+        raise _Unfit
+
+
+def _is_importable(obj: Any) -> bool:
+    """Whether every process finds a function or class under its name."""
+    if isinstance(obj, types.MethodType):
+        return isinstance(obj.__self__, type) and _is_importable(obj.__self__)
+    if isinstance(obj, types.BuiltinFunctionType) and isinstance(obj.__self__, types.ModuleType | None):
+        return True
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if module is None or name is None or module in _MAIN or module not in sys.modules:
+        return False
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def try_pickle(obj: Any) -> memoryview | None:
+    """Return an ordinary pickle of `obj`; None if it needs our own pickler, or what names the culprit."""
+    file = io.BytesIO()
+    try:
+        _LightPickler(file).dump(obj)
+    except (_Unfit, TypeError, AttributeError, pickle.PicklingError, RecursionError):
+        return None
+    return file.getbuffer()

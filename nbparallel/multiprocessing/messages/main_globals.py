@@ -1,0 +1,88 @@
+"""Globals of ``__main__`` that travel with its functions, and which of them the receiver takes.
+
+A function of ``__main__`` is rebuilt over the receiver's own ``__main__``: an initializer and the tasks after
+it see the same globals, as in a forked child.  What the function reads comes along.  The receiver
+
+* binds a name that it lacks;
+* binds it again when the sender's value has changed since it last came: a function that was defined anew;
+* else keeps what it has: what an initializer has assigned stays.
+
+What a forked child inherited counts as having come with the fork, but for functions and classes: the sender's
+are newer.  The process in which ``__main__`` was run itself takes nothing that it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbparallel.errors import ProtocolError, UnpicklableError
+
+_ORIGIN = {"forked": False, "fresh": False}
+"""How this process came by its ``__main__``; both False where it was run."""
+_came: dict[str, bytes] = {}
+"""Digest of the value that last came, by name."""
+
+
+def mark_origin(*, forked: bool) -> None:
+    """Note that this process was started by another: forked from it, or with an empty ``__main__``."""
+    _ORIGIN["forked" if forked else "fresh"] = True
+
+
+def join_message(body: bytes, parts: Mapping[str, bytes | str], digests: Mapping[str, bytes]) -> bytes:
+    """Return one message of an object's and those of globals, with what their values are known by."""
+    return pickle.dumps((body, dict(parts), dict(digests)), 5)
+
+
+def split_message(data: bytes) -> tuple[bytes, dict[str, bytes | str], dict[str, bytes]]:
+    """Return what `join_message` joined."""
+    try:
+        body, parts, digests = pickle.loads(data)
+    except Exception as error:
+        raise ProtocolError(f"a message between processes is damaged: {error}") from error
+    return body, parts, digests
+
+
+def bind_globals(
+    parts: Mapping[str, bytes | str],
+    digests: Mapping[str, bytes],
+    main_globals: dict[str, Any],
+    load: Callable[[str, bytes], Any],
+) -> None:
+    """Bind what this process takes of the globals that came along, all or none."""
+    values, came = {}, {}
+    for name, part in parts.items():
+        if isinstance(part, str):
+            if name not in main_globals:
+                raise UnpicklableError(
+                    f"a function that came here reads the global {name!r}, which cannot be sent ({part}); "
+                    "create it in this process (an initializer can, and initargs may hold locks and queues)"
+                )
+            continue
+        digest = digests.get(name) or hashlib.blake2b(part, digest_size=16).digest()
+        if _takes(name, digest, main_globals):
+            values[name] = load(name, part)
+        came[name] = digest
+    main_globals.update(values)
+    _came.update(came)
+
+
+def _takes(name: str, digest: bytes, main_globals: dict[str, Any]) -> bool:
+    if name not in main_globals:
+        return True
+    if name in _came:
+        return _came[name] != digest
+    if _ORIGIN["forked"]:
+        return isinstance(main_globals[name], types.FunctionType | type)
+    return _ORIGIN["fresh"]
+
+
+def bind_free_name(thing: Any, main_globals: dict[str, Any]) -> None:
+    """Bind what came from ``__main__`` under its name if that is free, so that `pickle` finds it."""
+    if _ORIGIN["fresh"] and getattr(thing, "__module__", None) == "__main__":
+        name = getattr(thing, "__qualname__", ".")
+        if "." not in name:
+            main_globals.setdefault(name, thing)

@@ -1,0 +1,241 @@
+"""Parcels: objects on their way to another process, as an ordinary pickle that any `pickle.loads` opens."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple, NoReturn
+
+from nbparallel.multiprocessing.messages.exchange import (
+    CarriedMailboxes,
+    PrivateStore,
+    current_membership,
+    join_household,
+    supervised,
+)
+from nbparallel.multiprocessing.messages.light_pickling import try_pickle
+from nbparallel.multiprocessing.messages.main_globals import (
+    bind_free_name,
+    bind_globals,
+    join_message,
+    split_message,
+)
+
+_ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
+INLINE = -1
+"""In place of a parcel's number: all memory is in the message itself."""
+
+
+class Packed(NamedTuple):
+    """An object as bytes."""
+
+    parcel: int
+    """Number of the parcel that holds its memory; 0: it needs none; `INLINE`."""
+    data: bytes
+    """What `open_parcel` takes."""
+
+
+class WrappedObject:
+    """An object that `pickle` takes apart our way: what a queue of the library is given instead of it.
+
+    Parameters
+    ----------
+    content
+        The object.
+    mailbox : int
+        Of the pipe that it goes through; 0: unknown.
+    """
+
+    __slots__ = ("content", "mailbox")
+
+    def __init__(self, content: Any, mailbox: int = 0) -> None:
+        self.content, self.mailbox = content, mailbox
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        light = try_pickle(self.content)
+        if light is not None:
+            return pickle.loads, (bytes(light),)
+        return open_parcel, tuple(pack(self.content, self.mailbox))
+
+
+def wrapped(obj: Any, mailbox: int = 0) -> Any:
+    """Return what the library is to pickle instead of `obj`."""
+    return obj if type(obj) in _ATOMS else WrappedObject(obj, mailbox)
+
+
+def unwrapped(obj: Any) -> Any:
+    """Return what `wrapped` was given."""
+    return obj.content if type(obj) is WrappedObject else obj
+
+
+def pickle_message(obj: Any, mailbox: int = 0) -> tuple[memoryview, int]:
+    """Return an ordinary pickle of `obj`, and the parcel that holds its memory."""
+    light = try_pickle(obj)
+    if light is not None:
+        return light, 0
+    packed = pack(obj, mailbox)
+    file = io.BytesIO()
+    pickle.Pickler(file).dump(_Opening(packed))
+    return file.getbuffer(), packed.parcel
+
+
+class _Opening:
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_parcel, tuple(self.packed)
+
+
+def withdraw_parcel(parcel: int) -> None:
+    """Drop a parcel whose message could not be written."""
+    if parcel > 0 and (member := current_membership()) is not None:
+        member.withdraw(parcel)
+
+
+def pack(obj: Any, mailbox: int = 0) -> Packed:
+    """Turn an object into bytes; a parcel holds the memory that they refer to until it is opened.
+
+    Raises
+    ------
+    UnpicklableError
+        A part cannot be sent.  What its own code raised, if that is no `TypeError`, is raised as it is, with
+        a note that names the part: as from the library.
+    SharedMemoryFullError, FileDescriptorLimitError
+        A large array does not fit into shared memory.
+    SupervisorDiedError
+        The supervisor was killed, and shared memory is needed.
+    """
+    member = join_household()
+    if member is None:
+        return Packed(INLINE, _Packing(None).message(obj))
+    with supervised(), CarriedMailboxes() as carried:
+        packing = _Packing(member)
+        data = packing.message(obj)
+        return Packed(member.post(packing.segments, mailbox=mailbox, carried=tuple(carried)), data)
+
+
+class _Packing:
+    """Pickles an object and the globals of ``__main__`` that its functions read."""
+
+    def __init__(self, member: Any | None) -> None:
+        from nbparallel.transfer.unpickling import own_globals
+
+        self.member = member
+        self.segments: list[int] = []
+        self._keep: list[Any] = []
+        self._globals = own_globals()
+        self._options: dict[str, Any] = {
+            "store": PrivateStore() if member is None else member.store,
+            "broker": None if member is None else member.broker,
+            "main_globals": self._globals,
+            "reducers": ForkingPickler._extra_reducers,  # type: ignore[attr-defined]  # locks, connections
+            "share_large": member is not None and _shares(),
+        }
+
+    def message(self, obj: Any) -> bytes:
+        from nbparallel.errors import UnpicklableError
+        from nbparallel.transfer.pickling import serialise
+
+        try:
+            main = serialise(obj, **self._options)
+        except UnpicklableError as error:
+            _raise_as_library(error)
+        parts: dict[str, bytes | str] = {}
+        digests: dict[str, bytes] = {}
+        # what a function binds comes along, too: the receiver then knows which later value is news
+        names = sorted(main.global_names | main.assigned, reverse=True)
+        while names:
+            name = names.pop()
+            if name in parts or name not in self._globals:
+                continue
+            try:
+                made = serialise(self._globals[name], name=name, **self._options)
+            except UnpicklableError as error:
+                parts[name] = str(error)  # raised only by a receiver that lacks the name
+                continue
+            if made.buffers:
+                digests[name] = made.checksum()
+            parts[name] = self._bytes(made)
+            names += sorted((made.global_names | made.assigned) - parts.keys(), reverse=True)
+        return join_message(self._bytes(main), parts, digests)
+
+    def _bytes(self, made: Any) -> bytes:
+        if self.member is None:
+            return pickle.dumps((bytes(made.stream), [bytearray(part) for part in made.buffers]), 5)
+        packed = made.pack(self._options["store"], broker=self.member.broker)
+        self._keep.append(packed)
+        self.segments += packed.segments
+        data: bytes = packed.data
+        return data
+
+
+def _shares() -> bool:
+    from nbparallel.sharing import get_sharing_strategy
+
+    return get_sharing_strategy() != "copy"
+
+
+def _raise_as_library(error: BaseException) -> NoReturn:
+    """Raise what the library would raise: the exception of the object's own code, or a `TypeError`."""
+    cause = error.__cause__
+    if cause is None or isinstance(cause, TypeError | pickle.PicklingError):
+        raise error
+    note = str(error)
+    if "inheritance" in str(cause):
+        note += "; locks and queues go to a process when it starts: args=, or a pool's initargs="
+    cause.add_note(note)
+    raise cause
+
+
+def open_parcel(parcel: int, data: bytes) -> Any:
+    """Rebuild what `pack` was given: `pickle.loads` of a message calls this.
+
+    Raises
+    ------
+    InvalidHandleError
+        This process takes no part in the sharing of arrays, or a handle is damaged.
+    SegmentLostError
+        The memory is gone.
+    """
+    if parcel <= 0:
+        return _unpack(data, None, inline=parcel == INLINE)
+    member = current_membership()
+    if member is None:
+        from nbparallel.errors import InvalidHandleError
+
+        raise InvalidHandleError(
+            "a shared array came to a process that takes no part in sharing: start it with "
+            "nbparallel.multiprocessing's Process or Pool instead of multiprocessing's or os.fork"
+        )
+    with supervised():
+        result = _unpack(data, member, inline=False)
+        member.take(parcel)
+    return result
+
+
+def _unpack(data: bytes, member: Any | None, *, inline: bool) -> Any:
+    from nbparallel.transfer import definitions
+    from nbparallel.transfer.pickling import loads
+    from nbparallel.transfer.unpickling import own_globals, unpickle
+
+    main_globals = own_globals()
+    store: Any = PrivateStore() if member is None else member.store
+    broker = None if member is None else member.broker
+
+    def load(name: str | None, message: bytes) -> Any:
+        if inline:
+            stream, buffers = pickle.loads(message)
+            return unpickle(stream, buffers, store, None, main_globals, match_classes=True)
+        return loads(message, store, broker=broker, main_globals=main_globals, name=name)
+
+    known = len(definitions.KNOWN)
+    body, parts, digests = split_message(data)
+    if parts:
+        bind_globals(parts, digests, main_globals, load)
+    result = load(None, body)
+    if len(definitions.KNOWN) != known:
+        for cls in list(definitions.KNOWN):
+            bind_free_name(cls, main_globals)
+    return result

@@ -1,0 +1,102 @@
+"""Pools that survive their workers; everything else is the library's ``multiprocessing.pool``."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing import pool as library
+from typing import Any
+
+from nbparallel.multiprocessing.current_context import concrete_context
+from nbparallel.multiprocessing.starting.process_state import watch_end
+from nbparallel.multiprocessing.workers.dead_workers import Casualties
+from nbparallel.multiprocessing.workers.pool_streams import ResultReader, TaskSender, renew_pipes
+from nbparallel.multiprocessing.workers.worker_slots import ResultWriter, TaskReader, make_slot
+
+_LOCK_SECONDS = 1.0
+"""How long the end of a pool waits for workers to end by themselves."""
+
+
+class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
+    """Jobs under way; one that has failed as a whole may be taken out again."""
+
+    def __delitem__(self, job: int) -> None:
+        if job in self:
+            super().__delitem__(job)
+
+
+class Pool(library.Pool):
+    """A pool of processes, whose tasks and results travel our way.
+
+    A worker that dies costs the task that it ran, which raises `WorkerDiedError`; one that waited costs
+    nothing.  Only if it died in the middle of a message do all tasks under way fail.  The pool goes on.
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+        context: Any = None,
+    ) -> None:
+        self._casualties = Casualties()
+        self_ = weakref.ref(self)  # what the library's threads hold must not keep the pool
+        casualties = self._casualties
+
+        def start_worker(ctx: Any, *, target: Any, args: Any) -> Any:
+            slot = make_slot()
+            tasks, results, *rest = args
+            process = ctx.Process(
+                target=target, args=(TaskReader(tasks, slot), ResultWriter(results, slot), *rest)
+            )
+            casualties.slots[id(process)] = slot
+            watch_end(process, lambda ended: _settle(self_, ended))
+            return process
+
+        self.Process = start_worker  # type: ignore[method-assign]
+        super().__init__(processes, initializer, initargs, maxtasksperchild, context or concrete_context())
+        self._cache.__class__ = _Cache  # type: ignore[attr-defined]
+
+    def _setup_queues(self) -> None:
+        self._inqueue = self._ctx.SimpleQueue()  # type: ignore[attr-defined]
+        self._outqueue = self._ctx.SimpleQueue()  # type: ignore[attr-defined]
+        self._quick_put = TaskSender(self._inqueue._writer)
+        self._quick_get = ResultReader(self._outqueue._reader)
+
+    def _map_async(
+        self,
+        func: Any,
+        iterable: Any,
+        mapper: Any,
+        chunksize: int | None = None,
+        *callbacks: Any,
+        **named: Any,
+    ) -> Any:
+        if chunksize is None:  # the library divides by the workers that it has, which may be none just now
+            iterable = iterable if hasattr(iterable, "__len__") else list(iterable)
+            chunksize = -(-len(iterable) // (self._processes * 4))  # type: ignore[attr-defined]
+        return super()._map_async(func, iterable, mapper, chunksize, *callbacks, **named)  # type: ignore[misc]
+
+    @staticmethod
+    def _help_stuff_finish(inqueue: Any, task_handler: Any, size: int) -> None:
+        """Make room for the task thread's last messages, also if a dead worker has the lock."""
+        inqueue._rlock.acquire(timeout=_LOCK_SECONDS)
+        fd = inqueue._reader.fileno()
+        while task_handler.is_alive():
+            if inqueue._reader.poll(0.01):
+                os.read(fd, 1 << 20)
+
+    def _renew_streams(self) -> None:
+        renew_pipes((self._inqueue, self._quick_put), (self._outqueue, self._quick_get))
+
+
+def _settle(pool: weakref.ref[Pool], process: Any) -> None:
+    living = pool()
+    if living is not None and living._state != library.TERMINATE:  # type: ignore[attr-defined]
+        living._casualties.settle(living, process)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(library, name)

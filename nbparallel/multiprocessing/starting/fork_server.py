@@ -1,0 +1,67 @@
+"""Start method ``forkserver``: a server of our own, which has this package loaded, forks each process.
+
+The library's server stays as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from multiprocessing import forkserver, popen_forkserver, reduction, util
+from multiprocessing.context import set_spawning_popen
+from typing import Any
+
+from nbparallel.multiprocessing.starting.process_state import NEEDED, preparation_data
+
+PRELOADED = ("nbparallel.multiprocessing.pool", *NEEDED)
+"""What the server has loaded before it forks: all that a first array in a process would load."""
+
+
+class PackageForkServer(forkserver.ForkServer):
+    """A fork server that has this package loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owner = os.getpid()
+        self._preload_modules = list(PRELOADED)
+
+    def set_forkserver_preload(self, modules_names: Sequence[str]) -> None:
+        """Set what else the server loads; ``__main__`` is never run again."""
+        super().set_forkserver_preload(list(modules_names))
+        self._preload_modules = [*PRELOADED, *(name for name in modules_names if name != "__main__")]
+
+    def ensure_running(self) -> None:
+        """Start the server if this process has none."""
+        if self._owner != os.getpid():  # a forked child cannot wait for its parent's server
+            preload = self._preload_modules
+            self.__init__()  # type: ignore[misc]
+            self._preload_modules = preload
+        super().ensure_running()
+
+
+_forkserver = PackageForkServer()
+"""The server of this process."""
+
+
+class ForkServerPopen(popen_forkserver.Popen):
+    """A process that our server forks."""
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:  # the library's, with other data and another server
+        buffer = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(preparation_data(process_obj._name), buffer)
+            reduction.dump(process_obj, buffer)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, w = _forkserver.connect_to_new_process(self._fds)
+        # the child sees by it that this process is alive
+        parent_w = os.dup(w)
+        ends = (parent_w, self.sentinel)
+        self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
+        with open(w, "wb", closefd=True) as file:
+            file.write(buffer.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)

@@ -1,0 +1,45 @@
+"""Start method ``spawn``: a fresh interpreter that runs nothing of ``__main__``."""
+
+from __future__ import annotations
+
+import io
+import os
+from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
+from multiprocessing.context import set_spawning_popen
+from typing import Any
+
+from nbparallel.multiprocessing.starting.process_state import preparation_data
+
+
+class SpawnPopen(popen_spawn_posix.Popen):
+    """A process in a fresh interpreter."""
+
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:  # the library's, with other preparation data
+        tracker_fd: Any = resource_tracker.getfd()
+        self._fds.append(tracker_fd)
+        buffer = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(preparation_data(process_obj._name), buffer)
+            reduction.dump(process_obj, buffer)
+        finally:
+            set_spawning_popen(None)
+
+        parent_r = child_w = child_r = parent_w = None
+        try:
+            parent_r, child_w = os.pipe()
+            child_r, parent_w = os.pipe()
+            command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
+            self._fds.extend([child_r, child_w])
+            self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
+            self.sentinel = parent_r
+            with open(parent_w, "wb", closefd=False) as file:
+                file.write(buffer.getbuffer())
+        finally:
+            ends = [end for end in (parent_r, parent_w) if end is not None]
+            self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
+            for end in (child_r, child_w):
+                if end is not None:
+                    os.close(end)

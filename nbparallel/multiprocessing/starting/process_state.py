@@ -1,0 +1,128 @@
+"""What a process is given: itself, by value where ``__main__`` defines it.  Nothing is run again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from multiprocessing import context, spawn
+from multiprocessing import process as library
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple
+
+from nbparallel.multiprocessing.current_context import default_context
+from nbparallel.multiprocessing.messages.exchange import join_household
+from nbparallel.multiprocessing.messages.main_globals import mark_origin
+from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
+
+NEEDED = ("nbparallel.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
+"""Modules that the first array on its way loads."""
+_packing = threading.local()
+
+
+class ValueProcess(library.BaseProcess):
+    """A process of the library that travels by value and may have children even if it is daemonic."""
+
+    def start(self) -> None:
+        """Start the process.
+
+        Raises
+        ------
+        UnpicklableError
+            Its target or an argument cannot be sent (never with fork).
+        """
+        # The library refuses daemonic parents, because their children would outlive them.
+        config: dict[str, Any] = library.current_process()._config  # type: ignore[attr-defined]
+        daemonic = config.pop("daemon", None)
+        try:
+            super().start()
+        finally:
+            if daemonic is not None:
+                config["daemon"] = daemonic
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process ends, at most `timeout` seconds."""
+        super().join(timeout)
+        if (ended := _watchers.get(self)) is not None and self.exitcode is not None:
+            del _watchers[self]
+            ended(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if get_spawning_popen() is None or getattr(_packing, "process", None) is self:
+            return super().__reduce_ex__(protocol)
+        member = join_household()
+        channel = None if member is None else DupFd(member.fileno())
+        _packing.process = self
+        try:
+            packed = pack(self)
+        finally:
+            del _packing.process
+        given = Given(default_context().present_start_method(), self.daemon, _strategy())
+        return rebuild_process, (channel, given, *packed)
+
+    def _bootstrap(self, parent_sentinel: Any = None) -> int:
+        forking: Any = vars(fork_in_progress).pop("fork", None)
+        if forking is not None:
+            forking.child()
+            mark_origin(forked=True)
+        if self._start_method is not None:  # type: ignore[attr-defined]
+            default_context().force_start_method(self._start_method)  # type: ignore[attr-defined]
+        code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
+        return code
+
+
+_watchers: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
+
+def watch_end(process: ValueProcess, ended: Callable[[Any], None]) -> None:
+    """Call `ended` in the thread that joins the process after its end."""
+    _watchers[process] = ended
+
+
+fork_in_progress = threading.local()
+"""The fork that this thread is about to do."""
+
+
+class Given(NamedTuple):
+    """What a new process takes from its parent."""
+
+    start_method: str
+    daemon: bool
+    strategy: str | None
+
+
+def _strategy() -> str | None:
+    """Return the sharing strategy, without loading what knows it."""
+    sharing = sys.modules.get("nbparallel.sharing")
+    return None if sharing is None else sharing.get_sharing_strategy()
+
+
+def rebuild_process(channel: Any, given: Given, parcel: int, data: bytes) -> Any:
+    """Join the parent's household in the new process, and return the process object."""
+    main = vars(sys.modules["__main__"])
+    for name in ("main", "spawn_main"):  # of the library's command line
+        if getattr(main.get(name), "__module__", "").startswith("multiprocessing."):
+            del main[name]
+    mark_origin(forked=False)
+    default_context().force_start_method(given.start_method)
+    if channel is not None:
+        from nbparallel import household
+
+        household.introduce(channel.detach(), daemon=given.daemon)
+    if given.strategy is not None:
+        from nbparallel.sharing import set_sharing_strategy
+
+        set_sharing_strategy(given.strategy)
+    return open_parcel(parcel, data)
+
+
+def preparation_data(name: str) -> Mapping[str, Any]:
+    """Return what the library tells a new interpreter, but nothing of ``__main__``."""
+    usual: Any = context._default_context
+    decided = usual._actual_context
+    data = spawn.get_preparation_data(name)
+    usual._actual_context = decided  # asking for it decides it, but the library's default is the user's
+    data["start_method"] = default_context().present_start_method()
+    return {key: value for key, value in data.items() if not key.startswith("init_main")}

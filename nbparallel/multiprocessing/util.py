@@ -1,0 +1,6 @@
+"""The library's own ``multiprocessing.util``, under our name."""
+
+import sys
+from multiprocessing import util
+
+sys.modules[__name__] = util

@@ -1,0 +1,163 @@
+"""What the death of a worker costs: mostly nothing, else its task, at worst all that is under way."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+from nbparallel.errors import WorkerDiedError
+from nbparallel.multiprocessing.workers.worker_slots import Step, WorkerSlot
+
+_LOCK_CHECKS = 5
+"""How often a lock is looked at, a few milliseconds apart, before it is taken for a dead worker's."""
+_FAILED_STARTS = 8
+"""Workers that may die one after the other before any has begun a task."""
+_TORN = frozenset({Step.READING, Step.WRITING})
+
+
+def is_held(lock: Any) -> bool:
+    """Whether some process has a lock."""
+    return bool(lock._semlock._is_zero())
+
+
+def free_lock(lock: Any, living: list[WorkerSlot], holding: frozenset[Step]) -> None:
+    """Release a lock that a dead worker had: it is held, and no living worker says that it holds it."""
+    for _ in range(_LOCK_CHECKS):
+        if not is_held(lock) or any(slot.read()[0] in holding for slot in living):
+            return
+        time.sleep(0.002)
+    try:
+        lock.release()
+    except ValueError:
+        return  # its holder was only slow
+
+
+def describe_end(process: Any) -> str:
+    """Return how a worker ended, as the end of a sentence."""
+    code = process.exitcode
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        cause = ": by hand, or by the system because memory ran out" if name == "SIGKILL" else ""
+        return f"was ended by {name}{cause}"
+    return f"ended itself with exit code {code} (sys.exit, os._exit, or C code that calls exit)"
+
+
+def died_error(process: Any, task: str) -> WorkerDiedError:
+    """Return the error about a worker and what it lost."""
+    code = process.exitcode
+    name = None
+    if code is not None and code < 0:
+        name = next((s.name for s in signal.Signals if s.value == -code), f"signal {-code}")
+    return WorkerDiedError(
+        f"worker {process.pid} of the pool {describe_end(process)}; {task}",
+        pid=process.pid,
+        exit_code=code if name is None else None,
+        signal_name=name,
+        task=task,
+    )
+
+
+class Casualties:
+    """Decides what the death of a pool's worker costs, and lets the pool go on.
+
+    Parameters
+    ----------
+    pool
+        The pool; the caller holds it.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[int, WorkerSlot] = {}
+        """Slots of workers that may live, by the `id` of their process."""
+        self._failed_starts = 0
+        self._lock = threading.Lock()
+
+    def settle(self, pool: Any, process: Any) -> None:
+        """Act on the end of a worker, in the thread that replaces it."""
+        with self._lock:
+            slot = self.slots.pop(id(process), None)
+            if slot is None:
+                return
+            step, job, index, begun = slot.read()
+            living = list(self.slots.values())
+            if process.exitcode == 0 and step is Step.AWAY:
+                return
+            if step in _TORN:
+                self._renew(pool, process, f"it died while {_DOING[step]}: all tasks under way are lost")
+                return
+            free_lock(pool._inqueue._rlock, living, frozenset({Step.WAITING, Step.READING}))
+            free_lock(pool._outqueue._wlock, living, frozenset({Step.PUTTING, Step.WRITING}))
+            if step in (Step.RUNNING, Step.SENDING, Step.PUTTING):
+                error = died_error(process, f"it ran {_task_name(pool, job, index)}")
+                cache, reader = pool._cache, pool._quick_get
+
+                def fail_task() -> None:
+                    if not reader.has_delivered(slot.number, begun) and (result := cache.get(job)):
+                        result._set(index, (False, error))
+
+                reader.add(fail_task)
+            self._count_start(pool, process, begun=begun > 0 or any(other.read()[3] for other in living))
+
+    def _count_start(self, pool: Any, process: Any, *, begun: bool) -> None:
+        self._failed_starts = 0 if begun else self._failed_starts + 1
+        if self._failed_starts >= _FAILED_STARTS:
+            self._failed_starts = 0
+            text = f"{_FAILED_STARTS} workers ended before their first task: look at the initializer"
+            fail_all(pool, died_error(process, text))
+
+    def _renew(self, pool: Any, process: Any, text: str) -> None:
+        others = [other for other in pool._pool if other is not process]
+        for other in others:
+            other.kill()
+        for other in others:
+            other._popen.wait(5.0)
+        self.slots.clear()
+        pool._renew_streams()
+        for lock in (pool._inqueue._rlock, pool._outqueue._wlock):
+            if is_held(lock):
+                lock.release()
+        fail_all(pool, died_error(process, text))
+
+
+_DOING = {Step.READING: "it read a task", Step.WRITING: "it wrote a result"}
+
+
+def _task_name(pool: Any, job: int, index: int) -> str:
+    result = pool._cache.get(job)
+    kind = type(result).__name__
+    return f"task {index} of job {job}" + (f" ({kind})" if result is not None else "")
+
+
+def fail_all(pool: Any, error: BaseException) -> None:
+    """Let every job fail that is under way."""
+    jobs = list(pool._cache.values())
+    pool._quick_get.add(lambda: _fail_jobs(jobs, error))
+
+
+def _fail_jobs(jobs: list[Any], error: BaseException) -> None:
+    for result in jobs:
+        if result._job not in result._cache:
+            continue
+        if hasattr(result, "_number_left"):
+            result._number_left = 1
+            result._set(0, (False, error))
+        elif hasattr(result, "_unsorted"):
+            _end_iterator(result, error)
+        else:
+            result._set(0, (False, error))
+
+
+def _end_iterator(result: Any, error: BaseException) -> None:
+    with result._cond:
+        result._unsorted.clear()
+        result._items.append((False, error))
+        result._index += 1
+        result._length = result._index
+        result._cache.pop(result._job, None)
+        result._pool = None
+        result._cond.notify()

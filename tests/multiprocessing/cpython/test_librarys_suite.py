@@ -1,0 +1,46 @@
+"""CPython's own tests of `multiprocessing` pass over ours wherever they pass over the library."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocessing.cpython.suite import run_suite
+
+pytestmark = pytest.mark.skipif(
+    find_spec("test") is None or find_spec("test._test_multiprocessing") is None,
+    reason="this Python comes without its own tests",
+)
+
+EXCEPTIONS = {
+    "WithProcessesTestPoolWorkerErrors.test_unpickleable_result": "a lambda travels here",
+    "_TestImportStar.test_import": "it lists the files of the library's folder",
+}
+"""Cases that pass over the library and not over ours, with any start method."""
+CASES = {"processes": 130, "misc": 55, "manager": 70}
+"""How many cases of each kind there are, at least (3.11 has 144, 62 and 74)."""
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(1300)
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_librarys_own_suite(method: str, kind: str, tmp_path: Path) -> None:
+    """Every case that passes over the library passes over ours, but for two with reasons."""
+    library = run_suite("library", method, kind, tmp_path)
+    ours = run_suite("ours", method, kind, tmp_path)
+    assert len(ours.outcomes) >= CASES[kind], ours.text[-3000:]
+    assert ours.outcomes.keys() == library.outcomes.keys()
+    wrong = library.named("ok") - ours.named("ok") - EXCEPTIONS.keys()
+    assert not wrong, ours.text[ours.text.find("=====") :]
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(600)
+def test_the_library_itself_is_unchanged(tmp_path: Path) -> None:
+    """With our package imported, the library's own tests pass over the library as before."""
+    result = run_suite("library", "fork", "processes", tmp_path, first="nbparallel.multiprocessing.pool")
+    assert len(result.outcomes) >= CASES["processes"], result.text[-3000:]
+    assert not result.named("FAIL") | result.named("ERROR") | result.named("died"), result.text

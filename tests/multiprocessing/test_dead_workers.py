@@ -1,0 +1,152 @@
+"""A pool outlives its workers: a death costs what the worker did, and nothing hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocessing.programs import run_program
+
+POOL = """
+from nbparallel.multiprocessing.workers.worker_slots import Step
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def kill_at(x):
+    if x == 5:
+        kill()
+    return x
+
+def steps(pool):
+    found = {}
+    for p in list(pool._pool):
+        slot = pool._casualties.slots.get(id(p))
+        if slot is not None:
+            found[p] = slot.read()[0]
+    return found
+
+def wait_for(pool, step):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for p, found in steps(pool).items():
+            if found is step:
+                return p
+        time.sleep(0.0005)
+    raise AssertionError(steps(pool))
+"""
+
+
+def run(body: str, folder: Path, method: str = "fork") -> str:
+    """Run `body` with the helpers above."""
+    import textwrap
+
+    return run_program(POOL + textwrap.dedent(body), folder, method)
+
+
+def test_a_running_worker_costs_its_task(tmp_path: Path, method: str) -> None:
+    """That task raises `WorkerDiedError`, the others have their results, and the pool goes on, within 1 s."""
+    run(
+        """
+        with ctx.Pool(2) as pool:
+            pool.map(abs, range(4))
+            began = time.monotonic()
+            try:
+                pool.apply(kill)
+            except WorkerDiedError as error:
+                assert error.signal_name == "SIGKILL" and str(error.pid) in str(error)
+                assert "task 0" in str(error)
+            assert time.monotonic() - began < 5
+            found, results = [], pool.imap(kill_at, range(8))
+            while True:
+                try:
+                    found.append(next(results))
+                except StopIteration:
+                    break
+                except WorkerDiedError:
+                    found.append("died")
+            assert found == [0, 1, 2, 3, 4, "died", 6, 7]
+            try:
+                pool.map(kill_at, range(8), chunksize=1)
+            except WorkerDiedError:
+                assert pool.map(kill_at, range(4)) == [0, 1, 2, 3]
+            else:
+                raise AssertionError
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_a_waiting_worker_costs_nothing(tmp_path: Path) -> None:
+    """Killed while one has the lock of the task pipe and one wants it, at any moment, again and again."""
+    run(
+        """
+        with ctx.Pool(2) as pool:
+            for round in range(60):
+                for p in list(pool._pool):
+                    try:
+                        p.kill()
+                    except (AttributeError, ValueError):
+                        pass
+                assert pool.map_async(abs, range(-4, 0)).get(30) == [4, 3, 2, 1]
+        """,
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("step", ["READING", "WRITING"])
+def test_a_torn_pipe_fails_what_is_under_way(tmp_path: Path, step: str) -> None:
+    """Killed in the middle of a large task or result: all jobs fail, the next ones work."""
+    run(
+        f"""
+        with ctx.Pool(2) as pool:
+            size = 300_000_000
+            if "{step}" == "READING":
+                jobs = [pool.apply_async(len, (bytes(size),)) for _ in range(3)]
+            else:
+                jobs = [pool.apply_async(bytes, (size,)) for _ in range(3)]
+            jobs.append(pool.imap(abs, range(5)))
+            os.kill(wait_for(pool, Step.{step}).pid, signal.SIGKILL)
+            for job in jobs:
+                try:
+                    job.get(30) if hasattr(job, "get") else list(job)
+                except WorkerDiedError as error:
+                    assert "all tasks" in str(error)
+            assert pool.map_async(abs, range(-4, 0)).get(30) == [4, 3, 2, 1]
+        """,
+        tmp_path,
+    )
+
+
+def test_an_initializer_that_fails(tmp_path: Path) -> None:
+    """Workers that end before their first task are not started for ever without a word."""
+    run(
+        """
+        with ctx.Pool(1, kill) as pool:
+            try:
+                pool.apply_async(abs, (1,)).get(30)
+            except WorkerDiedError as error:
+                assert "initializer" in str(error)
+            else:
+                raise AssertionError
+        """,
+        tmp_path,
+    )
+
+
+def test_a_dead_worker_does_not_keep_a_pool_from_its_end(tmp_path: Path) -> None:
+    """`terminate` returns soon when the worker that had the lock was killed just before."""
+    run(
+        """
+        pool = ctx.Pool(2)
+        pool.map(abs, range(4))
+        os.kill(wait_for(pool, Step.WAITING).pid, signal.SIGKILL)
+        began = time.monotonic()
+        pool.terminate()
+        pool.join()
+        assert time.monotonic() - began < 5
+        """,
+        tmp_path,
+    )

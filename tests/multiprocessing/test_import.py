@@ -1,0 +1,96 @@
+"""The import is cheap and changes nothing; the whole API is there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+
+import nbparallel.multiprocessing as mp
+from tests.multiprocessing.programs import run_program
+
+
+def test_every_name_is_there() -> None:
+    """Names, submodules and classes are the library's or subclasses of them."""
+    assert set(multiprocessing.__all__) <= set(mp.__all__)
+    for name in mp.__all__:
+        assert getattr(mp, name) is not None, name
+    for name in (
+        "connection",
+        "context",
+        "managers",
+        "pool",
+        "process",
+        "queues",
+        "reduction",
+        "shared_memory",
+    ):
+        ours = __import__(f"nbparallel.multiprocessing.{name}", fromlist=["x"])
+        library = __import__(f"multiprocessing.{name}", fromlist=["x"])
+        for public in getattr(library, "__all__", ()):
+            assert getattr(ours, public) is not None
+            if isinstance(getattr(library, public), type):
+                assert issubclass(getattr(ours, public), getattr(library, public))
+    assert mp.heap is multiprocessing.heap  # type: ignore[attr-defined]
+    assert issubclass(mp.Process, multiprocessing.Process)  # type: ignore[attr-defined]
+
+
+def test_the_import_changes_nothing() -> None:
+    """No default, reducer or registry of the library changes, numpy is not loaded, no process is started."""
+    code = """
+import multiprocessing as library, multiprocessing.managers, multiprocessing.forkserver, os, sys
+import multiprocessing.sharedctypes
+def state():
+    reducers = dict(library.reduction.ForkingPickler._extra_reducers)
+    return (library.context._default_context._actual_context, library.process._children.copy(), reducers,
+            list(library.forkserver._forkserver._preload_modules))
+before = state()
+import nbparallel.multiprocessing as mp
+import nbparallel.multiprocessing.pool, nbparallel.multiprocessing.managers
+after = state()
+assert before[:2] == after[:2] and before[3] == after[3]
+added = after[2].keys() - before[2].keys()
+assert {kind.__module__.split(".")[0] for kind in added} == {"nbparallel"}, added
+assert all(after[2][kind] is before[2][kind] for kind in before[2])
+assert "numpy" not in sys.modules
+assert not open(f"/proc/self/task/{os.getpid()}/children").read()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_the_import_is_cheap() -> None:
+    """It takes less than 0.1 s beyond that of the library's modules (the best of five)."""
+    code = """
+import multiprocessing.pool, multiprocessing.managers, multiprocessing.queues, time
+began = time.process_time()
+import nbparallel.multiprocessing
+print(time.process_time() - began)
+"""
+    times = [float(subprocess.check_output([sys.executable, "-c", code], timeout=30)) for _ in range(5)]
+    assert min(times) < 0.1, times
+
+
+def test_start_methods(tmp_path: Path) -> None:
+    """Outside a notebook the default is Python's own; starting a process decides no default."""
+    run_program(
+        """
+        import multiprocessing
+        p = mp.get_context("spawn").Process(target=print)
+        p.start(); p.join()
+        assert multiprocessing.get_start_method(allow_none=True) is None
+        assert mp.get_start_method(allow_none=True) is None
+        mp.set_start_method("forkserver")
+        assert mp.get_start_method() == multiprocessing.get_start_method() == "forkserver"
+        try:
+            mp.set_start_method("fork")
+        except RuntimeError as error:
+            assert "already" in str(error)
+        assert mp.get_all_start_methods() == multiprocessing.get_all_start_methods()
+        try:
+            mp.get_context("other")
+        except ValueError as error:
+            assert "other" in str(error)
+        """,
+        tmp_path,
+    )
