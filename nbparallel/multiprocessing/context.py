@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from multiprocessing import context as library
 from typing import Any, ClassVar
 
-from nbparallel.multiprocessing.current_context import default_context, set_default_context
+from nbparallel.multiprocessing.starting.current_context import default_context, set_default_context
 from nbparallel.multiprocessing.starting.process_state import ValueProcess
 
 

@@ -6,7 +6,7 @@ from multiprocessing import managers as library
 from typing import Any
 
 from nbparallel.multiprocessing.connection import Client, Listener
-from nbparallel.multiprocessing.current_context import concrete_context
+from nbparallel.multiprocessing.starting.current_context import concrete_context
 
 SERIALIZER = "nbparallel"
 library.listener_client[SERIALIZER] = (Listener, Client)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing import pool as library
 from typing import Any
 
-from nbparallel.multiprocessing.current_context import concrete_context
+from nbparallel.multiprocessing.starting.current_context import concrete_context
 from nbparallel.multiprocessing.starting.process_state import watch_end
 from nbparallel.multiprocessing.workers.dead_workers import Casualties
 from nbparallel.multiprocessing.workers.pool_streams import ResultReader, TaskSender, renew_pipes

@@ -226,7 +226,7 @@ def test_messages_that_no_process_can_read_are_dropped(tmp_path: Path) -> None:
     """When the last reading end of a pipe is closed, the memory of what was in it is released."""
     run_program(
         """
-        from nbparallel import household
+        from nbparallel.multiprocessing import household
 
         def held():
             return any(row.messages for row in household.report().segments)

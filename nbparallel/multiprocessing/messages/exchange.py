@@ -16,7 +16,7 @@ _carried = threading.local()
 
 def join_household() -> Any | None:
     """Return this process's membership, which begins now if need be; None where it cannot have one."""
-    from nbparallel import household  # importing this package is cheap
+    from nbparallel.multiprocessing import household  # importing this package is cheap
     from nbparallel.errors import ForkedRankError
 
     try:
@@ -27,13 +27,13 @@ def join_household() -> Any | None:
 
 def current_membership() -> Any | None:
     """Return this process's membership, if it has one."""
-    household = sys.modules.get("nbparallel.household")
+    household = sys.modules.get("nbparallel.multiprocessing.household")
     return None if household is None else household.current_membership()
 
 
 def supervised() -> AbstractContextManager[None]:
     """Return a context in which a lost channel is a `SupervisorDiedError`."""
-    from nbparallel import household
+    from nbparallel.multiprocessing import household
 
     return household.supervised()
 
@@ -74,6 +74,6 @@ def prepare_fork(*, daemon: bool) -> Any | None:
     """Return what lets a forked child keep what it inherits; None where this process takes no part."""
     if join_household() is None:
         return None
-    from nbparallel import household
+    from nbparallel.multiprocessing import household
 
     return household.prepare_fork(daemon=daemon)

@@ -12,12 +12,12 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-from nbparallel.multiprocessing.current_context import default_context
+from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.messages.exchange import join_household
 from nbparallel.multiprocessing.messages.main_globals import mark_origin
 from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
 
-NEEDED = ("nbparallel.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
+NEEDED = ("nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
 """Modules that the first array on its way loads."""
 _packing = threading.local()
 
@@ -108,7 +108,7 @@ def rebuild_process(channel: Any, given: Given, parcel: int, data: bytes) -> Any
     mark_origin(forked=False)
     default_context().force_start_method(given.start_method)
     if channel is not None:
-        from nbparallel import household
+        from nbparallel.multiprocessing import household
 
         household.introduce(channel.detach(), daemon=given.daemon)
     if given.strategy is not None:

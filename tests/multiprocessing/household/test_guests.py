@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel import household
+from nbparallel.multiprocessing import household
 from nbparallel.errors import ChannelClosedError, ForkedRankError, SupervisorDiedError
 from nbparallel.testing.waiting import wait_until
-from tests.household.family import Child, MailPipe, await_held, held, is_gone, spawned
+from tests.multiprocessing.household.family import Child, MailPipe, await_held, held, is_gone, spawned
 
 
 def test_a_forked_child_has_the_same_memory(root):
@@ -64,7 +64,7 @@ def test_a_spawned_process_introduces_itself(root):
     array = nbp.full((400, 400), 1.0)
     pipe.send(array)
     code = (
-        "from nbparallel.transfer.pickling import loads; from tests.household.family import _LENGTHS\n"
+        "from nbparallel.transfer.pickling import loads; from tests.multiprocessing.household.family import _LENGTHS\n"
         f"parcel, n = _LENGTHS.unpack(os.read({pipe.read_end}, 16)); data = os.read({pipe.read_end}, n)\n"
         "array = loads(data, member.store, broker=member.broker); member.take(parcel)\n"
         "array[0, 0] = 9; print(member.client, flush=True); sys.stdin.read()"
@@ -195,9 +195,9 @@ def test_the_root_is_killed(promised):
     """Its guests, their guests and the supervisor are gone within a second, and so are the names."""
     code = """
 import os, signal, sys
-from tests.household.family import Child, MailPipe
+from tests.multiprocessing.household.family import Child, MailPipe
 import nbparallel as nbp
-from nbparallel import household
+from nbparallel.multiprocessing import household
 nbp.set_sharing_strategy("file_system")
 pipe = MailPipe()
 array = nbp.full((400, 400), 1.0)

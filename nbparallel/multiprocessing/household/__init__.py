@@ -11,10 +11,10 @@ What they send to each other goes through pipes that no supervisor sees; `member
 alive what it refers to (`HouseholdMember.post`, `take`).
 """
 
-from nbparallel.household.forking import Fork, prepare_fork
-from nbparallel.household.introduction import introduce
-from nbparallel.household.member import HouseholdMember, current_membership, supervised
-from nbparallel.household.root_supervisor import HouseholdReport, membership, report, stop
+from nbparallel.multiprocessing.household.forking import Fork, prepare_fork
+from nbparallel.multiprocessing.household.introduction import introduce
+from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, supervised
+from nbparallel.multiprocessing.household.root_supervisor import HouseholdReport, membership, report, stop
 
 __all__ = [
     "Fork",

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 
-from nbparallel import household
+from nbparallel.multiprocessing import household
 from nbparallel.testing import processes
 from nbparallel.testing.waiting import wait_until
 from nbparallel.transfer.pickling import dumps, loads
@@ -122,7 +122,7 @@ def spawned(code, *, daemon=True, inherit=(), **options):
     """Start a fresh interpreter that introduces itself and runs `code` with `member`."""
     fd = os.dup(household.membership().fileno())
     text = (
-        f"from nbparallel import household; member = household.introduce({fd}, daemon={daemon})\n"
+        f"from nbparallel.multiprocessing import household; member = household.introduce({fd}, daemon={daemon})\n"
         f"import numpy as np, nbparallel as nbp, os, sys, time\n{code}"
     )
     try:

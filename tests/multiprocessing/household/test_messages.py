@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel import household
+from nbparallel.multiprocessing import household
 from nbparallel.errors import SegmentLostError
 from nbparallel.transfer.pickling import loads
-from tests.household.family import Child, MailPipe, await_held
+from tests.multiprocessing.household.family import Child, MailPipe, await_held
 
 
 def value_of():

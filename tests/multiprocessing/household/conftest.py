@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbparallel import household
+from nbparallel.multiprocessing import household
 from nbparallel.sharing import current_store
 
 

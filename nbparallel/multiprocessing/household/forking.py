@@ -11,8 +11,8 @@ import os
 
 from nbparallel.channel.introduction import introduce
 from nbparallel.errors import ChannelClosedError
-from nbparallel.household.member import HouseholdMember, set_current
-from nbparallel.household.root_supervisor import membership
+from nbparallel.multiprocessing.household.member import HouseholdMember, set_current
+from nbparallel.multiprocessing.household.root_supervisor import membership
 
 
 class Fork:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nbparallel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
-from nbparallel.household.member import HouseholdMember, current_membership, set_current
+from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import GuestRow, LedgerRow, read_guests, read_page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from nbparallel.channel.introduction import introduce as introduce_client
-from nbparallel.household.member import HouseholdMember, current_membership, set_current
+from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
 
 
 def introduce(fd: int, *, daemon: bool) -> HouseholdMember:
