@@ -35,7 +35,7 @@ class ForkProcess(ValueProcess, library.ForkProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.forking import ForkPopen
+        from nbparallel.multiprocessing.starting.forked_process import ForkPopen
 
         return ForkPopen(process_obj)
 

@@ -16,8 +16,8 @@ _carried = threading.local()
 
 def join_household() -> Any | None:
     """Return this process's membership, which begins now if need be; None where it cannot have one."""
-    from nbparallel.multiprocessing import household  # importing this package is cheap
     from nbparallel.errors import ForkedRankError
+    from nbparallel.multiprocessing import household  # importing this package is cheap
 
     try:
         return household.membership()

@@ -12,10 +12,10 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.messages.exchange import join_household
 from nbparallel.multiprocessing.messages.main_globals import mark_origin
 from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
+from nbparallel.multiprocessing.starting.current_context import default_context
 
 NEEDED = ("nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
 """Modules that the first array on its way loads."""

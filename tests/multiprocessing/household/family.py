@@ -122,7 +122,8 @@ def spawned(code, *, daemon=True, inherit=(), **options):
     """Start a fresh interpreter that introduces itself and runs `code` with `member`."""
     fd = os.dup(household.membership().fileno())
     text = (
-        f"from nbparallel.multiprocessing import household; member = household.introduce({fd}, daemon={daemon})\n"
+        "from nbparallel.multiprocessing import household\n"
+        f"member = household.introduce({fd}, daemon={daemon})\n"
         f"import numpy as np, nbparallel as nbp, os, sys, time\n{code}"
     )
     try:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.multiprocessing import household
 from nbparallel.errors import ChannelClosedError, ForkedRankError, SupervisorDiedError
+from nbparallel.multiprocessing import household
 from nbparallel.testing.waiting import wait_until
 from tests.multiprocessing.household.family import Child, MailPipe, await_held, held, is_gone, spawned
 
@@ -64,7 +64,8 @@ def test_a_spawned_process_introduces_itself(root):
     array = nbp.full((400, 400), 1.0)
     pipe.send(array)
     code = (
-        "from nbparallel.transfer.pickling import loads; from tests.multiprocessing.household.family import _LENGTHS\n"
+        "from nbparallel.transfer.pickling import loads\n"
+        "from tests.multiprocessing.household.family import _LENGTHS\n"
         f"parcel, n = _LENGTHS.unpack(os.read({pipe.read_end}, 16)); data = os.read({pipe.read_end}, n)\n"
         "array = loads(data, member.store, broker=member.broker); member.take(parcel)\n"
         "array[0, 0] = 9; print(member.client, flush=True); sys.stdin.read()"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.multiprocessing import household
 from nbparallel.errors import SegmentLostError
+from nbparallel.multiprocessing import household
 from nbparallel.transfer.pickling import loads
 from tests.multiprocessing.household.family import Child, MailPipe, await_held
 
