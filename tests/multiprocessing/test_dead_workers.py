@@ -79,6 +79,7 @@ def test_a_running_worker_costs_its_task(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_waiting_worker_costs_nothing(tmp_path: Path) -> None:
     """Killed while one has the lock of the task pipe and one wants it, at any moment, again and again."""
     run(
@@ -96,6 +97,7 @@ def test_a_waiting_worker_costs_nothing(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["READING", "WRITING"])
 def test_a_torn_pipe_fails_what_is_under_way(tmp_path: Path, step: str) -> None:
     """Killed in the middle of a large task or result: all jobs fail, the next ones work."""
@@ -120,6 +122,7 @@ def test_a_torn_pipe_fails_what_is_under_way(tmp_path: Path, step: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_initializer_that_fails(tmp_path: Path) -> None:
     """Workers that end before their first task are not started for ever without a word."""
     run(

@@ -232,13 +232,16 @@ def test_messages_that_no_process_can_read_are_dropped(tmp_path: Path) -> None:
             return any(row.messages for row in household.report().segments)
 
         first, second = ctx.Pipe()
+        def wait_until_held(expected):
+            deadline = time.monotonic() + 5
+            while held() is not expected and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert held() is expected, household.report()
+
         second.send(np.ones(50_000))
-        assert held()
+        wait_until_held(True)
         first.close()
-        deadline = time.monotonic() + 5
-        while held() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not held(), household.report()
+        wait_until_held(False)
         """,
         tmp_path,
     )
