@@ -95,11 +95,14 @@ def test_f74_a_refused_thread(monkeypatch: pytest.MonkeyPatch, after: int) -> No
 @pytest.mark.time_limit(60)
 def test_f74_a_limit_on_the_size_of_files() -> None:
     """`ulimit -f`: shared memory counts as a file; the error names the limit, and so does the doctor."""
+    with Session(1) as session:  # all byte code is there: below the limit CPython would leave truncated files
+        session.run("1")
     done = run_script(
         """
-        import resource
+        import resource, sys
         import numpy as np
         import nbparallel as nbp
+        sys.dont_write_bytecode = True  # CPython would put a truncated file in its place
         resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 10, 16 << 10))
         for use in (lambda: nbp.Session(2).run("1"), lambda: nbp.ones(100_000)):
             try:
