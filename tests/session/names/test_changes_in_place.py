@@ -101,14 +101,18 @@ def test_arrays_under_the_strategy_copy(pair: Pair) -> None:
 
 
 def test_large_objects_cost_no_second_look(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limits a stream is not looked at, and of buffers only what they are, not what they hold."""
+    """Beyond the limits only the length of a list, and what buffers are, not what they hold, is looked at."""
     monkeypatch.setattr(content, "MOST_STREAM", 1000)
     monkeypatch.setattr(content, "MOST_BUFFERS", 1_000_000)
     pair.type("import numpy as np\nlong = list(range(1000)); wide = {'a': np.zeros(200_000)}")
-    pair.run("long.append(1)\nwide['a'][7] = 1")
+    pair.run("long[0] = 1\nwide['a'][7] = 1")
     pair.type("long.append(2); wide['a'][8] = 1")
     pair.run("long, wide")
     assert pair.notes == ()
+    pair.run("long.append(3)")
+    pair.type("long.append(4)")
+    pair.run("long")
+    assert pair.notes == (f"long was replaced: {LOST}",)
     pair.run("wide['b'] = 1")
     pair.type("wide['a'][9] = 1")
     pair.run("wide")
