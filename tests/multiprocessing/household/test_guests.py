@@ -38,6 +38,7 @@ def test_a_forked_child_has_the_same_memory(root):
 def test_what_a_child_inherited_is_not_used_again(root):
     """The parent drops its arrays: as long as a child lives, their memory is not given to new ones."""
     arrays = [nbp.full((400, 400), 1.0), nbp.full(100, 2.0)]
+    kept = nbp.full(100, 9.0)  # the region of the small one stays in use
 
     def work(point):
         point("inherited")
@@ -54,7 +55,7 @@ def test_what_a_child_inherited_is_not_used_again(root):
     assert segments <= {row.segment for row in held()}
     child.go_on()
     assert child.wait() == 0
-    del others
+    del others, kept
     await_held(lambda rows: not [row for row in rows if row.segment in segments and row.holders != (0,)])
 
 
