@@ -20,6 +20,12 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 NAME = "nbparallel"
+_NO_BACKEND = ("Distributed package doesn't have", "Unknown backend type")
+"""How torch's messages begin about a backend that it lacks, such as nccl where it was built for CPUs."""
+_WHAT_RUNS_HERE = (
+    "In a cell, init_process_group() without a backend, or with 'nbparallel' or 'gloo', takes tensors on the "
+    "CPU"
+)
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 
@@ -77,7 +83,12 @@ def replace_on_session_rank(distributed: Any) -> None:
         c10d._world.group_count = (
             0  # one that failed may have counted, and ranks would name groups differently
         )
-        original(NAME if backend is None else backend, *args, **options)
+        try:
+            original(NAME if backend is None else backend, *args, **options)
+        except (RuntimeError, AssertionError) as error:
+            if str(error).startswith(_NO_BACKEND):
+                error.args = (f"{error}{'' if str(error).endswith('.') else '.'} {_WHAT_RUNS_HERE}",)
+            raise
 
     c10d.init_process_group = distributed.init_process_group = init_process_group
     distributed.device_mesh.init_process_group = init_process_group  # it calls this by a name of its own

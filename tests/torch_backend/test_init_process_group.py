@@ -81,6 +81,16 @@ def test_one_rank_alone_is_named(session: nbp.Session) -> None:
     assert session.run(f"td.init_process_group()\n{REDUCE}", namespace={}).values[0][2] == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("backend", ["nccl", "mpi", "fastnet", "cpu:gloo,cuda:nccl"])
+def test_a_backend_that_torch_lacks(session: nbp.Session, backend: str) -> None:
+    """Tutorials for GPUs name one: torch's message goes on with what runs in a cell."""
+    if session.run("td.is_nccl_available() or td.is_mpi_available()", namespace={}).values[0]:
+        pytest.skip("this torch has it")
+    with pytest.raises(nbp.ParallelError, match=r"(built in|fastnet).*In a cell, init_process_group\(\)"):
+        session.run(f"td.init_process_group({backend!r})", namespace={})
+    assert session.run(f"td.init_process_group()\n{REDUCE}", namespace={}).values[0][2] == [2.0, 2.0]
+
+
 def test_time_outs(session: nbp.Session) -> None:
     """A time-out of the group or of a call ends an operation, and names the rank that has not come."""
     cell = """
