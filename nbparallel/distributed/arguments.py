@@ -48,7 +48,7 @@ MISSING: Any = Missing()
 
 
 class AnySource:
-    """The type of `ANY_SOURCE`."""
+    """Source of a `recv` that takes a message of any rank: ``recv(src=dist.ANY_SOURCE)``."""
 
     def __repr__(self) -> str:
         return "ANY_SOURCE"
