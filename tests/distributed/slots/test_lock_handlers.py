@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from nbparallel.distributed.runtime import failures, rank_context, waiting
 from nbparallel.distributed.slots import lock_table
 from nbparallel.errors import CollectiveTimeoutError
 from nbparallel.testing.ranks import context_of
+from tests.instruction_signals import InstructionSignals
 
 FILES = {module.__file__ for module in (failures, lock_table, locks, rank_context, waiting)}
 
@@ -30,36 +29,9 @@ def _raise(*_: object) -> None:
     raise HandlerError("a handler of the user's")
 
 
-class Signal:
-    """Sends SIGUSR2 to this thread at given instructions of `FILES`; counts those that it passes."""
-
-    def __init__(self, *at: int) -> None:
-        self._at = at
-        self.count = 0
-
-    def _on_call(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename not in FILES:
-            return None
-        frame.f_trace = self._on_instruction  # CPython 3.13 makes events of a frame that has one already
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        return self._on_instruction
-
-    def _on_instruction(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "opcode":
-            self.count += 1
-            if self.count in self._at:
-                signal.raise_signal(signal.SIGUSR2)
-        return self._on_instruction
-
-    @contextlib.contextmanager
-    def sent(self) -> Iterator[None]:
-        """Return a context in which the signal is sent."""
-        sys._getframe().f_trace_opcodes = True  # CPython 3.12: see test_interrupt_between_steps
-        sys.settrace(self._on_call)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
+def instruction_signals(*at: int) -> InstructionSignals:
+    """Return what sends SIGUSR2 to this thread at given instructions of the lock's files."""
+    return InstructionSignals(FILES, signal.SIGUSR2, *at)
 
 
 def take(lock: Any) -> None:
@@ -70,9 +42,9 @@ def take(lock: Any) -> None:
 
 def runs(c: Communicator, function: Callable[[], object], *at: int) -> int:
     """Run `function` with signals; return how many instructions there were, and check the locks."""
-    sent = Signal(*at)
-    with contextlib.suppress(HandlerError), sent.sent():
-        function()
+    sent = instruction_signals(*at)
+    with contextlib.suppress(HandlerError):
+        sent.run(function)
     context = context_of(c)
     assert not context.view.read_locks(c.rank), f"held after a signal at instructions {at}"
     assert c.all_reduce(1) == c.world_size
@@ -105,12 +77,11 @@ def test_a_kept_lock_is_held_by_what_python_cannot_guard(ranks: Any) -> None:
     def work(c: Communicator) -> None:
         signal.signal(signal.SIGUSR2, _raise)
         lock, held = dist.lock("x"), 0
-        sent = Signal()
-        with sent.sent():
-            take(lock)
+        sent = instruction_signals()
+        sent.run(lambda: take(lock))
         for number in range(1, sent.count + 1):
-            with contextlib.suppress(HandlerError), Signal(number).sent():
-                take(lock)
+            with contextlib.suppress(HandlerError):
+                instruction_signals(number).run(lambda: take(lock))
             if context_of(c).view.read_locks(c.rank):
                 held += 1
                 lock.release()
@@ -147,9 +118,9 @@ def test_a_handler_that_raises_while_an_operation_fails(ranks: Any) -> None:
 
 def runs_failing(c: Communicator, function: Callable[[], object], *at: int) -> int:
     """As `runs`, of a lock that this rank cannot get."""
-    sent = Signal(*at)
-    with contextlib.suppress(HandlerError), sent.sent():
-        function()
+    sent = instruction_signals(*at)
+    with contextlib.suppress(HandlerError):
+        sent.run(function)
     assert not context_of(c).view.read_locks(c.rank), f"in the queue after a signal at instructions {at}"
     with pytest.raises(CollectiveTimeoutError):
         take(dist.lock("x", timeout=0))

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -27,53 +26,27 @@ from nbparallel.session.processes import elastic_pool, queries
 from nbparallel.session.tasks import pending_cell
 from nbparallel.testing.processes import family
 from nbparallel.testing.waiting import wait_until
+from tests.instruction_signals import InstructionSignals
 
 MODULES = (contextlib, elastic_pool, interrupts, pending_cell, queries, session_lock, sessions)
 FILES = {module.__file__ for module in MODULES}
 
 
-class Press:
-    """Sends SIGINT to this thread at one instruction of `FILES`; counts those that it passes."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-        self.count = 0
-
-    def _on_call(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename not in FILES:
-            return None
-        frame.f_trace = self._on_instruction  # CPython 3.13 makes events of a frame that has one already
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        return self._on_instruction
-
-    def _on_instruction(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "opcode":
-            self.count += 1
-            if self.count == self._at:
-                signal.raise_signal(signal.SIGINT)
-        return self._on_instruction
-
-    def run(self, function: Callable[[], object]) -> bool:
-        """Call `function`; return whether it was interrupted."""
-        former = sys.gettrace()
-        # CPython 3.12 makes events of instructions only where some frame wanted them before tracing begins
-        sys._getframe().f_trace_opcodes = True
-        sys.settrace(self._on_call)
-        try:
-            function()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(former)
-        return False
+def press(function: Callable[[], object], number: int) -> bool:
+    """Call `function`, with a Ctrl-C at that instruction of `FILES`; return whether it was interrupted."""
+    try:
+        InstructionSignals(FILES, signal.SIGINT, number).run(function)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def instructions(function: Callable[[], object]) -> range:
     """Return the numbers of the instructions that `function` executes in `FILES`."""
-    press = Press(0)
-    press.run(function)
-    assert press.count > 20
-    return range(1, press.count + 1)
+    signals = InstructionSignals(FILES, signal.SIGINT)
+    signals.run(function)
+    assert signals.count > 20
+    return range(1, signals.count + 1)
 
 
 def some(numbers: range) -> range:
@@ -120,7 +93,7 @@ def test_f20_a_press_at_every_instruction(session: Session, name: str, sampled: 
     numbers = instructions(lambda: CALLS[name](session))
     pressed = 0
     for number in sampled(numbers, one_in=7):
-        pressed += Press(number).run(lambda: CALLS[name](session))
+        pressed += press(lambda: CALLS[name](session), number)
         check(session)
     assert pressed, "no press raised"
 
@@ -134,7 +107,7 @@ def test_f23_a_press_at_instructions_of_restart(session: Session, sampled: Any) 
     session.restart(0)
     session.run("kept = rank")
     for number in sampled(some(numbers), one_in=4):
-        Press(number).run(lambda: session.restart(1))
+        press(lambda: session.restart(1), number)
         check(session)
         assert list(session.run("globals().get('kept')").values) in ([0, None], [0, 1]), "all or nothing"
         assert session.run("kept = rank").notes == ()
@@ -147,7 +120,7 @@ def test_f23_a_press_at_instructions_of_stop(sampled: Any) -> None:
     numbers, before = instructions(started().stop), processes()
     for number in sampled(some(numbers), one_in=4):
         session = started()
-        Press(number).run(session.stop)
+        press(session.stop, number)
         session.stop()
         assert processes() <= before
         with pytest.raises(ClosedError):
@@ -176,7 +149,7 @@ def test_f23_a_press_at_instructions_of_the_first_start(sampled: Any) -> None:
     before = processes()
     for number in sampled(some(numbers), one_in=4):
         session = Session(1)
-        Press(number).run(session.start)
+        press(session.start, number)
         if not session.started:
             assert processes() <= before
         with session:
