@@ -65,10 +65,11 @@ class TaskReport:
         if not (names := _names(self._task)):
             return None
         before, before_ns = self._before
+        after_ns = time.monotonic_ns()  # before the look: the last rank to begin it finds what each one wrote
         after = _shown(self._state, names)
         if before:  # then these say where numbers come from
             after = tuple(value and replace(value, numbers=()) for value in after)
-        return DrawnNames(before, after, before_ns, time.monotonic_ns())
+        return DrawnNames(before, after, before_ns, after_ns)
 
     def succeed(self, value: Any) -> None:
         """Record the task's value."""

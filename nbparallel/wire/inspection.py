@@ -119,9 +119,9 @@ class DrawnNames:
     after: tuple[ShownValue | None, ...]
     """Likewise."""
     before_ns: int
-    """When that was, by `time.monotonic_ns`."""
+    """When the rank had looked, and ran no code of the cell yet, by `time.monotonic_ns`."""
     after_ns: int
-    """Likewise."""
+    """When it had run the cell, and began to look."""
 
 
 @dataclass(frozen=True, slots=True)

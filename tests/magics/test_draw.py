@@ -58,7 +58,7 @@ def test_in_a_kernel(shared_kernel: Kernel) -> None:
     (picture,) = outcome.displays
     assert picture["text/html"].count("<svg") == 1
     assert [line.split("  ")[-1] for line in picture["text/plain"].splitlines()[4:]] == ["ranks 0-1"] * 2
-    failed = run("%%parallel --draw x\nx += 1\nif rank: raise ValueError('planned')")
+    failed = run("%%parallel --draw x\nx += 1\nbarrier()\nif rank: raise ValueError('planned')")
     assert failed.ename == "ParallelError" or "planned" in failed.traceback
     assert "1 2" in failed.displays[0]["text/plain"]
     quiet = run("%%rank 1 --draw x --quiet\nx")

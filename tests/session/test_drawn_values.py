@@ -119,7 +119,7 @@ def test_a_cell_that_fails_is_drawn(three_ranks: Session) -> None:
     """Each rank shows what it has when its part ends, also by an error; one that died, how."""
     three_ranks.run(START)
     with pytest.raises(ParallelError) as failed:
-        three_ranks.run("x += 1\nif rank == 1: raise ValueError\nbarrier()\nx += 1", draw="x")
+        three_ranks.run("x += 1\nbarrier()\nif rank == 1: raise ValueError\nbarrier()\nx += 1", draw="x")
     assert failed.value.result is not None
     drawn = failed.value.result.drawn
     assert drawn is not None

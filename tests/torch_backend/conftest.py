@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import nbparallel as nbp
+from nbparallel.testing.waiting import wait_until
 
 ENTRY_POINT = "[torch.backends]\nnbparallel = nbparallel.torch_backend.registration:register\n"
 
@@ -63,6 +65,24 @@ import torch
 import torch.distributed as td
 torch.set_num_threads(1)
 """
+
+
+@pytest.fixture(scope="session")
+def interrupted() -> Callable[[nbp.Session, str], None]:
+    """Return a function that runs a cell, and interrupts it when rank 0 waits in an operation for rank 1."""
+
+    def run(session: nbp.Session, cell: str) -> None:
+        def interrupt() -> None:
+            wait_until(lambda: session.activity().ranks[0].waits_for == (1,), session.activity)
+            session.interrupt()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            session.run(cell, namespace={})
+        thread.join()
+
+    return run
 
 
 @pytest.fixture(scope="session")

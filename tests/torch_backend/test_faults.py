@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Callable
 
 import pytest
 
@@ -90,15 +89,16 @@ finally:
     assert session.run("step()", namespace={}).values[0] == expected
 
 
-def test_an_interrupt_in_a_backward_pass(session: nbp.Session) -> None:
+def test_an_interrupt_in_a_backward_pass(
+    session: nbp.Session, interrupted: Callable[[nbp.Session, str], None]
+) -> None:
     """Both ranks stop, one of them waiting for the other; the same model trains in the next cell."""
     expected = gradients(session)
-    begun = nbp.zeros(2)
-    session.push(begun=begun)
-    cell = """
+    interrupted(
+        session,
+        """
 import time
 def sleep(grad):
-    begun[rank] = 1
     if rank == 1:
         time.sleep(60)
 hook = model[0].weight.register_hook(sleep)
@@ -107,20 +107,9 @@ try:
         step()
 finally:
     hook.remove()
-"""
-
-    def interrupt() -> None:
-        while not begun.all():
-            time.sleep(0.01)
-        session.interrupt()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        session.run(cell, namespace={})
-    thread.join()
+""",
+    )
     assert session.run("step()", namespace={}).values[0] == expected
-    session.run("del begun", namespace={})
 
 
 def test_a_failed_collective_that_was_not_waited_for(session: nbp.Session) -> None:

@@ -27,7 +27,9 @@ dist.all_gather_object(objects, ("from", rank))
 dist.monitored_barrier()
 dist.destroy_process_group()
 if rank == 0:
-    time.sleep(0.3)  # the other one finds in torchrun's store where they met before
+    # the other one finds in torchrun's store where they met before, which only its wait shows: where this
+    # pause is too short, it finds the new place at its first look, and nothing fails
+    time.sleep(0.3)
 dist.init_process_group("nbparallel", timeout=datetime.timedelta(seconds=30))  # as often as the script likes
 dist.barrier()
 os.write(1, f"{rank} of {size}: {x.tolist()} {objects} {dist.get_backend()}\\n".encode())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -58,26 +56,28 @@ x.grad.tolist(), rows.tolist()
 
 def test_a_second_thread_waits_for_the_same_work(session: nbp.Session) -> None:
     """`wait` and `is_completed` return when the operation has ended, whichever thread runs it."""
+    session.push(begun=nbp.zeros(1))
     found = session.run(
         """
 import threading, time
+from nbparallel.torch_backend.backend_work import Deferred
 td.init_process_group()
 x, seen = torch.ones(4), []
 work = td.all_reduce(x, async_op=True)
-begun = threading.Event()
 def other():
-    begun.set()
     work.wait()
     seen.append(x[0].item())
 if rank == 0:
     thread = threading.Thread(target=other)
     thread.start()
-    begun.wait()
-    time.sleep(0.1)  # the other thread is in the operation
+    while Deferred._queue:  # until the other thread has taken the operation, and waits for rank 1
+        time.sleep(0.001)
+    begun[0] = 1
     seen.append((work.is_completed(), x[0].item()))
     thread.join()
 else:
-    time.sleep(0.5)
+    while not begun[0]:
+        time.sleep(0.001)
     work.wait()
     seen.append(x[0].item())
 sorted(map(str, seen))
@@ -85,6 +85,7 @@ sorted(map(str, seen))
         namespace={},
     ).values
     assert list(found) == [["(True, 2.0)", "2.0"], ["2.0"]]
+    session.run("del begun", namespace={})
 
 
 def test_futures_hold_a_flat_list(session: nbp.Session, both: Callable[..., list[object]]) -> None:
@@ -128,33 +129,22 @@ functional.broadcast(x * (rank + 1), 1).tolist()
         assert list(session.run(cell, namespace={}).values) == [[2.0, 2.0]] * 2
 
 
-def test_an_operation_that_was_interrupted(session: nbp.Session) -> None:
+def test_an_operation_that_was_interrupted(
+    session: nbp.Session, interrupted: Callable[[nbp.Session, str], None]
+) -> None:
     """A later `wait` says that its cell was interrupted; it does not look like another interrupt."""
     session.run("td.init_process_group()", namespace={})
-    begun = nbp.zeros(2)
-    session.push(begun=begun)
-
-    def interrupt() -> None:
-        while not begun.all():
-            time.sleep(0.01)
-        session.interrupt()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        session.run(
-            """
+    interrupted(
+        session,
+        """
 import time
 work = td.all_reduce(torch.ones(2), async_op=True)
-begun[rank] = 1
 time.sleep(60) if rank == 1 else work.wait()
 """,
-            namespace={},
-        )
-    thread.join()
+    )
     with pytest.raises(nbp.ParallelError, match="its cell was interrupted"):
         session.run("work.wait()", namespace={})
-    session.run("del begun, work", namespace={})
+    session.run("del work", namespace={})
 
 
 @pytest.mark.parametrize("wrong", ["rank=rank, world_size=4", "rank=0, world_size=2"])
