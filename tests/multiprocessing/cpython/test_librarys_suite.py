@@ -24,6 +24,7 @@ CASES = {"processes": 130, "misc": 55, "manager": 70}
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=1)  # each runs the library's own suite twice, for minutes
 @pytest.mark.time_limit(1300)
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
