@@ -237,7 +237,7 @@ class RankNames:
                 self._costly.discard(name)
                 if time.thread_time() - began > COSTLY_SECONDS:
                     self._costly.add(name)
-            elif isinstance(value, _SIZED):
+            elif type(value) in _SIZED:  # a subclass may count in its own way, or fail
                 self._lengths[name] = len(value)
                 self._costly.discard(name)
         return tuple(notes)

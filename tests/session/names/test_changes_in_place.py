@@ -119,6 +119,15 @@ def test_large_objects_cost_no_second_look(pair: Pair, monkeypatch: pytest.Monke
     assert pair.notes == (f"wide was replaced: {LOST}",)
 
 
+def test_a_large_list_of_a_class_that_cannot_be_counted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is delivered as any other, and its own `__len__` is not called."""
+    monkeypatch.setattr(content, "MOST_STREAM", 1000)
+    pair.type("class Odd(list):\n    def __len__(self): raise ZeroDivisionError\nodd = Odd(range(1000))")
+    pair.run("odd[999]")
+    pair.run("odd.append(1)")
+    assert pair.notes == ()
+
+
 def test_a_name_that_takes_long_to_check_says_so_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the cell in which it had not changed; what is small, or travels, says nothing."""
     monkeypatch.setattr(cell_inputs, "COSTLY_SECONDS", 0.0)
