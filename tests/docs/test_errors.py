@@ -34,6 +34,10 @@ CELLS = {
     "DifferentDataError": "dist.assert_same(rank)",
     "ReadOnlyArrayError": "x[rank] = 1",
     "SharedMemoryFullError": "nbp.zeros(1 << 50, 'u1')",
+    "WorkerDiedError": (
+        "import os, nbparallel.multiprocessing as mp\n"
+        "with mp.get_context('fork').Pool(1) as pool:\n    pool.apply(os._exit, (3,))"
+    ),
     "FileDescriptorLimitError": (
         "import resource\nold = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "try:\n    resource.setrlimit(resource.RLIMIT_NOFILE, (64, old[1]))\n"
