@@ -25,8 +25,10 @@ KEEP_SECONDS = 0.2
 SETTLE_SECONDS = 1.0
 BYTES_A_CELL = 1024
 """What a process may grow by: less than what one leaked object a cell would show."""
+TRIM = "import ctypes; ctypes.CDLL(None).malloc_trim(0)"
+"""Has malloc give back what it keeps: up to twice the largest block that was ever freed (mallopt(3))."""
 SLACK_BYTES = 2 << 20
-"""What malloc keeps or gives back as it likes."""
+"""What malloc cannot give back, because blocks in use lie between."""
 SLOWER = 1.5
 """How much longer a cell may take in the end; the goal is 1.2 on a quiet machine."""
 MUCH_SLOWER = 4.0
@@ -169,8 +171,10 @@ class Day:
         """Return what each process has when it has let go of everything; rank 1 may have been replaced."""
         self.names.clear()
         self.prepare()
+        self.run(f"import gc\ngc.collect()\n{TRIM}")
         gc.collect()
         current_store().drain()
+        exec(TRIM)
         time.sleep(SETTLE_SECONDS)
         seen = self.session.statistics()
         assert seen.segments == (), "all memory was given back"
