@@ -91,6 +91,31 @@ def test_globals_of_workers(tmp_path: Path, method: str) -> None:
     )
 
 
+def test_a_number_that_changed_before_the_first_task(tmp_path: Path, method: str) -> None:
+    """A worker that has had no task yet has the new value, and what its initializer assigned or filled."""
+    run_program(
+        """
+        state, scale, found = None, 2, []
+
+        def initialise(value):
+            global state
+            state = value
+            found.append(value)
+
+        def task(x):
+            return state, x * scale, found
+
+        with ctx.Pool(1, initialise, ("ready",)) as pool:
+            scale = 5
+            assert pool.apply(task, (2,)) == ("ready", 10, ["ready"])
+            scale = 7
+            assert pool.apply(task, (2,)) == ("ready", 14, ["ready"])
+        """,
+        tmp_path,
+        method,
+    )
+
+
 def test_plain_pickle_in_a_child_finds_classes(tmp_path: Path, method: str) -> None:
     """A class that arrived is an attribute of the child's ``__main__``."""
     run_program(

@@ -7,14 +7,17 @@ it see the same globals, as in a forked child.  What the function reads comes al
 * binds it again when the sender's value has changed since it last came: a function that was defined anew;
 * else keeps what it has: what an initializer has assigned stays.
 
-What a forked child inherited counts as having come with the fork, but for functions and classes: the sender's
-are newer.  The process in which ``__main__`` was run itself takes nothing that it has.
+A forked child has inherited everything, and nothing has come yet: there the sender's value is taken first if
+what was inherited is still bound and cannot have been changed in place, as a function, a class or a number;
+lists, dictionaries and arrays may have been filled by an initializer.  The process in which ``__main__`` was
+run itself takes nothing that it has.
 """
 
 from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,11 +28,19 @@ _ORIGIN = {"forked": False, "fresh": False}
 """How this process came by its ``__main__``; both False where it was run."""
 _came: dict[str, bytes] = {}
 """Digest of the value that last came, by name."""
+_UNCHANGING = (
+    types.FunctionType, type, types.NoneType, bool, int, float, complex, str, bytes, tuple, frozenset, range
+)  # fmt: skip
+_inherited: dict[str, Any] = {}
+"""What of these a forked child found in its ``__main__``, by name."""
 
 
 def mark_origin(*, forked: bool) -> None:
     """Note that this process was started by another: forked from it, or with an empty ``__main__``."""
     _ORIGIN["forked" if forked else "fresh"] = True
+    if forked:
+        found = vars(sys.modules["__main__"])
+        _inherited.update((name, value) for name, value in found.items() if isinstance(value, _UNCHANGING))
 
 
 def join_message(body: bytes, parts: Mapping[str, bytes | str], digests: Mapping[str, bytes]) -> bytes:
@@ -76,7 +87,7 @@ def _takes(name: str, digest: bytes, main_globals: dict[str, Any]) -> bool:
     if name in _came:
         return _came[name] != digest
     if _ORIGIN["forked"]:
-        return isinstance(main_globals[name], types.FunctionType | type)
+        return name in _inherited and main_globals[name] is _inherited[name]
     return _ORIGIN["fresh"]
 
 
