@@ -10,6 +10,8 @@ import pytest
 from nbparallel.testing.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 
+pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+
 
 def test_targets_closures_and_subclasses(tmp_path: Path, method: str) -> None:
     """A lambda, a closure with a lock, a `Process` of a class of the script; the script is not run again."""

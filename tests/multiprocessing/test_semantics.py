@@ -5,7 +5,11 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.multiprocessing.programs import run_program
+
+pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 
 ECHO = """
 def child(inbox, outbox):
