@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.testing.kernel import Kernel
+from tests.magics.cells import text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -84,7 +85,7 @@ def test_the_readmes_first_output_is_what_its_cells_print(kernel: Kernel) -> Non
         found[3] for found in _FENCE.finditer((ROOT / "README.md").read_text()) if found[1] == "text"
     )
     kernel.run(first.code)
-    assert kernel.run(second.code).stdout.strip() == shown.strip()
+    assert text(kernel.run(second.code)).strip() == shown.strip()
     kernel.run("%parallel_stop")
 
 

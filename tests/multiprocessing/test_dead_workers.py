@@ -8,10 +8,10 @@ import pytest
 
 from tests.multiprocessing.programs import run_program
 
+pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+
 POOL = """
 from nbparallel.multiprocessing.workers.worker_slots import Step
-
-pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)

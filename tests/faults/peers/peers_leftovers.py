@@ -56,16 +56,18 @@ def left():
     return {name: os.stat(f"/dev/shm/{name}").st_size for name in names}
 
 
+def belongs(pid, trial):
+    """Tell whether a process bears the mark of a trial: not before it has begun its program."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"NBP_PEER={trial}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False  # it ended meanwhile
+
+
 def anybody(trial):
     """Tell whether a process that a trial started, directly or not, still runs."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if f"NBP_PEER={trial}".encode() in file.read().split(b"\0"):
-                    return True
-        except OSError:
-            continue  # it ended meanwhile
-    return False
+    return any(belongs(pid, trial) for pid in filter(str.isdigit, os.listdir("/proc")))
 
 
 def settled(before, trial=None):
@@ -93,6 +95,10 @@ def trial(source, point):
     ) as owner:
         helpers = [int(word) for word in owner.stdout.readline().split()]
         assert helpers, "no janitor was found"
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not all(belongs(pid, name) for pid in helpers):  # else it would be taken for gone
+            assert time.monotonic() < deadline, "a janitor does not begin"
+            time.sleep(0.001)
         victims = [owner.pid, *helpers] if point == "owner and janitor" else [owner.pid]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in victims:
