@@ -7,13 +7,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
 from nbparallel.errors import InternalError, NbParallelError, ParallelError, ProtocolError, rank_list
-from nbparallel.wire.messages import RankFailure
 from nbparallel_magics.arguments import RankSpec
+
+if TYPE_CHECKING:  # loading the extension would take a third longer
+    from nbparallel.wire.messages import RankFailure
 
 
 class _CellSyntaxError(SyntaxError):

@@ -19,7 +19,6 @@ from nbparallel.errors import (
     SegmentLostError,
 )
 from nbparallel.wire.frames import MAX_INLINE, Frame, Kind
-from nbparallel.wire.parcels import Post, pack_id
 from nbparallel.wire.segments import (
     Fetch,
     Fetched,
@@ -120,6 +119,8 @@ class SegmentClient:
         self, parcel: int, segments: Iterable[int], *, mailbox: int = 0, carried: Iterable[int] = ()
     ) -> None:
         """Let a message hold segments, and mailboxes whose reading ends it carries, until it is taken."""
+        from nbparallel.wire.parcels import Post  # few processes send any; loading its classes takes 4 ms
+
         payload = Post(parcel, mailbox, tuple(segments), tuple(carried)).pack()
         if len(payload) > MAX_INLINE:
             self._channel.send(Kind.POST, payload, abandon=self._abandon())
@@ -128,23 +129,23 @@ class SegmentClient:
 
     def take(self, parcel: int) -> None:
         """End what a message holds: what this process wants of it, it holds now."""
-        self._send(Kind.TAKE, pack_id(parcel))
+        self._send(Kind.TAKE, pack_segment(parcel))
 
     def open_mailbox(self, mailbox: int) -> None:
         """Say that this process can read from a mailbox."""
-        self._send(Kind.OPEN, pack_id(mailbox))
+        self._send(Kind.OPEN, pack_segment(mailbox))
 
     def close_mailbox(self, mailbox: int) -> None:
         """Say that it can no longer."""
-        self._send(Kind.CLOSE, pack_id(mailbox))
+        self._send(Kind.CLOSE, pack_segment(mailbox))
 
     def forking(self, parcel: int) -> None:
         """Announce a child that will hold what this process holds now; until then the parcel does."""
-        self._send(Kind.FORKING, pack_id(parcel))
+        self._send(Kind.FORKING, pack_segment(parcel))
 
     def fork_done(self, parcel: int, pidfd: int | None) -> None:
         """Say which process the child is, or that there is none."""
-        self._send(Kind.FORK_DONE, pack_id(parcel), fd=pidfd)
+        self._send(Kind.FORK_DONE, pack_segment(parcel), fd=pidfd)
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.

@@ -136,11 +136,6 @@ PARCEL_MESSAGES: dict[Kind, Callable[[bytes], ParcelMessage]] = {
 """How each of them is read; `ProtocolError` if a payload is damaged."""
 
 
-def pack_id(value: int) -> bytes:
-    """Return the payload of ``TAKE``, ``OPEN``, ``CLOSE``, ``FORKING`` and ``FORK_DONE``."""
-    return _ID.pack(value)
-
-
 def unpack_id(payload: bytes, kind: Kind) -> int:
     """Read the payload of one of these; `ProtocolError` if it is damaged."""
     if len(payload) != _ID.size:

@@ -275,7 +275,10 @@ class Lost:
 
 
 def pack_segment(segment: int) -> bytes:
-    """Return the payload of ``ALLOW_WRITE``, ``FORGET``, ``IDLE``, ``DROP``; of ``FREED``, ``UNMAP``."""
+    """Return the payload of ``ALLOW_WRITE``, ``FORGET``, ``IDLE``, ``DROP``; of ``FREED``, ``UNMAP``.
+
+    So are those with the id of a parcel or a mailbox: `wire.parcels`.
+    """
     return _SEGMENT.pack(segment)
 
 

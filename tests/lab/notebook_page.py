@@ -53,6 +53,12 @@ _THEME = 'async name => { await jupyterapp.commands.execute("apputils:change-the
 _THEME_SHOWN = """name => document.body.dataset.jpThemeName === name
     && !document.querySelector("#jupyterlab-splash")"""
 
+# JupyterLab lays its panels out some time after the window has changed; 33 pixels on the right are its tabs'
+_LAID_OUT = """() => {
+    const beside = innerWidth - jupyterapp.shell.currentWidget.node.getBoundingClientRect().right;
+    return 0 <= beside && beside < 60;
+}"""
+
 
 class LabCell:
     """One code cell of the page."""
@@ -146,6 +152,7 @@ class NotebookPage:
     def resize(self, width: int) -> None:
         """Make the page as wide as a window of `width` pixels."""
         self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.wait_for_function(_LAID_OUT, timeout=1000 * CELL_SECONDS)
 
     def use_theme(self, theme: str) -> None:
         """Choose one of `THEMES`."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
 from nbparallel.text.table import Table, TableView
-from nbparallel.wire.inspection import Origin
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ class SegmentsView(TableView):
 
     def _names_of_ranks(self) -> dict[int, list[str]]:
         """Return the names that ranks gave to memory in each segment, with the ranks."""
+        from nbparallel.wire.inspection import Origin
+
         found: dict[int, list[str]] = {}
         for record in self.names.names:
             places: dict[int, list[int]] = {}

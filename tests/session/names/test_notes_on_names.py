@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nbparallel.distributed.api._operation import PREDEFINED
 from nbparallel.session import Session
+from nbparallel.session.names.name_uses import PREDEFINED_NAMES
 
 BACK = "brings that back"
+
+
+def test_the_notebook_knows_the_names_of_ranks() -> None:
+    """Its own list of what ranks find defined is theirs."""
+    assert {"rank", "world_size", "rng", "nbp", "dist", *PREDEFINED} == PREDEFINED_NAMES
 
 
 class Notebook:
