@@ -8,7 +8,8 @@
             └── guest ──segments──┘               and so on, to any depth
 
 What they send to each other goes through pipes that no supervisor sees; `member` says how a message keeps
-alive what it refers to (`HouseholdMember.post`, `take`).
+alive what it refers to (`HouseholdMember.post`, `take`).  They end with K: the supervisor sees to that, and
+the kernel if the supervisor was killed (`lifeline`).
 """
 
 from nbparallel.multiprocessing.household.forking import Fork, prepare_fork

@@ -11,6 +11,7 @@ import os
 
 from nbparallel.channel.introduction import introduce
 from nbparallel.errors import ChannelClosedError
+from nbparallel.multiprocessing.household.lifeline import follow
 from nbparallel.multiprocessing.household.member import HouseholdMember, set_current
 from nbparallel.multiprocessing.household.root_supervisor import membership
 
@@ -68,7 +69,10 @@ class Fork:
         from nbparallel.sharing import Store, set_current_store
 
         parent = self._member
+        lifeline = None
         try:
+            if parent.lifeline is not None and (end := parent.lifeline.fileno()) >= 0:
+                lifeline = follow(end)
             broker = introduce(os.dup(parent.fileno()), daemon=self._daemon, parcel=self._parcel)
         finally:
             parent.broker.close()  # the copy: otherwise the parent's would seem to live as long as this one
@@ -76,7 +80,7 @@ class Fork:
         store.connect(broker)
         store.inherit(self._inherited, broker)
         set_current_store(store)
-        member = HouseholdMember(broker, store)
+        member = HouseholdMember(broker, store, lifeline)
         member.inherit_mailboxes(parent)
         set_current(member)
         return member

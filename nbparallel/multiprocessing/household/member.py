@@ -14,6 +14,7 @@ from nbparallel.errors import ChannelClosedError, SupervisorDiedError
 from nbparallel.wire.segments import segment_id
 
 if TYPE_CHECKING:
+    from nbparallel.multiprocessing.household.lifeline import Lifeline
     from nbparallel.sharing import Store
 
 
@@ -26,6 +27,8 @@ class HouseholdMember:
         The connection to the supervisor; pass it on as ``broker=``.
     store : Store
         The arrays of this process.
+    lifeline : Lifeline or None
+        What ends this process's guests, or this guest, with the root.
 
     Notes
     -----
@@ -33,8 +36,8 @@ class HouseholdMember:
     ended (`supervised` makes that a `SupervisorDiedError`), and `ForkedRankError` in a forked child.
     """
 
-    def __init__(self, broker: SegmentClient, store: Store) -> None:
-        self.broker, self.store = broker, store
+    def __init__(self, broker: SegmentClient, store: Store, lifeline: Lifeline | None) -> None:
+        self.broker, self.store, self.lifeline = broker, store, lifeline
         self.pid = os.getpid()
         self._serials = itertools.count(1)
         self._lock = threading.RLock()

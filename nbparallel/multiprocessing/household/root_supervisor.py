@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from nbparallel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
+from nbparallel.multiprocessing.household.lifeline import close_own_lifeline, own_lifeline
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import GuestRow, LedgerRow, read_guests, read_page
@@ -45,7 +46,8 @@ class RootSupervisor:
         self._launch = SupervisorLaunch("spawn")
         self._number = 0
         try:
-            self.member = HouseholdMember(SegmentClient(self._launch.segments, client=0), store)
+            broker = SegmentClient(self._launch.segments, client=0)
+            self.member = HouseholdMember(broker, store, own_lifeline())
             store.connect(self.member.broker, aside=True)
         except BaseException:
             self._launch.terminate()
@@ -130,11 +132,11 @@ def _begin() -> HouseholdMember:
             raise SupervisorDiedError(
                 f"the supervisor of process {os.getpid()} has ended, so that it cannot send arrays any more"
             )
-        member = HouseholdMember(brokers[0], store)
+        member = HouseholdMember(brokers[0], store, own_lifeline())
     else:
         root = _root()
         if root is not None and root.ended:
-            stop()
+            _stop_supervisor()  # guests of the one that ended go on
             root = None
         if root is None:
             root = _roots[os.getpid()] = RootSupervisor()
@@ -150,11 +152,17 @@ def stop() -> None:
     The next need of one starts another (idempotent).
     """
     with _lock:
-        root = _roots.pop(os.getpid(), None)
-        if root is not None:
-            set_current(None)
-            atexit.unregister(stop)
-            root.stop()
+        if _root() is not None:
+            _stop_supervisor()
+            close_own_lifeline()
+
+
+def _stop_supervisor() -> None:
+    root = _roots.pop(os.getpid(), None)
+    if root is not None:
+        set_current(None)
+        atexit.unregister(stop)
+        root.stop()
 
 
 def report() -> HouseholdReport | None:

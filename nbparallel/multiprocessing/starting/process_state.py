@@ -54,12 +54,14 @@ class ValueProcess(library.BaseProcess):
             return super().__reduce_ex__(protocol)
         member = join_household()
         channel = None if member is None else DupFd(member.fileno())
+        end = -1 if member is None or member.lifeline is None else member.lifeline.fileno()
         _packing.process = self
         try:
             packed = pack(self)
         finally:
             del _packing.process
-        given = Given(default_context().present_start_method(), self.daemon, _strategy())
+        lifeline = DupFd(end) if end >= 0 else None
+        given = Given(default_context().present_start_method(), self.daemon, _strategy(), lifeline)
         return rebuild_process, (channel, given, *packed)
 
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
@@ -91,6 +93,8 @@ class Given(NamedTuple):
     start_method: str
     daemon: bool
     strategy: str | None
+    lifeline: Any
+    """Copy of what ends it with the root, or None."""
 
 
 def _strategy() -> str | None:
@@ -110,7 +114,8 @@ def rebuild_process(channel: Any, given: Given, parcel: int, data: bytes) -> Any
     if channel is not None:
         from nbparallel.multiprocessing import household
 
-        household.introduce(channel.detach(), daemon=given.daemon)
+        lifeline = -1 if given.lifeline is None else given.lifeline.detach()
+        household.introduce(channel.detach(), daemon=given.daemon, lifeline=lifeline)
     if given.strategy is not None:
         from nbparallel.sharing import set_sharing_strategy
 
