@@ -101,17 +101,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         share_large: bool = False,
     ) -> None:
         self.buffers: list[memoryview] = []
-        self.share_large = share_large
+        self.share_large, self.as_library = share_large, reducers is not None
         if reducers is not None:  # before __init__, which reads it
             self.dispatch_table = ChainMap(reducers, self.dispatch_table)  # type: ignore[has-type]
         super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers))
-        self.store, self.broker, self.main_globals, self.apart, self.target = (
-            store,
-            broker,
-            main_globals,
-            apart,
-            target,
-        )
+        self.store, self.broker, self.main_globals = store, broker, main_globals
+        self.apart, self.target = apart, target
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.segments: dict[int, None] = {}
         self.cells: dict[int, definitions.CellReference] = {}
@@ -155,6 +150,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if array.nbytes >= LARGE and not (array.flags.c_contiguous or array.flags.f_contiguous):
             # numpy would copy it into the stream; a contiguous copy goes out of band
             return np.ascontiguousarray(array).__reduce_ex__(5)
+        if self.as_library and not array.flags.writeable:
+            return array.copy(order="K").__reduce_ex__(5)  # the library's protocol 4 has no flag
         return NotImplemented
 
     def attach(self, array: np.ndarray[Any, Any], handle: ArrayHandle, rebuild: Any) -> Any:
@@ -211,7 +208,8 @@ def serialise(
     target : type, optional
         `obj` is this class: the receiver takes its state even if it knows the class already.
     reducers : dict, optional
-        Functions that reduce objects of these classes, as in `copyreg.dispatch_table`.
+        Functions that reduce objects of these classes, as in `copyreg.dispatch_table`; copies of arrays
+        are writable then, as those of `multiprocessing` are.
     share_large : bool
         Private arrays of 256 KiB and more are copied into shared memory, which the receiver may write to.
     """
