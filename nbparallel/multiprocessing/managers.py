@@ -8,7 +8,17 @@ from typing import Any
 from nbparallel.multiprocessing.connection import Client, Listener
 from nbparallel.multiprocessing.starting.current_context import concrete_context
 
-SERIALIZER = "nbparallel"
+
+class _Serializer(str):
+    """A name that brings this module along: a process that is given a proxy may not have imported it."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Serializer, (str(self),)
+
+
+SERIALIZER = _Serializer("nbparallel")
 library.listener_client[SERIALIZER] = (Listener, Client)  # type: ignore[attr-defined]
 
 

@@ -202,6 +202,28 @@ def test_every_carrier(tmp_path: Path, method: str) -> None:
     )
 
 
+def test_proxies_arrive(tmp_path: Path, method: str) -> None:
+    """What a manager holds is reached from processes and workers that have not imported it."""
+    run_program(
+        """
+        def write(name, names, found):
+            names[name] = len(found)
+            found.append(name)
+
+        with ctx.Manager() as manager, ctx.Pool(1) as pool:
+            names, found = manager.dict(), manager.list()
+            p = ctx.Process(target=write, args=("process", names, found))
+            p.start()
+            p.join()
+            pool.apply(write, ("worker", names, found))
+            assert dict(names) == {"process": 0, "worker": 1} and list(found) == ["process", "worker"]
+            del names, found
+        """,
+        tmp_path,
+        method,
+    )
+
+
 def test_a_stock_process_is_named(tmp_path: Path) -> None:
     """A handle that comes to a process of the library's own is an error that says what to start instead."""
     out = run_program(

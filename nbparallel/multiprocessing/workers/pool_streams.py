@@ -95,7 +95,7 @@ class ResultReader(_Stream):
         self._actions: deque[Callable[[], None]] = deque()
 
     def __call__(self) -> Any:
-        """Return the next result, or raise what it cannot be rebuilt for."""
+        """Return the next result; of one that cannot be rebuilt, the error, as what its task raised."""
         while True:
             try:
                 message = self._message()
@@ -106,9 +106,12 @@ class ResultReader(_Stream):
                 continue
             if message[0] != RESULT.tag:  # the library's own: the end
                 return ForkingPickler.loads(message)
-            worker, task = RESULT.unpack(message)
+            worker, task, job, index = RESULT.unpack(message)
             self._delivered[worker] = task
-            return ForkingPickler.loads(memoryview(message)[RESULT.size :])
+            try:
+                return ForkingPickler.loads(memoryview(message)[RESULT.size :])
+            except BaseException as error:  # noqa: BLE001 - it would end the result thread and so all jobs
+                return job, index, (False, error)
 
     def add(self, action: Callable[[], None]) -> None:
         """Let the result thread do something after all results that have been written."""

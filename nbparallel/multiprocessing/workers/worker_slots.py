@@ -21,7 +21,7 @@ import struct
 from enum import IntEnum
 from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
 
@@ -30,21 +30,21 @@ HEADER = struct.Struct("<qq")
 
 
 class ResultHeader:
-    """Before each result: which worker wrote it, and after how many tasks that it began."""
+    """Before each result: which worker wrote it, after how many tasks that it began, and of which task."""
 
     tag = 0x4E
     """First byte; a pickle begins with another."""
-    _form = struct.Struct("<B7xqq")
+    _form = struct.Struct("<B7xqqqq")
     size = _form.size
 
-    def pack(self, worker: int, task: int) -> bytes:
+    def pack(self, worker: int, task: int, job: int, index: int) -> bytes:
         """Return the header."""
-        return self._form.pack(self.tag, worker, task)
+        return self._form.pack(self.tag, worker, task, job, index)
 
-    def unpack(self, message: bytes | bytearray) -> tuple[int, int]:
-        """Return worker and task."""
-        _, worker, task = self._form.unpack_from(message)
-        return worker, task
+    def unpack(self, message: bytes | bytearray) -> tuple[int, int, int, int]:
+        """Return worker, task, job and index."""
+        _, worker, task, job, index = self._form.unpack_from(message)
+        return worker, task, job, index
 
 
 RESULT = ResultHeader()
@@ -105,6 +105,10 @@ def make_slot() -> WorkerSlot:
     return slot
 
 
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
 class TaskReader:
     """The worker's end of the task pipe: what the library's worker takes for a queue."""
 
@@ -124,8 +128,14 @@ class TaskReader:
             reader.poll(None)
             slot.note(Step.READING)
             message = reader.recv_bytes()
-            slot.note_task(*HEADER.unpack_from(message))
-        return ForkingPickler.loads(memoryview(message)[HEADER.size :])
+            job, index = HEADER.unpack_from(message)
+            slot.note_task(job, index)
+        try:
+            return ForkingPickler.loads(memoryview(message)[HEADER.size :])
+        except Exception as error:
+            if job < 0:
+                raise
+            return job, index, _raise, (error,), {}  # it costs the task, not the worker
 
 
 class ResultWriter:
@@ -142,7 +152,7 @@ class ResultWriter:
         """Send a result."""
         slot = self._slot
         data, parcel = pickle_message(result, self._queue._writer.outbox)
-        message = b"".join((RESULT.pack(slot.number, slot.read()[3]), data))
+        message = b"".join((RESULT.pack(slot.number, slot.read()[3], *result[:2]), data))
         slot.note(Step.SENDING)
         try:
             with self._queue._wlock:
