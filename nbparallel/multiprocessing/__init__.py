@@ -6,17 +6,33 @@ Write ``import nbparallel.multiprocessing as mp`` where ``import multiprocessing
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbparallel.multiprocessing.context import _default_context
 
-__all__ = [name for name in dir(_default_context) if not name.startswith("_")]
-globals().update((name, getattr(_default_context, name)) for name in __all__)
+if TYPE_CHECKING:
+    from nbparallel.multiprocessing.workers.loading.collation import default_collate as default_collate
+    from nbparallel.multiprocessing.workers.loading.data_loader import DataLoader as DataLoader
+    from nbparallel.multiprocessing.workers.loading.loader_worker import get_worker_info as get_worker_info
+
+_ON_DEMAND = {
+    "DataLoader": "workers.loading.data_loader",
+    "default_collate": "workers.loading.collation",
+    "get_worker_info": "workers.loading.loader_worker",
+}
+"""Names beyond the library's -> their modules, which load numpy."""
+_LIBRARY = [name for name in dir(_default_context) if not name.startswith("_")]
+globals().update((name, getattr(_default_context, name)) for name in _LIBRARY)
+__all__ = [*_LIBRARY, "DataLoader", "default_collate", "get_worker_info"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
+    if name in _ON_DEMAND:
+        found = getattr(importlib.import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
+        globals()[name] = found
+        return found
     try:  # a module of the library that has none beside it here
         return importlib.import_module(f"multiprocessing.{name}")
     except ModuleNotFoundError:

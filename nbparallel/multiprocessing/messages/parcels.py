@@ -116,10 +116,19 @@ def pack(obj: Any, mailbox: int = 0) -> Packed:
         return Packed(member.post(packing.segments, mailbox=mailbox, carried=tuple(carried)), data)
 
 
+def pack_kept(obj: Any, member: Any | None) -> tuple[bytes, Any]:
+    """Turn an object into bytes; their memory lives as long as the second value, for any number of readers.
+
+    Large private arrays are mapped copy-on-write by each of them.
+    """
+    packing = _Packing(member, share_large=False)
+    return packing.message(obj), packing
+
+
 class _Packing:
     """Pickles an object and the globals of ``__main__`` that its functions read."""
 
-    def __init__(self, member: Any | None) -> None:
+    def __init__(self, member: Any | None, *, share_large: bool = True) -> None:
         from nbparallel.transfer.unpickling import own_globals
 
         self.member = member
@@ -131,7 +140,7 @@ class _Packing:
             "broker": None if member is None else member.broker,
             "main_globals": self._globals,
             "reducers": ForkingPickler._extra_reducers,  # type: ignore[attr-defined]  # locks, connections
-            "share_large": member is not None and _shares(),
+            "share_large": share_large and member is not None and _shares(),
         }
 
     def message(self, obj: Any) -> bytes:
@@ -200,7 +209,7 @@ def open_parcel(parcel: int, data: bytes) -> Any:
         The memory is gone.
     """
     if parcel <= 0:
-        return _unpack(data, None, inline=parcel == INLINE)
+        return open_message(data, None, inline=parcel == INLINE)
     member = current_membership()
     if member is None:
         from nbparallel.errors import InvalidHandleError
@@ -210,12 +219,13 @@ def open_parcel(parcel: int, data: bytes) -> Any:
             "nbparallel.multiprocessing's Process or Pool instead of multiprocessing's or os.fork"
         )
     with supervised():
-        result = _unpack(data, member, inline=False)
+        result = open_message(data, member, inline=False)
         member.take(parcel)
     return result
 
 
-def _unpack(data: bytes, member: Any | None, *, inline: bool) -> Any:
+def open_message(data: bytes, member: Any | None, *, inline: bool) -> Any:
+    """Rebuild the object of a message, whatever holds its memory meanwhile."""
     from nbparallel.transfer import definitions
     from nbparallel.transfer.pickling import loads
     from nbparallel.transfer.unpickling import own_globals, unpickle
