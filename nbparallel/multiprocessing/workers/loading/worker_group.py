@@ -200,7 +200,7 @@ def _kept(assignment: Assignment) -> Any:
         return KeptObject(assignment)
     except (TypeError, RuntimeError):
         pass
-    gc.collect()  # the error's traceback is a cycle, and holds the frames below: so the loader, and the user's
+    gc.collect()  # the error's traceback is a cycle, and holds frames: so the loader, and the user's
     return assignment
 
 
