@@ -10,7 +10,7 @@ from multiprocessing import TimeoutError as LibraryTimeoutError
 from typing import Any, Protocol
 
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker, describe
-from nbparallel.multiprocessing.workers.loading.loader_worker import BatchTask, Outcome, Reply
+from nbparallel.multiprocessing.workers.loading.loader_worker import BatchTask, BatchOutcome, BatchReply
 from nbparallel.multiprocessing.workers.loading.worker_group import LoaderProcess, WorkerGroup, raised
 
 
@@ -97,7 +97,7 @@ class WorkerIteration(Iterator[Any]):
         self._taken = 0
         """Of them, how many were settled."""
         self._turn = 0
-        self._replies: dict[int, tuple[LoaderProcess, Reply]] = {}
+        self._replies: dict[int, tuple[LoaderProcess, BatchReply]] = {}
         self._lease = _Lease(keeper, group)
         # Last: it is called for a half-made object too, and at the end of the program.
         self._finalizer = weakref.finalize(self, self._lease.end)
@@ -128,10 +128,10 @@ class WorkerIteration(Iterator[Any]):
         if reply is None:
             self._end()
             raise StopIteration
-        if reply.outcome is Outcome.BATCH:
+        if reply.outcome is BatchOutcome.BATCH:
             return reply.content
         error = raised(reply.content)
-        if reply.outcome is Outcome.UNUSABLE:
+        if reply.outcome is BatchOutcome.UNUSABLE:
             self._end(kill=True)
         try:
             raise error
@@ -146,7 +146,7 @@ class WorkerIteration(Iterator[Any]):
         self._given = self._taken
         self._lease.end(kill=kill)
 
-    def _next_reply(self) -> Reply | None:
+    def _next_reply(self) -> BatchReply | None:
         """Return the next reply, None behind the last."""
         deadline = time.monotonic() + self._timeout if self._timeout else None
         while True:
@@ -160,7 +160,7 @@ class WorkerIteration(Iterator[Any]):
                 continue
             worker, reply = found
             self._settle(worker, reply)
-            if reply.outcome is not Outcome.END:
+            if reply.outcome is not BatchOutcome.END:
                 self._give()  # before the caller works on this one
                 return reply
 
@@ -179,7 +179,7 @@ class WorkerIteration(Iterator[Any]):
             self._given += 1
             self._turn += 1
 
-    def _take(self) -> tuple[LoaderProcess, Reply] | None:
+    def _take(self) -> tuple[LoaderProcess, BatchReply] | None:
         if self._in_order:
             return self._replies.pop(self._taken, None)
         return self._replies.pop(next(iter(self._replies))) if self._replies else None
@@ -189,7 +189,7 @@ class WorkerIteration(Iterator[Any]):
         if not replies:
             self._time_out()
         for worker, reply in replies:
-            if reply.outcome is Outcome.UNUSABLE:
+            if reply.outcome is BatchOutcome.UNUSABLE:
                 reply = reply._replace(number=self._taken)
             self._replies[reply.number] = worker, reply
 
@@ -203,9 +203,9 @@ class WorkerIteration(Iterator[Any]):
             f"no batch came within timeout={self._timeout:g} s: {', '.join(busy)}. Its workers were ended"
         )
 
-    def _settle(self, worker: LoaderProcess, reply: Reply) -> None:
+    def _settle(self, worker: LoaderProcess, reply: BatchReply) -> None:
         self._taken += 1
-        if reply.outcome is Outcome.END:
+        if reply.outcome is BatchOutcome.END:
             with contextlib.suppress(ValueError):
                 self._active.remove(worker)
         if self._undecided:

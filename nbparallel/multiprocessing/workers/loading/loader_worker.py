@@ -1,4 +1,4 @@
-"""The process that makes batches: what it is sent, what it answers, what `get_worker_info` tells."""
+"""The process that makes batches: what it is sent, what it answers, and `get_worker_info`."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ class BatchTask(NamedTuple):
     indices: Any
 
 
-class Cancel(NamedTuple):
-    """Every task of an iteration is void; to be answered by `Outcome.IDLE`."""
+class Cancellation(NamedTuple):
+    """Every task of an iteration is void; to be answered by `BatchOutcome.IDLE`."""
 
     run: int
 
 
-class Outcome(Enum):
+class BatchOutcome(Enum):
     """What became of a task."""
 
     BATCH = 1
-    """`Reply.content` is the batch."""
+    """`BatchReply.content` is the batch."""
     END = 2
     """The worker's part of the stream is at its end."""
     FAILED = 3
-    """`Reply.content` is a `Failure`."""
+    """`BatchReply.content` is a `BatchFailure`."""
     UNUSABLE = 4
-    """The worker could not begin: a `Failure`, too."""
+    """The worker could not begin: a `BatchFailure`, too."""
     IDLE = 5
     """No reply to an earlier task follows."""
 
 
-class Reply(NamedTuple):
+class BatchReply(NamedTuple):
     """What a worker answers."""
 
     number: int
-    outcome: Outcome
+    outcome: BatchOutcome
     splits: bool = False
     """Whether the dataset asked which worker this is: it reads its part of a stream only."""
     content: Any = None
 
 
-class Failure(NamedTuple):
+class BatchFailure(NamedTuple):
     """An exception, as text and, if it can be pickled, itself."""
 
     ename: str
@@ -160,7 +160,7 @@ def run_worker(
         if assignment.worker_init_fn is not None:
             assignment.worker_init_fn(identifier)
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
-        worker.answer(-1, Reply(-1, Outcome.UNUSABLE, content=_failure(error)))
+        worker.answer(-1, BatchReply(-1, BatchOutcome.UNUSABLE, content=_failure(error)))
         return
     worker.work(assignment.maker, info)
 
@@ -180,22 +180,22 @@ class _Worker:
     def _read(self) -> None:
         try:
             while (task := self._tasks.recv()) is not None:
-                if not isinstance(task, Cancel):
+                if not isinstance(task, Cancellation):
                     self._queue.put(task)
                     continue
                 with self._lock:
                     self._void = task.run
-                    self._replies.send(Reply(-1, Outcome.IDLE))
+                    self._replies.send(BatchReply(-1, BatchOutcome.IDLE))
         except (EOFError, OSError):
             pass  # the process that iterates has ended, or has closed the loader
         self._queue.put(None)
 
-    def answer(self, run: int, reply: Reply) -> None:
+    def answer(self, run: int, reply: BatchReply) -> None:
         """Write a reply, unless it is void."""
         try:
             data, parcel = pickle_message(reply, self._replies.outbox)
         except Exception as error:  # noqa: BLE001  a batch that cannot be sent
-            failed = reply._replace(outcome=Outcome.FAILED, content=_failure(error))
+            failed = reply._replace(outcome=BatchOutcome.FAILED, content=_failure(error))
             data, parcel = pickle_message(failed, self._replies.outbox)
         try:
             with self._lock:
@@ -220,14 +220,14 @@ class _Worker:
                 vars(torch)["_worker_info"] = info  # torch's datasets ask there
             self.answer(task.run, self._made(maker, info, task))
 
-    def _made(self, maker: BatchMaker, info: WorkerInfo, task: BatchTask) -> Reply:
+    def _made(self, maker: BatchMaker, info: WorkerInfo, task: BatchTask) -> BatchReply:
         try:
             batch = maker.make(task.number, task.indices, restore=False)
             if batch is END:
-                return Reply(task.number, Outcome.END, info.asked)
-            return Reply(task.number, Outcome.BATCH, info.asked, batch)
+                return BatchReply(task.number, BatchOutcome.END, info.asked)
+            return BatchReply(task.number, BatchOutcome.BATCH, info.asked, batch)
         except Exception as error:  # noqa: BLE001  whatever the dataset raises
-            return Reply(task.number, Outcome.FAILED, info.asked, _failure(error))
+            return BatchReply(task.number, BatchOutcome.FAILED, info.asked, _failure(error))
 
     def _next(self) -> BatchTask | None:
         """Return the next task; memory that came back is freed while there is none for long."""
@@ -243,7 +243,7 @@ class _Worker:
                 continue
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception) -> BatchFailure:
     text = "".join(traceback.format_exception(error))
     try:
         # a pool's way: the receiver gets the exception with the text of its traceback as cause
@@ -252,4 +252,4 @@ def _failure(error: Exception) -> Failure:
         withdraw_parcel(parcel)
     except Exception:  # noqa: BLE001  it holds what cannot be sent
         message = None
-    return Failure(type(error).__name__, str(error), text, message)
+    return BatchFailure(type(error).__name__, str(error), text, message)

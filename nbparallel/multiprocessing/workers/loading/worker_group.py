@@ -21,10 +21,10 @@ from nbparallel.multiprocessing.workers.loading.batch_maker import describe
 from nbparallel.multiprocessing.workers.loading.loader_worker import (
     Assignment,
     BatchTask,
-    Cancel,
-    Failure,
-    Outcome,
-    Reply,
+    Cancellation,
+    BatchFailure,
+    BatchOutcome,
+    BatchReply,
     run_worker,
 )
 
@@ -129,17 +129,17 @@ class LoaderProcess:
         with contextlib.suppress(BrokenPipeError):
             self._tasks.send(task)
 
-    def tell(self, message: Cancel | None) -> None:
+    def tell(self, message: Cancellation | None) -> None:
         """Send what is no task."""
         with contextlib.suppress(OSError):
             self._tasks.send(message)
 
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[BatchReply]:
         """Return the replies that have come."""
         found = []
         for message in self._unread.read():
             reply = _open(message, self.outstanding[0].number if self.outstanding else -1)
-            if reply.outcome is not Outcome.IDLE and self.outstanding:
+            if reply.outcome is not BatchOutcome.IDLE and self.outstanding:
                 self.outstanding.popleft()
             found.append(reply)
         return found
@@ -168,18 +168,18 @@ class LoaderProcess:
             self.process.close()
 
 
-def _open(message: bytes, number: int) -> Reply:
+def _open(message: bytes, number: int) -> BatchReply:
     try:
-        reply: Reply = ForkingPickler.loads(message)
+        reply: BatchReply = ForkingPickler.loads(message)
     except NbParallelError as error:  # its memory is gone, or does not fit here
-        return Reply(number, Outcome.FAILED, content=error)
+        return BatchReply(number, BatchOutcome.FAILED, content=error)
     except Exception as error:  # noqa: BLE001  whatever the batch's own code raises
         error.add_note(f"batch {number} of the loader cannot be rebuilt here")
-        return Reply(number, Outcome.FAILED, content=error)
+        return BatchReply(number, BatchOutcome.FAILED, content=error)
     return reply
 
 
-def raised(content: Failure | Exception) -> Exception:
+def raised(content: BatchFailure | Exception) -> Exception:
     """Return what a worker raised, with its traceback as cause."""
     if isinstance(content, Exception):
         return content
@@ -231,7 +231,7 @@ class WorkerGroup:
         """Whether all workers live, and this process has started them."""
         return self._pid == os.getpid() and not any(worker.ended for worker in self.workers)
 
-    def wait(self, timeout: float | None) -> list[tuple[LoaderProcess, Reply]]:
+    def wait(self, timeout: float | None) -> list[tuple[LoaderProcess, BatchReply]]:
         """Return replies; none if `timeout` seconds have passed.
 
         Raises
@@ -256,7 +256,7 @@ class WorkerGroup:
         """Make all tasks void and drop what was replied; return whether every worker has confirmed it."""
         waiting = [worker for worker in self.workers if worker.outstanding]
         for worker in waiting:
-            worker.tell(Cancel(self.run))
+            worker.tell(Cancellation(self.run))
         deadline = time.monotonic() + END_SECONDS
         idle: set[int] = set()
         while len(idle) < len(waiting) and (left := deadline - time.monotonic()) > 0:
@@ -264,7 +264,7 @@ class WorkerGroup:
                 replies = self.wait(left)
             except WorkerDiedError:
                 return False
-            idle |= {worker.number for worker, reply in replies if reply.outcome is Outcome.IDLE}
+            idle |= {worker.number for worker, reply in replies if reply.outcome is BatchOutcome.IDLE}
         for worker in waiting:
             worker.outstanding.clear()
         return len(idle) == len(waiting)
