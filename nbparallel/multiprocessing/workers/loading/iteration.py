@@ -10,7 +10,7 @@ from multiprocessing import TimeoutError as LibraryTimeoutError
 from typing import Any, Protocol
 
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker, describe
-from nbparallel.multiprocessing.workers.loading.loader_worker import BatchTask, BatchOutcome, BatchReply
+from nbparallel.multiprocessing.workers.loading.loader_worker import BatchOutcome, BatchReply, BatchTask
 from nbparallel.multiprocessing.workers.loading.worker_group import LoaderProcess, WorkerGroup, raised
 
 

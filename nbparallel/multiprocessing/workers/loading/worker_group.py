@@ -20,11 +20,11 @@ from nbparallel.multiprocessing.workers.dead_workers import describe_end, died_e
 from nbparallel.multiprocessing.workers.loading.batch_maker import describe
 from nbparallel.multiprocessing.workers.loading.loader_worker import (
     Assignment,
-    BatchTask,
-    Cancellation,
     BatchFailure,
     BatchOutcome,
     BatchReply,
+    BatchTask,
+    Cancellation,
     run_worker,
 )
 
