@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.deadlock import wait_text
@@ -15,6 +16,10 @@ from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
 DIFFERENT = "ranks called different operations, or the same with different arguments"
 Row = Sequence[str]
 """What one rank calls: the columns, a line, and perhaps the number of its calls."""
+SETTLE_NS = 100_000_000
+"""How long an error waits for ranks that are on their way to what its table says of them."""
+_OUTSIDE = (Operation.recv, Operation.send, Operation.lock, Operation.new_group)
+"""Waits for something else than the arrival of a group."""
 _HEAD = ("rank", *COLUMNS, "line", "calls")
 
 
@@ -129,11 +134,34 @@ class CallTable:
         return CollectiveMismatchError(f"{what}:\n{table(self.rows(number, arrived, finished))}")
 
     def not_called(
-        self, operation: Operation, finished: Sequence[int], number: int, arrived: Iterable[int]
+        self, operation: Operation, finished: Sequence[int], number: int, arrived: Callable[[], Sequence[int]]
     ) -> CollectiveMismatchError:
-        """Return the error about ranks that finished the cell without a call that others wait for."""
+        """Return the error about ranks that finished the cell without a call that others wait for.
+
+        It waits a moment for the members that have just begun the cell, or are about to end it: else the
+        table would differ from rank to rank, and from run to run.
+        """
+        limit = time.monotonic_ns() + SETTLE_NS
+        while not self._settled(here := arrived()) and time.monotonic_ns() < limit:
+            time.sleep(0.001)
+        absent = [rank for index, rank in enumerate(self._area.ranks) if index not in here]
+        finished = [rank for rank in absent if rank in finished or self._context.gone(rank)]
         names = f"{rank_list(finished)} finished the cell without calling {operation.name}"
-        return self.mismatch(f"{names}, for which the others wait", number, arrived, finished)
+        return self.mismatch(f"{names}, for which the others wait", number, here, finished)
+
+    def _settled(self, arrived: Container[int]) -> bool:
+        """Whether every member has arrived, has left the cell, or waits for something else."""
+        context, area = self._context, self._area
+        for index, rank in enumerate(area.ranks):
+            if index in arrived or context.gone(rank) or context.peers.has_failed(rank):
+                continue
+            record = context.view.read_slot(rank)
+            if not record.readable or record.state is not State.WAITING:
+                return False
+            here = record.area == area.packed and record.operation not in _OUTSIDE
+            if here and not area.missing(record.target):
+                return False  # all have arrived where it waits, and it goes on when it gets a CPU
+        return True
 
 
 def left_inside(operation: Operation, rank: int) -> CollectiveMismatchError:

@@ -367,7 +367,7 @@ class SlotProtocol:
             return words[arrive] >= arrivals
 
         def explain(finished: list[int]) -> NbParallelError:
-            return self.calls.not_called(self.operation, finished, self.number, self._arrived())
+            return self.calls.not_called(self.operation, finished, self.number, self._arrived)
 
         wait = WaitRecord(
             self.operation,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.slots import slot_protocol
+from nbparallel.distributed.slots import mismatch, slot_protocol
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
 from nbparallel.testing.ranks import context_of
 
@@ -269,6 +269,28 @@ def test_the_table_counts_the_calls_of_this_cell(outcomes: Any) -> None:
     for line in table[1:]:  # a rank that is late "has not called it yet"
         assert line.split()[-1] == ("2" if "all_reduce" in line else "1"), table
     assert sum("all_reduce" in line for line in table[1:]) >= 1
+
+
+def test_the_table_waits_for_ranks_that_are_on_their_way(
+    outcomes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that calls, or leaves the cell, a moment after the first one stands in the table of all."""
+    monkeypatch.setattr(mismatch, "SETTLE_NS", 20 * mismatch.SETTLE_NS)  # enough for a busy machine
+
+    def work(c: Communicator) -> str:
+        if c.rank == 0:
+            return ""  # has left when the others look
+        time.sleep(0.02 * c.rank)
+        if c.rank != 3:
+            c.barrier()
+            raise AssertionError("ranks 0 and 3 call no barrier")
+        return ""
+
+    errors = [str(outcome.error) for outcome in outcomes(4, work) if outcome.error is not None]
+    text = next(error for error in errors if "without calling" in error)
+    head, _, *rows = text.splitlines()
+    assert head.startswith("ranks 0, 3 finished the cell without calling barrier"), text
+    assert [row.split()[1] for row in rows] == ["finished", "barrier", "barrier", "finished"], text
 
 
 def test_broadcast_contents(outcomes: Any) -> None:
