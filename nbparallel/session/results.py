@@ -263,6 +263,8 @@ class CellClock:
     """The rank that failed first; -1: none."""
     failed_line: int = 0
     """The line of the cell on which it did; 0 unknown."""
+    failed_between: str = ""
+    """What went wrong between ranks, in a line; empty if it failed on that rank alone."""
 
     @property
     def running(self) -> bool:

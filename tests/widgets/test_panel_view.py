@@ -63,6 +63,15 @@ SENTENCES = {
     "In[3]: failed after 2.0 s: **rank 1** was killed by SIGKILL": replace(
         DONE, phase="failed", failed_rank=1, ranks=ranks(ENDED, DEAD)
     ),
+    "In[3]: failed after 2.0 s: **ranks 0, 2** finished the cell without calling barrier": replace(
+        DONE,
+        phase="failed",
+        failed_rank=1,
+        failed_between="ranks 0, 2 finished the cell without calling barrier",
+    ),
+    "In[3]: failed after 2.0 s: ranks called different operations": replace(
+        DONE, phase="failed", failed_rank=0, failed_between="ranks called different operations"
+    ),
     "In[3]: failed after 2.0 s": replace(DONE, phase="failed"),
     "In[3]: interrupted after 2.0 s": replace(DONE, phase="interrupted"),
 }
@@ -89,6 +98,12 @@ def test_the_straggler_is_marked_by_more_than_a_colour() -> None:
     assert page.count("▶ rank 2</th>") == page.count("▶") == page.count('class="nbp-marked"') == 1
     failed = replace(DONE, phase="failed", failed_rank=1, failed_line=4)
     assert "▶ 1" in repr(PanelView(failed))
+    absent = "rank 1 finished the cell without calling barrier"
+    one = replace(
+        failed, failed_rank=0, failed_between=absent, ranks=ranks(replace(ENDED, state="failed"), ENDED)
+    )
+    assert re.findall("▶ (.)", repr(PanelView(one))) == ["1"]  # and not the victim, which raised the error
+    assert "▶" not in repr(PanelView(replace(one, failed_between="ranks called different operations")))
     assert "▶" not in repr(PanelView(DONE))
 
 

@@ -14,6 +14,8 @@ from nbparallel.text.escaping import escape_html
 from nbparallel.wire.units import seconds_text, size_text
 
 _STRONG = re.compile(r"\*\*(.+?)\*\*")
+_ABSENT = re.compile(r"ranks? \d[-\d, ]* (?=finished the cell without calling )")
+"""Begins the error about ranks that left a call out."""
 _CODE = re.compile(r"`(.+?)`")
 _VERBS = {
     "failed": ("has failed", "have failed"),
@@ -28,6 +30,8 @@ _VERBS = {
 }
 """What one rank and several ranks do, in the order of the sentence."""
 _BAD = ("failed", "dead")
+LONGEST = 160
+"""Characters of an error in a title; a deadlock of many ranks has more."""
 
 
 def sentence(activity: SessionActivity) -> str:
@@ -66,7 +70,11 @@ def marked_ranks(activity: SessionActivity) -> frozenset[int]:
     """Return the ranks that the sentence is about: the others wait for them, or the cell failed there."""
     if activity.phase == "running":
         return frozenset(activity.culprits) | {rank.rank for rank in activity.ranks if rank.state in _BAD}
-    return frozenset({activity.failed_rank} - {-1}) if activity.phase == "failed" else frozenset()
+    if activity.phase != "failed":
+        return frozenset()
+    if _ABSENT.match(activity.failed_between):
+        return frozenset(r.rank for r in activity.ranks if took_part(r) and r.state in ("idle", "finished"))
+    return frozenset() if activity.failed_between else frozenset({activity.failed_rank} - {-1})
 
 
 def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
@@ -144,6 +152,11 @@ def _lines(rank: RankActivity) -> str:
 
 
 def _failed(activity: SessionActivity, after: str) -> str:
+    if between := activity.failed_between:
+        absent = _ABSENT.match(between)
+        end = absent.end() - 1 if absent else 0
+        rest = between[end:LONGEST] + " …" * (len(between) > LONGEST)
+        return f"failed {after}: " + (f"**{between[:end]}**" if end else "") + rest
     failed = next((rank for rank in activity.ranks if rank.rank == activity.failed_rank), None)
     if failed is None:
         return f"failed {after}"

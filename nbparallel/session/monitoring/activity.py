@@ -115,6 +115,8 @@ class SessionActivity:
     """The rank that the cell failed on first; -1: none."""
     failed_line: int = 0
     """The line of the cell on which it did; 0 unknown."""
+    failed_between: str = ""
+    """What went wrong between ranks, in a line; empty if it failed on that rank alone."""
     limit_nbytes: int | None = None
     """Bytes of shared memory that the machine, or the container, allows in all; None if unknown."""
     culprits: tuple[int, ...] = ()
@@ -172,6 +174,7 @@ class ActivityReader:
             starting_ranks=len(starting),
             failed_rank=clock.failed_rank,
             failed_line=clock.failed_line,
+            failed_between=clock.failed_between,
             limit_nbytes=self._limit_nbytes(now),
             culprits=_culprits(ranks),
             waited=pairs.waited,

@@ -208,7 +208,7 @@ class TaskDispatcher:
             if runs_user_code(run.task):
                 self.clock = replace(
                     self.clock, ended_ns=run.ended_ns, phase=ending.phase, failed_rank=ending.rank,
-                    failed_line=ending.line,
+                    failed_line=ending.line, failed_between=ending.between,
                 )  # fmt: skip
 
     def _finish(self, run: TaskRun, interrupts: InterruptCounter, keep_messages: bool) -> CellResult:

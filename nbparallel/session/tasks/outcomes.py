@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from nbparallel.errors import (
     RANKS_INTERRUPTED,
     CellTimeoutError,
+    CollectiveMismatchError,
+    DeadlockError,
     FileDescriptorLimitError,
     ProtocolError,
     RankDiedError,
@@ -163,6 +165,10 @@ def _endings(run: TaskRun) -> dict[int, str]:
     return {rank: "failed" if rank in own else other for rank in unfinished}
 
 
+_BETWEEN_RANKS = (CollectiveMismatchError.__name__, DeadlockError.__name__)
+"""Errors that are not the fault of the rank that raises them first."""
+
+
 class Ending(NamedTuple):
     """How a task ended on all its ranks."""
 
@@ -172,6 +178,8 @@ class Ending(NamedTuple):
     """The rank that failed first; -1: none."""
     line: int = 0
     """The line of the cell on which it did; 0 unknown."""
+    between: str = ""
+    """What went wrong between ranks, in a line; empty if it failed on that rank alone."""
 
 
 SUCCESS = Ending("finished")
@@ -185,7 +193,8 @@ def ending_of(error: BaseException) -> Ending:
     if not failures:
         return Ending("failed")
     rank, failure = next(iter(failures.items()))  # the root cause comes first
-    return Ending("failed", rank, failure.line or 0)
+    between = failure.evalue.partition("\n")[0].rstrip(":") if failure.ename in _BETWEEN_RANKS else ""
+    return Ending("failed", rank, failure.line or 0, between)
 
 
 def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | None = None) -> None:

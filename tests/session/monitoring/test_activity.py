@@ -206,6 +206,9 @@ def test_a_failed_cell_does_not_look_finished(session: Session, held: Callable[[
     assert (seen.phase, seen.failed_rank, seen.failed_line) == ("failed", 1, 2)
     assert [rank.state for rank in seen.ranks] == ["released", "failed", "released"]
     assert all(whole(rank) == pytest.approx(rank.finished) for rank in seen.ranks)
+    with pytest.raises(ParallelError):
+        session.run("if rank != 1: barrier()")
+    assert session.activity().failed_between.startswith("rank 1 finished the cell without calling barrier")
     pending = session.submit("hold('never')")
     look(session, lambda now: all(rank.line for rank in now.ranks))
     session.interrupt()
