@@ -9,6 +9,8 @@ from typing import Any
 
 _BUDGET = 0.5
 """Seconds that the search may take: a user waits for an error message."""
+_OWN_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+"""By which a class says how it is pickled, or that it is not."""
 _DEPTH = 8
 """Levels that the search descends; deeper ones are reported as their ancestor."""
 
@@ -62,6 +64,8 @@ def _search(
     deadline = time.monotonic() + _BUDGET
     seen = {id(obj)}
     for _ in range(_DEPTH):
+        if _refuses(obj, error):
+            break
         for label, part in _parts(obj):
             if time.monotonic() > deadline:
                 return path, obj, error
@@ -75,6 +79,18 @@ def _search(
         else:
             break
     return path, obj, error
+
+
+def _refuses(obj: Any, error: BaseException) -> bool:
+    """Whether the object's own method raised the error: then its text is the reason, and no part of it."""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        own = code.co_name in _OWN_METHODS and code.co_argcount
+        if own and trace.tb_frame.f_locals.get(code.co_varnames[0]) is obj:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:

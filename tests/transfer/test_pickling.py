@@ -335,6 +335,22 @@ def test_unpicklable_names_the_culprit(store, make, where):
     assert not store.roots
 
 
+class Refusing(Holder):
+    """Says itself that it cannot travel, as a pool of processes does."""
+
+    def __reduce__(self):
+        raise NotImplementedError("such objects cannot be pickled")
+
+
+def test_an_object_that_refuses_is_the_culprit(store):
+    """Where a class refuses to be pickled the error has its reason, and not what the object holds."""
+    for value, where in ((Refusing(threading.Lock()), "it is a"), ([Refusing(1)], r"v\[0\], which is a")):
+        with pytest.raises(
+            UnpicklableError, match=rf"{where} .*Refusing \(NotImplementedError: such objects"
+        ):
+            dumps(value, store, name="v")
+
+
 def test_what_cannot_be_left_out_of_itself(store):
     """Where the variable itself is the culprit, the advice is not to leave it out of itself."""
     with pytest.raises(UnpicklableError) as caught:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from types import FunctionType
 
@@ -79,7 +79,7 @@ def find_free_names(source: str, transform: Callable[[str], str] | None = None) 
     magics = _Magics(transform)
     if "get_ipython" in total.reads:
         magics.visit(tree)
-    unbound = _read_before_bound(tree)
+    unbound = _read_before_bound(tree.body, set())
     assigned = total.stores | magics.assigned
     needed = (unbound - assigned) | (magics.needed - total.stores)
     doubtful = unbound | total.doubtful | magics.doubtful | magics.needed
@@ -104,17 +104,51 @@ def _parse(source: str, transform: Callable[[str], str] | None) -> ast.Module:
         return ast.parse(transform(source))
 
 
-def _read_before_bound(tree: ast.Module) -> set[str]:
-    """Return the names that some statement reads although none before it has certainly bound them."""
-    bound: set[str] = set()
+def _read_before_bound(statements: list[ast.stmt], bound: set[str], *, inside: bool = False) -> set[str]:
+    """Return the names that some statement reads although none before it has certainly bound them.
+
+    Parameters
+    ----------
+    bound : set of str
+        Names that are bound before the first statement; those that the statements bind are added.
+    inside : bool, default False
+        The statements are a block of others, perhaps of a loop.
+    """
     unbound: set[str] = set()
-    for statement in tree.body:
-        code = compile(ast.Module([statement], []), "<cell>", "exec", flags=_FLAGS, dont_inherit=True)
-        unbound |= scan(code).reads - bound
-        bound.update(_certainly_bound(statement))
+    for statement in statements:
+        match statement:
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                unbound |= _reads(_emptied(statement), inside) - bound
+                bound.update(*(_targets(item.optional_vars) for item in items if item.optional_vars))
+                unbound |= _read_before_bound(body, set(bound), inside=True)
+            case (
+                ast.For(target=target, body=body, orelse=rest)
+                | ast.AsyncFor(target=target, body=body, orelse=rest)
+            ):
+                unbound |= _reads(_emptied(statement), inside) - bound
+                unbound |= _read_before_bound(body, bound.union(_targets(target)), inside=True)
+                unbound |= _read_before_bound(rest, set(bound), inside=True)
+            case _:
+                unbound |= _reads(statement, inside) - bound
+                bound.update(_certainly_bound(statement))
         if isinstance(statement, ast.Delete):
             bound -= {target.id for target in statement.targets if isinstance(target, ast.Name)}
     return unbound
+
+
+def _reads(statement: ast.stmt, inside: bool) -> Set[str]:
+    """Return the names that a statement reads; a statement from inside a loop may be a `break`."""
+    if inside:
+        statement = ast.copy_location(ast.While(ast.Constant(True), [statement], []), statement)
+    module = ast.fix_missing_locations(ast.Module([statement], []))
+    return scan(compile(module, "<cell>", "exec", flags=_FLAGS, dont_inherit=True)).reads
+
+
+def _emptied(statement: ast.stmt) -> ast.stmt:
+    """Return a compound statement with nothing in its blocks: what is read before the first of them."""
+    blocks: dict[str, list[ast.stmt]] = {"body": [ast.Pass()], "orelse": []}
+    fields = {**dict(ast.iter_fields(statement)), **blocks}
+    return ast.copy_location(type(statement)(**{name: fields[name] for name in statement._fields}), statement)
 
 
 def _certainly_bound(statement: ast.stmt) -> Iterator[str]:
