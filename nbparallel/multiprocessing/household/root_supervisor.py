@@ -6,11 +6,11 @@ it.  A rank, or a member of a world that another program started, uses the super
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 
 from nbparallel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
@@ -85,6 +85,10 @@ class RootSupervisor:
         return None
 
 
+_LAST = -100
+"""Behind what multiprocessing does when a program ends: daemonic processes are ended, others waited for."""
+_at_exit: list[Finalize] = []
+"""What stops the supervisor then: at most one."""
 _lock = threading.RLock()
 _roots: dict[int, RootSupervisor] = {}
 """By the pid of the process that started it: in a forked child it is the parent's."""
@@ -140,7 +144,7 @@ def _begin() -> HouseholdMember:
             root = None
         if root is None:
             root = _roots[os.getpid()] = RootSupervisor()
-            atexit.register(stop)
+            _at_exit[:] = [Finalize(None, stop, exitpriority=_LAST)]
         member = root.member
     set_current(member)
     return member
@@ -161,7 +165,8 @@ def _stop_supervisor() -> None:
     root = _roots.pop(os.getpid(), None)
     if root is not None:
         set_current(None)
-        atexit.unregister(stop)
+        while _at_exit:
+            _at_exit.pop().cancel()
         root.stop()
 
 

@@ -1,0 +1,1 @@
+"""Figures of `nbparallel.multiprocessing` beside the standard library, torch and joblib."""
