@@ -26,6 +26,7 @@ MODULES = (
     "operations.profile_operations",
     "operations.average_gradients",
     "operations.torch_training",
+    "multiprocessing.loader",
     "startup.idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""

@@ -112,7 +112,9 @@ def measure(rounds: int, report: Callable[[str], object] = lambda text: None) ->
             report(f"{what}: {name} {human_seconds(value)}")
         ratio = middle[TORCH] / middle[OURS]
         peer = ", ".join(f"{name} {human_seconds(middle[name])}" for name in (TORCH, ADAPTED))
-        rows.append(Figure(what, human_seconds(middle[OURS]), peer, ratio, f"≥ {aim:g} × torch", ratio >= aim))
+        rows.append(
+            Figure(what, human_seconds(middle[OURS]), peer, ratio, f"≥ {aim:g} × torch", ratio >= aim)
+        )
         del loaders, loader
     return rows
 

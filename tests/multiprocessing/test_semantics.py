@@ -271,3 +271,22 @@ def test_messages_that_no_process_can_read_are_dropped(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
+
+
+def test_the_end_of_a_program_waits_for_its_processes(tmp_path: Path, method: str) -> None:
+    """As from the library: only daemonic ones are ended; the others finish, and what they send arrives."""
+    out = run_program(
+        """
+        def work(started, x):
+            started.set()
+            time.sleep(0.5)
+            print("finished", x.sum(), flush=True)
+
+        started = ctx.Event()
+        ctx.Process(target=work, args=(started, nbp.full(5, 2.0))).start()
+        started.wait(30)
+        """,
+        tmp_path,
+        method,
+    )
+    assert out == "finished 10.0\n"

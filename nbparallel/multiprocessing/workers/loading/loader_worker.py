@@ -23,19 +23,17 @@ _TORCH = "torch.utils.data._utils.worker"
 
 
 class BatchTask(NamedTuple):
-    """What a worker is to make."""
+    """What a worker is to make; it travels as a plain tuple, which needs no pickling of ours.
+
+    In place of a task there may be the number of a run: all its tasks are void, to be answered by
+    `BatchOutcome.IDLE`.  None is the end.
+    """
 
     run: int
     """Which iteration it is for, counted for these workers."""
     epoch: int
     number: int
     indices: Any
-
-
-class Cancellation(NamedTuple):
-    """Every task of an iteration is void; to be answered by `BatchOutcome.IDLE`."""
-
-    run: int
 
 
 class BatchOutcome(Enum):
@@ -54,10 +52,11 @@ class BatchOutcome(Enum):
 
 
 class BatchReply(NamedTuple):
-    """What a worker answers."""
+    """What a worker answers; it travels as a plain tuple."""
 
     number: int
-    outcome: BatchOutcome
+    outcome: BatchOutcome | int
+    """On its way it is a number."""
     splits: bool = False
     """Whether the dataset asked which worker this is: it reads its part of a stream only."""
     content: Any = None
@@ -180,12 +179,12 @@ class _Worker:
     def _read(self) -> None:
         try:
             while (task := self._tasks.recv()) is not None:
-                if not isinstance(task, Cancellation):
-                    self._queue.put(task)
+                if not isinstance(task, int):
+                    self._queue.put(BatchTask(*task))
                     continue
                 with self._lock:
-                    self._void = task.run
-                    self._replies.send(BatchReply(-1, BatchOutcome.IDLE))
+                    self._void = task
+                    self._replies.send((-1, BatchOutcome.IDLE.value))
         except (EOFError, OSError):
             pass  # the process that iterates has ended, or has closed the loader
         self._queue.put(None)
@@ -193,10 +192,10 @@ class _Worker:
     def answer(self, run: int, reply: BatchReply) -> None:
         """Write a reply, unless it is void."""
         try:
-            data, parcel = pickle_message(reply, self._replies.outbox)
+            data, parcel = pickle_message(_plain(reply), self._replies.outbox)
         except Exception as error:  # noqa: BLE001  a batch that cannot be sent
             failed = reply._replace(outcome=BatchOutcome.FAILED, content=_failure(error))
-            data, parcel = pickle_message(failed, self._replies.outbox)
+            data, parcel = pickle_message(_plain(failed), self._replies.outbox)
         try:
             with self._lock:
                 if run != -1 and run <= self._void:
@@ -241,6 +240,10 @@ class _Worker:
                 return self._queue.get(timeout=seconds)
             except queue.Empty:
                 continue
+
+
+def _plain(reply: BatchReply) -> tuple[Any, ...]:
+    return (reply.number, BatchOutcome(reply.outcome).value, *reply[2:])
 
 
 def _failure(error: Exception) -> BatchFailure:

@@ -24,7 +24,6 @@ from nbparallel.multiprocessing.workers.loading.loader_worker import (
     BatchOutcome,
     BatchReply,
     BatchTask,
-    Cancellation,
     run_worker,
 )
 
@@ -127,9 +126,9 @@ class LoaderProcess:
         """Send a task; its death is found out when replies are read."""
         self.outstanding.append(task)
         with contextlib.suppress(BrokenPipeError):
-            self._tasks.send(task)
+            self._tasks.send(tuple(task))
 
-    def tell(self, message: Cancellation | None) -> None:
+    def tell(self, message: int | None) -> None:
         """Send what is no task."""
         with contextlib.suppress(OSError):
             self._tasks.send(message)
@@ -170,13 +169,13 @@ class LoaderProcess:
 
 def _open(message: bytes, number: int) -> BatchReply:
     try:
-        reply: BatchReply = ForkingPickler.loads(message)
+        reply = BatchReply(*ForkingPickler.loads(message))
     except NbParallelError as error:  # its memory is gone, or does not fit here
         return BatchReply(number, BatchOutcome.FAILED, content=error)
     except Exception as error:  # noqa: BLE001  whatever the batch's own code raises
         error.add_note(f"batch {number} of the loader cannot be rebuilt here")
         return BatchReply(number, BatchOutcome.FAILED, content=error)
-    return reply
+    return reply._replace(outcome=BatchOutcome(reply.outcome))
 
 
 def raised(content: BatchFailure | Exception) -> Exception:
@@ -256,7 +255,7 @@ class WorkerGroup:
         """Make all tasks void and drop what was replied; return whether every worker has confirmed it."""
         waiting = [worker for worker in self.workers if worker.outstanding]
         for worker in waiting:
-            worker.tell(Cancellation(self.run))
+            worker.tell(self.run)
         deadline = time.monotonic() + END_SECONDS
         idle: set[int] = set()
         while len(idle) < len(waiting) and (left := deadline - time.monotonic()) > 0:
