@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from nbparallel.errors import InternalError, NbParallelError, ParallelError, ProtocolError, rank_list
+from nbparallel.errors import (
+    CellTimeoutError,
+    InternalError,
+    NbParallelError,
+    ParallelError,
+    ProtocolError,
+    rank_list,
+)
 from nbparallel_magics.arguments import RankSpec
 
 if TYPE_CHECKING:  # loading the extension would take a third longer
@@ -111,12 +118,17 @@ class ErrorRendering:
 
     def _debug(self, force: bool = False) -> None:
         """Name the alternative, if ``%debug`` is used on an error whose frames are on ranks."""
-        if not isinstance(getattr(sys, "last_value", None), _OURS):
+        error = getattr(sys, "last_value", None)
+        stopped = isinstance(error, (KeyboardInterrupt, CellTimeoutError)) and hasattr(error, "failures")
+        if not isinstance(error, _OURS) and not stopped:
             type(self._shell).debugger(self._shell, force)
         elif force:
+            what, shown = (
+                ("cell was stopped", "where each was") if stopped else ("error was", "the tracebacks")
+            )
             raise UsageError(
-                "%debug: the error was on ranks, and the notebook has no frames of it: put breakpoint() into "
-                "the cell, on one rank; %parallel_tb shows the tracebacks"
+                f"%debug: the {what} on ranks, and the notebook has no frames of it: put breakpoint() into "
+                f"the cell, on one rank; %parallel_tb shows {shown}"
             )
 
     def _handle(
