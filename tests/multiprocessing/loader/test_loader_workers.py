@@ -52,10 +52,10 @@ def killed():
 """
 
 
-def run(body: str, folder: Path, method: str) -> None:
+def run(body: str, folder: Path, method: str, *, limit: float = 60) -> None:
     """Run `body` with the dataset above; afterwards no process and no message is left."""
     head = f"METHOD = {method!r}\n" + DATASET
-    run_program(head + textwrap.dedent(body) + "\nwait_until(nothing_left)\n", folder, method)
+    run_program(head + textwrap.dedent(body) + "\nwait_until(nothing_left)\n", folder, method, limit=limit)
 
 
 def test_workers_change_nothing_but_where_batches_lie(tmp_path: Path, method: str) -> None:
@@ -146,7 +146,7 @@ def test_a_dead_worker_is_named(tmp_path: Path, method: str) -> None:
     """With its batch and samples; the next epoch has new workers; killed between two it costs nothing."""
     run(
         """
-        made = loader(24, 10, killed)
+        made, batch = loader(24, 10, killed), None
         for _ in range(2):
             seen, began = [], time.monotonic()
             try:
