@@ -50,10 +50,10 @@ class Connection(library.Connection):  # no generic at run time
             withdraw_parcel(parcel)
             raise
 
-    def _close(self, _close: Any = os.close) -> None:
+    def _close(self, _close: Any = os.close, _is_finalizing: Any = sys.is_finalizing) -> None:
         _close(self._handle)  # type: ignore[attr-defined]
         inbox, self.inbox = self.inbox, 0
-        if inbox and not sys.is_finalizing() and (member := current_membership()) is not None:
+        if inbox and not _is_finalizing() and (member := current_membership()) is not None:
             member.close_mailbox(inbox)
 
 

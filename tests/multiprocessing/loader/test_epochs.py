@@ -75,7 +75,9 @@ def test_iterations_that_end_in_any_way(tmp_path: Path, method: str) -> None:
                 assert [int(batch["k"][0]) for batch in other] == list(range(3, 24, 3))
                 del other
             elif end == "killed":
-                os.kill(choose.choice(household.report().guests).pid, signal.SIGKILL)
+                victim = choose.choice(mp.active_children())
+                victim.kill()
+                victim.join()
                 try:
                     left = len(list(iteration))
                 except WorkerDiedError as error:
@@ -84,7 +86,7 @@ def test_iterations_that_end_in_any_way(tmp_path: Path, method: str) -> None:
                 made.close()
             elif end == "dropped":
                 made = loader()
-            batch = iteration = None
+            batch = iteration = victim = None
             found = [int(batch["k"][0]) for batch in made]
             assert found == list(range(0, 24, 3)), (end, found)
             assert len(household.report().guests) <= 8, household.report()
@@ -111,7 +113,9 @@ def test_a_loader_in_another_process(tmp_path: Path, method: str) -> None:
                 return 2
             def __getitem__(self, k):
                 return count(loader(6))
-        assert [int(n) for n in mp.DataLoader(Outer(), num_workers=1, start_method=METHOD)] == [6, 6]
+        outer = mp.DataLoader(Outer(), num_workers=1, start_method=METHOD)
+        assert [batch.tolist() for batch in outer] == [[6], [6]]
+        del outer
         del made
         """,
         tmp_path,
