@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Container, Hashable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from nbparallel.errors import UnpicklableError
@@ -66,8 +66,13 @@ class CellInputs:
         self.tied: dict[str, frozenset[str]] = {}
         self.copied: dict[str, int] = {}
 
-    def gather(self, free: FreeNames) -> None:
+    def gather(self, free: FreeNames, is_own: Callable[[str, Any], bool]) -> None:
         """Find and pickle what the cell uses, arrays left out; copies nothing large.
+
+        Parameters
+        ----------
+        is_own : callable
+            Whether some rank has a value of its own in place of the notebook's, given a name and that.
 
         Raises
         ------
@@ -86,7 +91,12 @@ class CellInputs:
             elif isinstance(value, types.ModuleType):
                 modules.append(name)  # last: which submodules depends on what the functions mention
             else:
-                self._encode(name, user, doubtful=doubtful)
+                try:
+                    self._encode(name, user, doubtful=doubtful)
+                except UnpicklableError as error:
+                    if user is not None or not is_own(name, value):
+                        raise
+                    self.notes.append(f"{name} is only on ranks that assigned it: {error}")
         for name in modules:
             self._encode(name, None, doubtful=False)
 

@@ -162,7 +162,7 @@ class NameDelivery:
             notes = self._unshown
             notes += self.share(share, namespace) if share else ()
             inputs = CellInputs(self._store, self._broker, self._arrays, namespace)
-            inputs.gather(free)
+            inputs.gather(free, self._is_own)
             private = inputs.encode_arrays()
             if private and registry.find_strategy().shares:
                 notes += self._move(private, namespace, inputs.copied)
@@ -316,6 +316,11 @@ class NameDelivery:
 
     def _on_move(self, name: str, nbytes: int) -> None:
         self.moving = name, nbytes
+
+    def _is_own(self, name: str, value: Any) -> bool:
+        """Whether some rank has assigned a name since the notebook bound it to `value`."""
+        baselines = (row.baselines.get(name) for row in self._ranks.values())
+        return any(known is not None and known.key is None and known.is_same(value) for known in baselines)
 
     def _packed_keys(self, namespace: Mapping[str, Any]) -> dict[str, Hashable]:
         """Return the memory keys of delivered arrays that have to be moved before ranks may write them."""

@@ -329,6 +329,17 @@ def test_doubtful_names_that_cannot_travel_are_only_told(pair):
     assert pair.notes == ()
 
 
+def test_what_a_rank_assigned_is_used_although_the_notebooks_cannot_travel(pair):
+    """Its own value, with a line, until the notebook binds the name to something else."""
+    pair.type("import threading; bad = threading.Lock()")
+    pair.run("bad = 2")
+    assert pair.run("bad + 1") == 3
+    assert pair.notes[0].startswith("bad is only on ranks that assigned it: variable 'bad' cannot be sent")
+    pair.type("bad = threading.Lock()")
+    with pytest.raises(UnpicklableError, match="variable 'bad' cannot be sent"):
+        pair.prepare("bad + 1")
+
+
 # what a rank keeps ----------------------------------------------------------------------------------------
 
 
