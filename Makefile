@@ -51,6 +51,7 @@ lab: $(VENV)/lab  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks/01-hello-ranks.ipynb
 
 bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
+	@$(BIN)/python -m compileall -q nbparallel magics widgets  # as an installation does
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed and failed; fault tests REPEAT times
