@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 from nbparallel.multiprocessing.context import _default_context
 
 if TYPE_CHECKING:
+    from nbparallel.multiprocessing.workers.executor import Executor as Executor
     from nbparallel.multiprocessing.workers.loading.collation import default_collate as default_collate
     from nbparallel.multiprocessing.workers.loading.data_loader import DataLoader as DataLoader
     from nbparallel.multiprocessing.workers.loading.loader_worker import get_worker_info as get_worker_info
 
 _ON_DEMAND = {
     "DataLoader": "workers.loading.data_loader",
+    "Executor": "workers.executor",
     "default_collate": "workers.loading.collation",
     "get_worker_info": "workers.loading.loader_worker",
 }
-"""Names beyond the library's -> their modules, which load numpy."""
+"""Names beyond the library's -> their modules, which load numpy, or what else the library would not."""
 _LIBRARY = [name for name in dir(_default_context) if not name.startswith("_")]
 globals().update((name, getattr(_default_context, name)) for name in _LIBRARY)
-__all__ = [*_LIBRARY, "DataLoader", "default_collate", "get_worker_info"]  # noqa: PLE0604
+__all__ = [*_LIBRARY, "DataLoader", "Executor", "default_collate", "get_worker_info"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -37,22 +37,22 @@ def free_lock(lock: Any, living: list[WorkerSlot], holding: frozenset[Step]) -> 
 def describe_end(process: Any) -> str:
     """Return how a worker ended, as the end of a sentence."""
     code = process.exitcode
-    if code is not None and code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
+    if name := signal_name(code):
         cause = ": by hand, or by the system because memory ran out" if name == "SIGKILL" else ""
         return f"was ended by {name}{cause}"
     return f"ended itself with exit code {code} (sys.exit, os._exit, or C code that calls exit)"
 
 
+def signal_name(code: int | None) -> str | None:
+    """Return the name of the signal that an exit code stands for, None if it stands for none."""
+    if code is None or code >= 0:
+        return None
+    return next((s.name for s in signal.Signals if s.value == -code), f"signal {-code}")
+
+
 def died_error(process: Any, task: str) -> WorkerDiedError:
     """Return the error about a worker and what it lost."""
-    code = process.exitcode
-    name = None
-    if code is not None and code < 0:
-        name = next((s.name for s in signal.Signals if s.value == -code), f"signal {-code}")
+    code, name = process.exitcode, signal_name(process.exitcode)
     return WorkerDiedError(
         f"worker {process.pid} of the pool {describe_end(process)}; {task}",
         pid=process.pid,

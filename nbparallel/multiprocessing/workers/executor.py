@@ -1,0 +1,149 @@
+"""Executor: the library's ``concurrent.futures.ProcessPoolExecutor``, whose calls travel our way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import process as library
+from multiprocessing.connection import wait
+from typing import Any
+
+from nbparallel.errors import WorkerDiedError
+from nbparallel.multiprocessing.connection import adopt_pipe
+from nbparallel.multiprocessing.queues import Queue
+from nbparallel.multiprocessing.starting.current_context import default_context
+from nbparallel.multiprocessing.workers.dead_workers import describe_end, signal_name
+
+_END_SECONDS = 5.0
+"""How long a process, whose pipe has ended, may take until its exit code is there."""
+
+
+class BrokenPoolError(WorkerDiedError, library.BrokenProcessPool):
+    """A worker of an executor ended: all its calls under way fail, and it takes no more.
+
+    Attributes
+    ----------
+    pid, exit_code, signal_name, task
+        As `WorkerDiedError` has them.
+    """
+
+
+class CallQueue(Queue, library._SafeQueue):  # type: ignore[misc]
+    """The library's queue of calls, as a queue of ours; made of one by `adopt`."""
+
+    @classmethod
+    def adopt(cls, queue: Any) -> None:
+        """Make a queue of the library's that no process has yet one of ours."""
+        queue.__class__ = cls
+        queue._reader, queue._writer = adopt_pipe(queue._reader, queue._writer)
+        queue._reset()
+
+
+class ManagerThread(library._ExecutorManagerThread):
+    """The library's thread that hands out calls; it says which worker ended, and how."""
+
+    def terminate_broken(self, cause: Any) -> None:
+        """Let all calls fail."""
+        if cause is None and (error := self._died()) is not None:
+            executor = self.executor_reference()
+            if executor is not None:
+                executor._died = error
+            del executor
+            with self.shutdown_lock:
+                for item in self.pending_work_items.values():
+                    with contextlib.suppress(InvalidStateError):  # it was cancelled
+                        item.future.set_exception(error)
+                self.pending_work_items.clear()
+        super().terminate_broken(cause)
+
+    def _died(self) -> BrokenPoolError | None:
+        processes: dict[Any, Any] = {process.sentinel: process for process in self.processes.values()}
+        dead = [processes[sentinel] for sentinel in wait(list(processes), 0)]
+        for process in dead:
+            process.join(_END_SECONDS)
+        # those that end by themselves after a failed initializer end later, and with 0
+        dead.sort(key=lambda process: process.exitcode == 0)
+        if not dead:
+            return None
+        first, count = dead[0], len(self.pending_work_items)
+        name, code = signal_name(first.exitcode), first.exitcode
+        task = f"{count} calls" if count != 1 else "1 call"
+        return BrokenPoolError(
+            f"worker {first.pid} of the executor {describe_end(first)}; {task} that it had not finished yet, "
+            "or that waited, fail with this error, and the executor takes no more: make a new one",
+            pid=first.pid or 0,
+            exit_code=code if name is None else None,
+            signal_name=name,
+            task=task,
+        )
+
+
+class Executor(library.ProcessPoolExecutor):
+    """Calls functions in other processes; arrays, and what ``__main__`` defines, travel as through a `Queue`.
+
+    Parameters
+    ----------
+    max_workers : int, optional
+        By default one for each CPU.
+    mp_context : context, optional
+        Of `get_context`; by default the one that is used.
+    initializer, initargs : callable, tuple
+        Called in each worker before its first call.  Locks and queues travel here, not in a call.
+    max_tasks_per_child : int, optional
+        After how many calls a worker is replaced; not with ``fork``.
+
+    Notes
+    -----
+    ``submit``, ``map`` and ``shutdown`` are the library's, and so is what a function raises: its own
+    exception, with the worker's traceback as cause.  When a worker dies, all calls that were not finished
+    raise an error that is a `WorkerDiedError` and a ``BrokenProcessPool``; `Pool` survives that.
+    """
+
+    _died: BrokenPoolError | None = None
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        mp_context: Any = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        *,
+        max_tasks_per_child: int | None = None,
+    ) -> None:
+        if mp_context is not None:  # the library's own stands for ours
+            context = default_context().get_context(mp_context.get_start_method())
+        else:
+            context = default_context().get_context()
+            if max_tasks_per_child is not None and context.get_start_method() == "fork":
+                context = default_context().get_context("spawn")  # as the library
+        super().__init__(max_workers, context, initializer, initargs, max_tasks_per_child=max_tasks_per_child)
+        CallQueue.adopt(vars(self)["_call_queue"])
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a function in a worker; return at once.
+
+        Raises
+        ------
+        WorkerDiedError
+            A worker has died: make a new executor.
+        RuntimeError
+            The executor was shut down.
+        """
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except library.BrokenProcessPool as error:
+            if self._died is None:
+                raise
+            raise self._died from error
+
+    def _start_executor_manager_thread(self) -> None:
+        own: dict[str, Any] = vars(self)
+        if own["_executor_manager_thread"] is not None:
+            return
+        # as the library's, but for the class
+        if not own["_safe_to_dynamically_spawn_children"]:
+            self._launch_processes()  # type: ignore[attr-defined]
+        own["_executor_manager_thread"] = thread = ManagerThread(self)
+        thread.start()
+        library._threads_wakeups[thread] = own["_executor_manager_thread_wakeup"]

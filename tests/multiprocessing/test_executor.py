@@ -1,0 +1,143 @@
+"""`Executor`: the library's interface, arrays and cell functions as everywhere, deaths that are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocessing.programs import run_program
+
+pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+
+
+def test_calls_and_results(tmp_path: Path, method: str) -> None:
+    """Arrays go and come as through a queue, functions of ``__main__`` by value, in order."""
+    run_program(
+        """
+        shared, private = nbp.ones(10), np.ones(100_000)
+
+        def total(x, factor):
+            return float(x.sum() * factor)
+
+        def fill(value):
+            shared[...] = value
+            return np.full(100_000, value)
+
+        with mp.Executor(2, ctx) as executor:
+            assert list(executor.map(total, [private] * 3, range(3))) == [0.0, 1e5, 2e5]
+            found = executor.submit(fill, 7.0).result(30)
+            assert shared[0] == 7 and found[-1] == 7
+            assert nbp.is_shared(found) and found.flags.writeable
+            assert executor.submit(lambda: 5).result(30) == 5
+            assert not nbp.is_shared(private) and private[0] == 1
+        del found
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
+    """A call's exception keeps its type, with the worker's traceback; what cannot travel fails alone."""
+    run_program(
+        """
+        import threading
+
+        class Special(ValueError):
+            pass
+
+        def fail():
+            raise Special("here")
+
+        with mp.Executor(2, ctx) as executor:
+            for call, kind in [
+                ((fail,), Special),
+                ((print, threading.Lock()), UnpicklableError),
+                ((threading.Lock,), Exception),
+            ]:
+                try:
+                    executor.submit(*call).result(30)
+                except kind as error:
+                    assert not isinstance(error, WorkerDiedError), error
+                    assert kind is not Special or "raise Special" in str(error.__cause__)
+                else:
+                    raise AssertionError(call)
+            assert executor.submit(abs, -1).result(30) == 1
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_a_dead_worker(tmp_path: Path, method: str) -> None:
+    """What is under way fails with an error that has both types and names the worker; so the next call."""
+    run_program(
+        """
+        from concurrent.futures.process import BrokenProcessPool
+
+        def end():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        began = time.monotonic()
+        with mp.Executor(2, ctx) as executor:
+            assert executor.submit(abs, -1).result(30) == 1
+            began = time.monotonic()
+            futures = [executor.submit(end), *(executor.submit(time.sleep, 60) for _ in range(3))]
+            for future in futures:
+                try:
+                    future.result(30)
+                except WorkerDiedError as error:
+                    assert isinstance(error, BrokenProcessPool)
+                    assert error.signal_name == "SIGKILL" and f"worker {error.pid} " in str(error), error
+                else:
+                    raise AssertionError(future)
+            try:
+                executor.submit(abs, -1)
+            except BrokenProcessPool as error:
+                assert isinstance(error, WorkerDiedError) and error.signal_name == "SIGKILL"
+            else:
+                raise AssertionError
+        assert time.monotonic() - began < 20, "calls that sleep are not waited for"
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_initializer_and_replaced_workers(tmp_path: Path) -> None:
+    """Locks travel to workers in `initargs`, and a worker is replaced after as many calls as asked."""
+    run_program(
+        """
+        def begin(lock, x):
+            globals().update(lock=lock, x=x)
+
+        def look():
+            with lock:
+                return os.getpid(), float(x[0])
+
+        context = mp.get_context("forkserver")
+        with mp.Executor(
+            1, context, initializer=begin, initargs=(context.Lock(), nbp.ones(3)), max_tasks_per_child=2
+        ) as executor:
+            found = [executor.submit(look).result(30) for _ in range(4)]
+        assert [x for _, x in found] == [1.0] * 4
+        assert len({pid for pid, _ in found}) == 2, found
+        """,
+        tmp_path,
+    )
+
+
+def test_a_context_of_the_library(tmp_path: Path) -> None:
+    """It stands for ours of the same start method; ``fork``, which cannot replace workers, gives way."""
+    run_program(
+        """
+        import multiprocessing
+        with mp.Executor(1, multiprocessing.get_context("fork")) as executor:
+            assert executor.submit(lambda: nbp.is_shared(np.ones(3))).result(30) is False
+        mp.set_start_method("fork", force=True)
+        with mp.Executor(1, max_tasks_per_child=1) as executor:
+            assert executor.submit(abs, -2).result(30) == 2
+        """,
+        tmp_path,
+    )
