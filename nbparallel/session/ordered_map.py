@@ -78,5 +78,9 @@ def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = T
     try:
         with ItemMap(function, items, progress=progress) as chosen:
             return chosen.results(session.perform(chosen.make, sink, chosen).values)
+    except KeyboardInterrupt as interrupt:
+        if hasattr(interrupt, "failures"):  # the ranks were interrupted, and its text says where they were
+            raise interrupt.with_traceback(None)  # noqa: B904  it is the same, without the frames that waited
+        raise
     finally:
         sink.finish()  # before an error is shown; the session has done so unless it could not start
