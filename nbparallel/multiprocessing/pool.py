@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing import pool as library
+from multiprocessing.connection import wait
 from typing import Any
 
 from nbparallel.multiprocessing.starting.current_context import concrete_context
@@ -14,8 +16,8 @@ from nbparallel.multiprocessing.workers.dead_workers import Casualties
 from nbparallel.multiprocessing.workers.pool_streams import ResultReader, TaskSender, renew_pipes
 from nbparallel.multiprocessing.workers.worker_slots import ResultWriter, TaskReader, make_slot
 
-_LOCK_SECONDS = 1.0
-"""How long the end of a pool waits for workers to end by themselves."""
+_LOOK_SECONDS = 0.05
+"""Between two looks whether the result thread has ended before the workers; arbitrary."""
 
 
 class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
@@ -64,6 +66,8 @@ class Pool(library.Pool):
         self._outqueue = self._ctx.SimpleQueue()  # type: ignore[attr-defined]
         self._quick_put = TaskSender(self._inqueue._writer)
         self._quick_get = ResultReader(self._outqueue._reader)
+        self._outqueue.put = self._quick_get.put_end
+        self._inqueue.stop = partial(_stop, self._quick_put, self._quick_get)
 
     def _map_async(
         self,
@@ -81,15 +85,35 @@ class Pool(library.Pool):
 
     @staticmethod
     def _help_stuff_finish(inqueue: Any, task_handler: Any, size: int) -> None:
-        """Make room for the task thread's last messages, also if a dead worker has the lock."""
-        inqueue._rlock.acquire(timeout=_LOCK_SECONDS)
-        fd = inqueue._reader.fileno()
-        while task_handler.is_alive():
-            if inqueue._reader.poll(0.01):
-                os.read(fd, 1 << 20)
+        inqueue.stop()  # the library makes room, for which it needs a lock that a dead worker may have
+
+    def join(self) -> None:
+        """Wait for the end of the workers, also if one dies with a lock that the others want."""
+        if self._state == library.CLOSE:  # type: ignore[attr-defined]
+            self._worker_handler.join()  # type: ignore[attr-defined]  # it replaced the dead until now
+            results = self._outqueue._reader
+            while running := [worker.sentinel for worker in self._pool if not _has_ended(worker)]:  # type: ignore[attr-defined]
+                if self._result_handler.is_alive():  # type: ignore[attr-defined]
+                    wait(running, _LOOK_SECONDS)
+                elif results in wait([*running, results]):  # of tasks that are lost: a worker waits for room
+                    os.read(results.fileno(), 1 << 20)
+            self._quick_put.stop()  # no process would take it
+        super().join()
 
     def _renew_streams(self) -> None:
         renew_pipes((self._inqueue, self._quick_put), (self._outqueue, self._quick_get))
+
+
+def _stop(*streams: TaskSender | ResultReader) -> None:
+    for stream in streams:
+        stream.stop()
+
+
+def _has_ended(worker: Any) -> bool:
+    if worker.exitcode is None:
+        return False
+    worker.join()  # settles what it costs
+    return True
 
 
 def _settle(pool: weakref.ref[Pool], process: Any) -> None:

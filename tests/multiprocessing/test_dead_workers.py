@@ -206,3 +206,39 @@ def test_what_cannot_be_rebuilt_costs_its_task(tmp_path: Path, method: str) -> N
         tmp_path,
         method,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["close", "terminate"])
+def test_a_pool_ends_whatever_its_workers_do(tmp_path: Path, way: str) -> None:
+    """Killed just before or after the pool is closed, with results and tasks that fill the pipes."""
+    run(
+        f"""
+        import faulthandler, random
+
+        draw = random.Random(14)
+
+        def make(nbytes):
+            return bytes(nbytes)
+
+        def kill_one(pool):
+            for worker in draw.sample(list(pool._pool), min(1, len(pool._pool))):
+                worker.kill()
+
+        for _ in range(60):
+            faulthandler.dump_traceback_later(30, exit=True)
+            pool = ctx.Pool(draw.choice([1, 2, 3]))
+            sizes = [draw.choice([10, 3_000, 60_000, 300_000]) for _ in range(draw.choice([3, 100]))]
+            pool.map_async(make, sizes, 1)
+            pool.map_async(len, [bytes(50_000)] * 40, 1)
+            for _ in range(draw.choice([0, 1, 3])):
+                time.sleep(0.02 * draw.random())
+                kill_one(pool)
+            pool.{way}()
+            if draw.random() < 0.5:
+                kill_one(pool)
+            pool.join()
+            faulthandler.cancel_dump_traceback_later()
+        """,
+        tmp_path,
+    )

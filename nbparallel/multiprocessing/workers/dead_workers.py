@@ -117,6 +117,7 @@ class Casualties:
         for other in others:
             other._popen.wait(5.0)
         self.slots.clear()
+        pool._quick_put.drop_jobs(list(pool._cache))
         pool._renew_streams()
         for lock in (pool._inqueue._rlock, pool._outqueue._wlock):
             if is_held(lock):

@@ -11,7 +11,7 @@ import select
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -38,8 +38,15 @@ class _Stream:
         """Held while the pipe is read or written, never waiting, or replaced."""
         self.renewed = False
         """Whether the pipe was replaced since the present message began."""
+        self.stopped = False
+        """Whether nothing is sent or received any more."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         os.set_blocking(end.fileno(), False)
+
+    def stop(self) -> None:
+        """Send or receive nothing from now on, not even the rest of a message."""
+        self.stopped = True
+        self.wake()
 
     def wake(self) -> None:
         """Wake the thread that waits here."""
@@ -60,8 +67,18 @@ class _Stream:
 class TaskSender(_Stream):
     """Sends tasks to the workers: what the library's task thread calls."""
 
+    def __init__(self, end: Any) -> None:
+        super().__init__(end)
+        self._lost: set[int] = set()
+
+    def drop_jobs(self, jobs: Iterable[int]) -> None:
+        """Send no more tasks of these jobs: they have failed as a whole."""
+        self._lost.update(jobs)
+
     def __call__(self, task: Any) -> None:
         """Send a task; what a torn pipe swallows belongs to jobs that have failed."""
+        if self.stopped or (task is not None and task[0] in self._lost):
+            return
         data, parcel = pickle_message(task, self.end.outbox)
         header = HEADER.pack(*task[:2]) if task is not None and task[1] is not None else HEADER.pack(-1, -1)
         nbytes = len(header) + data.nbytes
@@ -73,7 +90,7 @@ class TaskSender(_Stream):
             while rest:
                 self._wait(select.POLLOUT)
                 with self.lock:
-                    if self.renewed:
+                    if self.renewed or self.stopped:
                         break
                     try:
                         rest = rest[os.write(self.end.fileno(), rest[:_CHUNK]) :]
@@ -92,29 +109,41 @@ class ResultReader(_Stream):
     def __init__(self, end: Any) -> None:
         super().__init__(end)
         self._delivered: dict[int, int] = {}
-        self._actions: deque[Callable[[], None]] = deque()
+        self._actions: deque[Callable[[], None] | None] = deque()
 
     def __call__(self) -> Any:
         """Return the next result; of one that cannot be rebuilt, the error, as what its task raised."""
-        while True:
+        while not self.stopped:
             try:
                 message = self._message()
             except _Renewed:
                 continue
             if message is None:
-                self._actions.popleft()()
+                action = self._actions.popleft()
+                if action is None:
+                    return None
+                action()
                 continue
-            if message[0] != RESULT.tag:  # the library's own: the end
-                return ForkingPickler.loads(message)
             worker, task, job, index = RESULT.unpack(message)
             self._delivered[worker] = task
             try:
                 return ForkingPickler.loads(memoryview(message)[RESULT.size :])
             except BaseException as error:  # noqa: BLE001 - it would end the result thread and so all jobs
                 return job, index, (False, error)
+        return None
+
+    def put_end(self, _none: None = None) -> None:
+        """Let the result thread read None after all results that have been written.
+
+        Through the pipe it would need the lock, which a worker that was killed may have.
+        """
+        self._add(None)
 
     def add(self, action: Callable[[], None]) -> None:
         """Let the result thread do something after all results that have been written."""
+        self._add(action)
+
+    def _add(self, action: Callable[[], None] | None) -> None:
         self._actions.append(action)
         os.eventfd_write(self._wake, 1)
 
@@ -136,7 +165,7 @@ class ResultReader(_Stream):
         found = bytearray()
         while len(found) < nbytes:
             with self.lock:
-                if self.renewed:
+                if self.renewed or self.stopped:
                     self.renewed = False
                     raise _Renewed
                 try:
