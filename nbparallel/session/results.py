@@ -99,7 +99,11 @@ class RankValues:
                 shapes = ", ".join(f"rank {rank}: {np.shape(part)}" for rank, part in self.items())
                 raise ValueError(f"these parts do not fit together ({shapes}): {error}") from None
         kinds = ", ".join(f"rank {rank}: {type(part).__name__}" for rank, part in self.items())
-        raise TypeError(f"arrays, numbers or lists can be gathered, all of one kind, not {kinds}")
+        pandas = all(type(part).__module__.partition(".")[0] == "pandas" for part in parts)
+        raise TypeError(
+            f"arrays, numbers or lists can be gathered, all of one kind, not {kinds}"
+            + "; `pandas.concat(list(…))` joins them" * pandas
+        )
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, RankValues):

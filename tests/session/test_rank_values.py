@@ -41,6 +41,10 @@ def test_what_was_gathered_is_new() -> None:
     assert items == [1]
 
 
+FRAME = type("DataFrame", (), {"__module__": "pandas"})()
+"""Stands for one of pandas, which is not among the tests' packages."""
+
+
 @pytest.mark.parametrize(
     ("parts", "kind", "words"),
     [
@@ -49,6 +53,7 @@ def test_what_was_gathered_is_new() -> None:
         ({0: np.zeros(2), 1: 3}, TypeError, "rank 0: ndarray, rank 1: int"),
         ({0: "text", 1: "more"}, TypeError, "rank 0: str"),
         ({0: [1], 1: None}, TypeError, "rank 1: NoneType"),
+        ({0: FRAME, 1: FRAME}, TypeError, r"rank 1: DataFrame; `pandas.concat\(list\(…\)\)` joins them"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_rank(parts: Any, kind: type[Exception], words: str) -> None:
