@@ -35,7 +35,11 @@ def __getattr__(name: str) -> Any:
         found = getattr(importlib.import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
         globals()[name] = found
         return found
-    try:  # a module of the library that has none beside it here
-        return importlib.import_module(f"multiprocessing.{name}")
-    except ModuleNotFoundError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    # ``from nbparallel.multiprocessing import queues`` asks here before it imports our module of that name
+    for package in (__name__, "multiprocessing"):
+        try:
+            return importlib.import_module(f"{package}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{package}.{name}":
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,6 +36,17 @@ def test_every_name_is_there() -> None:
     assert issubclass(mp.Process, multiprocessing.Process)  # type: ignore[attr-defined]
 
 
+def test_a_submodule_is_ours_however_it_is_named() -> None:
+    """`from … import queues` and `mp.queues` are our module, although nothing has imported it before."""
+    for name in ("connection", "managers", "pool", "queues", "context", "sharedctypes"):
+        code = (
+            f"from nbparallel.multiprocessing import {name} as first\n"
+            "import nbparallel.multiprocessing as mp\n"
+            f"assert first.__name__ == mp.{name}.__name__ == 'nbparallel.multiprocessing.{name}', first\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
 def test_the_import_changes_nothing() -> None:
     """No default, reducer or registry of the library changes, numpy is not loaded, no process is started."""
     code = """
