@@ -121,3 +121,65 @@ def test_a_loader_in_another_process(tmp_path: Path, method: str) -> None:
         tmp_path,
         method,
     )
+
+
+def test_a_supervisor_that_is_killed_and_few_descriptors(tmp_path: Path, method: str) -> None:
+    """Both are errors of their own class; the next epoch is whole."""
+    run(
+        """
+        import resource
+        made = loader(300)
+        iteration = iter(made)
+        next(iteration)
+        os.kill(household.report().supervisor, signal.SIGKILL)
+        try:
+            list(iteration)
+        except SupervisorDiedError:
+            pass
+        else:
+            raise AssertionError
+        del iteration
+        assert sum(len(batch["k"]) for batch in made) == 300
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+        try:
+            kept = list(made)
+        except FileDescriptorLimitError:
+            kept = None
+        else:
+            raise AssertionError
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert sum(len(batch["k"]) for batch in made) == 300
+        del made
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_descriptors_do_not_pile_up(tmp_path: Path, method: str) -> None:
+    """As many are open after whole, left and killed epochs as before them."""
+    run(
+        """
+        def count():
+            current_store().drain()
+            current_store().trim()
+            return len(os.listdir("/proc/self/fd"))
+        assert len(list(loader())) == 8
+        before = count()
+        for round in range(4):
+            made = loader()
+            list(made)
+            next(iter(made))
+            iteration = iter(made)
+            mp.active_children()[0].kill()
+            try:
+                list(iteration)
+            except WorkerDiedError:
+                pass
+            del made, iteration
+        wait_until(lambda: count() <= before)
+        """,
+        tmp_path,
+        method,
+    )

@@ -28,7 +28,7 @@ class _Workers:
         """Return a group that waits and can be used."""
         while self._idle:
             group = self._idle.pop()
-            if group.usable:
+            if group.usable and group.supervised:
                 return group
             group.end(kill=True)
         return None

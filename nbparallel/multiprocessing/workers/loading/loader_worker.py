@@ -159,7 +159,7 @@ def run_worker(
         if assignment.worker_init_fn is not None:
             assignment.worker_init_fn(identifier)
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
-        worker.answer(-1, BatchReply(-1, BatchOutcome.UNUSABLE, content=_failure(error)))
+        worker.answer(-1, BatchReply(-1, BatchOutcome.UNUSABLE, content=failure_of(error)))
         return
     worker.work(assignment.maker, info)
 
@@ -194,7 +194,7 @@ class _Worker:
         try:
             data, parcel = pickle_message(_plain(reply), self._replies.outbox)
         except Exception as error:  # noqa: BLE001  a batch that cannot be sent
-            failed = reply._replace(outcome=BatchOutcome.FAILED, content=_failure(error))
+            failed = reply._replace(outcome=BatchOutcome.FAILED, content=failure_of(error))
             data, parcel = pickle_message(_plain(failed), self._replies.outbox)
         try:
             with self._lock:
@@ -226,7 +226,7 @@ class _Worker:
                 return BatchReply(task.number, BatchOutcome.END, info.asked)
             return BatchReply(task.number, BatchOutcome.BATCH, info.asked, batch)
         except Exception as error:  # noqa: BLE001  whatever the dataset raises
-            return BatchReply(task.number, BatchOutcome.FAILED, info.asked, _failure(error))
+            return BatchReply(task.number, BatchOutcome.FAILED, info.asked, failure_of(error))
 
     def _next(self) -> BatchTask | None:
         """Return the next task; memory that came back is freed while there is none for long."""
@@ -246,7 +246,8 @@ def _plain(reply: BatchReply) -> tuple[Any, ...]:
     return (reply.number, BatchOutcome(reply.outcome).value, *reply[2:])
 
 
-def _failure(error: Exception) -> BatchFailure:
+def failure_of(error: Exception) -> BatchFailure:
+    """Return an exception as what refers to no frame, and so keeps nothing alive."""
     text = "".join(traceback.format_exception(error))
     try:
         # a pool's way: the receiver gets the exception with the text of its traceback as cause

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.errors import NbParallelError, RemoteError, WorkerDiedError
+from nbparallel.errors import RemoteError, WorkerDiedError
+from nbparallel.multiprocessing.messages.exchange import join_household
 from nbparallel.multiprocessing.messages.kept_objects import KeptObject
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, died_error
 from nbparallel.multiprocessing.workers.loading.batch_maker import describe
@@ -24,6 +25,7 @@ from nbparallel.multiprocessing.workers.loading.loader_worker import (
     BatchOutcome,
     BatchReply,
     BatchTask,
+    failure_of,
     run_worker,
 )
 
@@ -170,18 +172,14 @@ class LoaderProcess:
 def _open(message: bytes, number: int) -> BatchReply:
     try:
         reply = BatchReply(*ForkingPickler.loads(message))
-    except NbParallelError as error:  # its memory is gone, or does not fit here
-        return BatchReply(number, BatchOutcome.FAILED, content=error)
-    except Exception as error:  # noqa: BLE001  whatever the batch's own code raises
+    except Exception as error:  # noqa: BLE001  it does not fit here, is gone, or what its own code raises
         error.add_note(f"batch {number} of the loader cannot be rebuilt here")
-        return BatchReply(number, BatchOutcome.FAILED, content=error)
+        return BatchReply(number, BatchOutcome.FAILED, content=failure_of(error))
     return reply._replace(outcome=BatchOutcome(reply.outcome))
 
 
-def raised(content: BatchFailure | Exception) -> Exception:
+def raised(content: BatchFailure) -> Exception:
     """Return what a worker raised, with its traceback as cause."""
-    if isinstance(content, Exception):
-        return content
     error: Exception | None = None
     if content.message is not None:
         with contextlib.suppress(Exception):  # its class cannot be called with what it is pickled as
@@ -208,6 +206,7 @@ class WorkerGroup:
 
     def __init__(self, ctx: Any, assignment: Assignment, num_workers: int) -> None:
         self._pid = os.getpid()
+        self._member = join_household()
         self.run = 0
         """Number of the present iteration."""
         self.workers: list[LoaderProcess] = []
@@ -229,6 +228,11 @@ class WorkerGroup:
     def usable(self) -> bool:
         """Whether all workers live, and this process has started them."""
         return self._pid == os.getpid() and not any(worker.ended for worker in self.workers)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the supervisor under which they were started is still that of this process."""
+        return self._member is join_household()
 
     def wait(self, timeout: float | None) -> list[tuple[LoaderProcess, BatchReply]]:
         """Return replies; none if `timeout` seconds have passed.
