@@ -144,11 +144,11 @@ def held():
     return [row for row in report.segments if row.holders or row.messages]
 
 
-def await_held(condition):
+def await_held(condition, *what):
     """Wait until `condition` is true of `held`; this process's own store acts on its notices meanwhile."""
 
     def holds():
         household.membership().store.drain()
         return condition(held())
 
-    wait_until(holds, held)
+    wait_until(holds, lambda: (*what, held()))
