@@ -16,9 +16,25 @@ class SpawnPopen(popen_spawn_posix.Popen):
 
     _fds: list[int]
 
+    def duplicate_for_child(self, fd: int) -> int:
+        """Have a descriptor passed on; an object that is pickled twice has two of them there."""
+        if fd in self._fds:
+            fd = os.dup(fd)
+            self._copies.append(fd)
+        self._fds.append(fd)
+        return fd
+
     def _launch(self, process_obj: Any) -> None:  # the library's, with other preparation data
         tracker_fd: Any = resource_tracker.getfd()
         self._fds.append(tracker_fd)
+        self._copies: list[int] = []
+        try:
+            self._start(process_obj, tracker_fd)
+        finally:
+            for copy in self._copies:
+                os.close(copy)
+
+    def _start(self, process_obj: Any, tracker_fd: int) -> None:
         buffer = io.BytesIO()
         set_spawning_popen(self)
         try:

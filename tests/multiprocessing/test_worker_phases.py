@@ -1,0 +1,104 @@
+"""A pool's worker is killed in each of its phases, whatever it works for; a pool inside it goes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocessing.programs import run_program
+from tests.multiprocessing.test_dead_workers import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.matrix(cover=(), size=1)]
+
+WAYS = {
+    "map": "pool.map_async(task, [size] * 3, chunksize=1)",
+    "imap": "pool.imap(task, [size] * 3)",
+    "apply_async": "[pool.apply_async(task, (size,)) for _ in range(3)]",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("step", ["WAITING", "READING", "RUNNING", "WRITING"])
+def test_killed_in_each_phase(tmp_path: Path, step: str, way: str) -> None:
+    """What it costs is a `WorkerDiedError` of the jobs concerned, or nothing; then the pool works."""
+    size = {"READING": "bytes(200_000_000)", "WRITING": "200_000_000"}.get(step, "1")
+    run(
+        f"""
+        def task(x):
+            if x == 1:
+                time.sleep(0.5)
+            return bytes(x)
+        def get(work):
+            for job in work if isinstance(work, list) else [work]:
+                if hasattr(job, "get"):
+                    job.get(60)
+                    continue
+                for _ in range(3):
+                    try:
+                        job.next(60)
+                    except WorkerDiedError:
+                        global died
+                        died = True
+                    except StopIteration:
+                        return
+        with ctx.Pool(2) as pool:
+            pool.map(abs, range(4))
+            size, died = {size}, False
+            if "{step}" == "READING":
+                task = len  # the bytes themselves go through the pipe
+            if "{step}" == "WAITING":
+                os.kill(wait_for(pool, Step.WAITING).pid, signal.SIGKILL)
+            work = {WAYS[way]}
+            if "{step}" != "WAITING":
+                os.kill(wait_for(pool, Step.{step}).pid, signal.SIGKILL)
+            try:
+                get(work)
+            except WorkerDiedError:
+                died = True
+            assert died == ("{step}" != "WAITING"), died
+            assert pool.map_async(abs, range(-4, 0)).get(30) == [4, 3, 2, 1]
+        """,
+        tmp_path,
+    )
+
+
+def test_a_pool_inside_a_pool(tmp_path: Path, method: str) -> None:
+    """A worker that has a pool is killed: its workers end with it, the task fails, and the next one works."""
+    run_program(
+        """
+        def nested(kill):
+            with mp.get_context("fork").Pool(2) as inner:
+                pids = inner.map(lambda _: os.getpid(), range(4))
+                if kill:
+                    told.send(sorted(set(pids)))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return inner.map(abs, range(-4, 0))
+        def begin(end):
+            global told
+            told = end
+        def is_gone(pid):
+            try:
+                return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+            except OSError:
+                return True
+        came, told = ctx.Pipe(duplex=False)
+        with ctx.Pool(1, begin, (told,)) as pool:
+            assert pool.apply_async(nested, (False,)).get(30) == [4, 3, 2, 1]
+            job = pool.apply_async(nested, (True,))
+            assert came.poll(30)
+            pids, began = came.recv(), time.monotonic()
+            try:
+                job.get(30)
+            except WorkerDiedError:
+                pass
+            else:
+                raise AssertionError
+            while not all(map(is_gone, pids)):
+                assert time.monotonic() - began < 5
+                time.sleep(0.01)
+            assert pool.apply_async(nested, (False,)).get(30) == [4, 3, 2, 1]
+        """,
+        tmp_path,
+        method,
+    )
