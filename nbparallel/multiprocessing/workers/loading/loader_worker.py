@@ -246,12 +246,16 @@ def _plain(reply: BatchReply) -> tuple[Any, ...]:
     return (reply.number, BatchOutcome(reply.outcome).value, *reply[2:])
 
 
-def failure_of(error: Exception) -> BatchFailure:
-    """Return an exception as what refers to no frame, and so keeps nothing alive."""
+def failure_of(error: Exception, dumps: Callable[[Any], Any] | None = None) -> BatchFailure:
+    """Return an exception as what refers to no frame, and so keeps nothing alive.
+
+    `dumps` pickles it for this very process; otherwise it is pickled for another one.
+    """
     text = "".join(traceback.format_exception(error))
+    # a pool's way: the receiver gets the exception with the text of its traceback as cause
+    carried = library.ExceptionWithTraceback(error, error.__traceback__)  # type: ignore[attr-defined]
     try:
-        # a pool's way: the receiver gets the exception with the text of its traceback as cause
-        data, parcel = pickle_message(library.ExceptionWithTraceback(error, error.__traceback__))  # type: ignore[attr-defined]
+        data, parcel = pickle_message(carried) if dumps is None else (dumps(carried), 0)
         message = None if parcel else bytes(data)
         withdraw_parcel(parcel)
     except Exception:  # noqa: BLE001  it holds what cannot be sent

@@ -174,7 +174,8 @@ def _open(message: bytes, number: int) -> BatchReply:
         reply = BatchReply(*ForkingPickler.loads(message))
     except Exception as error:  # noqa: BLE001  it does not fit here, is gone, or what its own code raises
         error.add_note(f"batch {number} of the loader cannot be rebuilt here")
-        return BatchReply(number, BatchOutcome.FAILED, content=failure_of(error))
+        failure = failure_of(error, ForkingPickler.dumps)  # sharing nothing: its supervisor may have ended
+        return BatchReply(number, BatchOutcome.FAILED, content=failure)
     return reply._replace(outcome=BatchOutcome(reply.outcome))
 
 
