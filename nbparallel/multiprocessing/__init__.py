@@ -6,11 +6,12 @@ Write ``import nbparallel.multiprocessing as mp`` where ``import multiprocessing
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import typing
+from typing import Any
 
 from nbparallel.multiprocessing.context import _default_context
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:  # its name alone would be one more of ours
     from nbparallel.multiprocessing.workers.executor import Executor as Executor
     from nbparallel.multiprocessing.workers.loading.collation import default_collate as default_collate
     from nbparallel.multiprocessing.workers.loading.data_loader import DataLoader as DataLoader

@@ -193,11 +193,11 @@ def take_or_end(sock: socket.socket) -> Frame | bool | None:
         return None
 
 
-def is_ready(fd: int) -> bool:
-    """Return whether a descriptor is readable: of a pidfd, whether its process has ended."""
+def is_ready(fd: int, seconds: float = 0) -> bool:
+    """Return whether a descriptor is readable within `seconds`: of a pidfd, whether its process has ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(ready(poll, 0))
+    return bool(ready(poll, seconds * 1000))
 
 
 def readable(*socks: socket.socket) -> set[int]:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from nbparallel.supervisor.children import is_exiting
+from nbparallel.supervisor.event_loop import is_ready
 from nbparallel.supervisor.owner_liveness import Liveness, LivenessResult, OwnerLiveness
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process, boot_time, this_world
@@ -303,6 +305,26 @@ def lies_on_local_disk(directory: str) -> bool:
     return bool(kinds) and kinds <= LOCAL_DISKS
 
 
+EXIT_SECONDS = 1.0
+"""Bound for the last steps of a process that has closed its descriptors because it ends."""
+
+
+def remove_folder(folder: str, parent: int) -> None:
+    """Remove a temporary folder of this process's parent if that was killed, and so left it.
+
+    Parameters
+    ----------
+    folder : str
+        Empty: none.
+    parent : int
+        pidfd of the parent, which has closed its sockets: it ends, or goes on without this process.
+    """
+    if folder and is_ready(parent, EXIT_SECONDS if is_exiting(os.getppid()) else 0):
+        import shutil  # seldom used, and large
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class BackgroundSweep:
     """A sweep that begins with `begin` and calls `notify` with what it removed, as JSON, when it is over."""
 
@@ -318,10 +340,7 @@ class BackgroundSweep:
 
     def begin(self) -> None:
         """Make the first step the next thing to do."""
-        # Imported here: the template has been started by now, and takes longer than this.
-        from nbparallel.supervisor import sweep
-
-        self._steps = sweep.steps(remove=sweep.unlink_aside)
+        self._steps = steps(remove=unlink_aside)
 
     def step(self) -> None:
         """Look at one name, and remove it if its owner is dead; nothing if it is over."""
@@ -334,8 +353,8 @@ class BackgroundSweep:
             self._steps = None
         except OSError:
             self._steps = None  # a directory that went away under us: the next sweep looks again
-        from nbparallel.supervisor import orphans, sweep
+        from nbparallel.supervisor import orphans  # by now the template was started, which takes longer
 
-        sentences = [sweep.report_of(self._found).sentence, orphans.orphans_text(orphans.end_orphans())]
+        sentences = [report_of(self._found).sentence, orphans.orphans_text(orphans.end_orphans())]
         self._found = []
         self._notify(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())

@@ -6,6 +6,7 @@ import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import nbparallel.multiprocessing as mp
 from tests.multiprocessing.programs import run_program
@@ -34,6 +35,13 @@ def test_every_name_is_there() -> None:
                 assert issubclass(getattr(ours, public), getattr(library, public))
     assert mp.heap is multiprocessing.heap  # type: ignore[attr-defined]
     assert issubclass(mp.Process, multiprocessing.Process)  # type: ignore[attr-defined]
+
+
+def test_public_names_are_declared() -> None:
+    """As the library's own test has it: what is no module and has a public name is in `__all__`."""
+    names = {name for name, value in vars(mp).items() if name[0] != "_" and not isinstance(value, ModuleType)}
+    foreign = {name for name in names if getattr(vars(mp)[name], "__module__", mp.__name__) != mp.__name__}
+    assert names - foreign <= set(mp.__all__)
 
 
 def test_a_submodule_is_ours_however_it_is_named() -> None:

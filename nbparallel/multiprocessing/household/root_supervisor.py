@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from multiprocessing.util import Finalize
+from multiprocessing.process import current_process
+from multiprocessing.util import Finalize, get_temp_dir
 
 from nbparallel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
@@ -35,6 +36,12 @@ class HouseholdReport:
     """Its process id."""
 
 
+def _new_folder() -> str:
+    """Make multiprocessing's temporary folder of this process, for sockets; empty: there is one already."""
+    # a child inherits its parent's, which is not its own to remove
+    return "" if current_process()._config.get("tempdir") else get_temp_dir()  # type: ignore[attr-defined]
+
+
 class RootSupervisor:
     """A household's supervisor and the root's connection to it."""
 
@@ -43,7 +50,7 @@ class RootSupervisor:
         from nbparallel.sharing import current_store
 
         store = current_store()
-        self._launch = SupervisorLaunch("spawn")
+        self._launch = SupervisorLaunch("spawn", folder=_new_folder())
         self._number = 0
         try:
             broker = SegmentClient(self._launch.segments, client=0)

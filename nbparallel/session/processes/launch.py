@@ -44,6 +44,12 @@ class SupervisorLaunch:
 
     Owns all of it until a `SupervisorClient` takes it over; otherwise call `terminate`.
 
+    Parameters
+    ----------
+    start_method : {"forkserver", "spawn"}
+    folder : str
+        Temporary folder of this process, which the supervisor removes if this process is killed.
+
     Attributes
     ----------
     session : str
@@ -58,7 +64,7 @@ class SupervisorLaunch:
     It has no thread, and does nothing in a forked child of this process.
     """
 
-    def __init__(self, start_method: str = "forkserver") -> None:
+    def __init__(self, start_method: str = "forkserver", folder: str = "") -> None:
         self.start_method = start_method
         self.session = secrets.token_hex(7)
         self.seed = secrets.randbits(64)
@@ -93,6 +99,7 @@ class SupervisorLaunch:
             "start_method": start_method,
             "template": process_context.template_argv(),
             "engine": process_context.engine_argv(),
+            "folder": folder,
         }
         with contextlib.suppress(ChannelClosedError):  # it has ended: who waits for it reads why in the log
             self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)

@@ -53,11 +53,14 @@ def test_classes_and_functions_of_cells(kernel: Kernel) -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_ends_the_loop_and_no_more(kernel: Kernel) -> None:
-    """The wait raises `KeyboardInterrupt`, no worker says a word or is left, the next loop works."""
+    """The loop raises `KeyboardInterrupt`, no worker says a word or is left, the next loop works.
+
+    Persistent workers could be left: an interrupt between two batches takes nothing from them.
+    """
     ask(kernel, SETUP)
-    ask(kernel, "import threading\nloader = mp.DataLoader(Squares(), batch_size=4, num_workers=2)")
     for method in ("fork", "forkserver"):
-        ask(kernel, f"slow = 5\nloader = mp.DataLoader(Squares(), 4, num_workers=2, start_method={method!r})")
+        options = f"4, num_workers=2, persistent_workers=False, start_method={method!r}"
+        ask(kernel, f"slow = 5\nloader = mp.DataLoader(Squares(), {options})")
         cell = kernel.begin("for n, b in enumerate(loader):\n    print('batch', n, flush=True)")
         cell.wait_for("batch 0")
         kernel.interrupt()
