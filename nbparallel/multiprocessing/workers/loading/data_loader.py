@@ -103,8 +103,8 @@ class DataLoader:
     (`get_worker_info`) before its first sample: then each reads its part.
 
     Leaving an iteration early makes the rest void: nothing of it stays in memory or goes on, but for a sample
-    that is being made.  An interrupt, an ended worker and a time-out end the workers; the next iteration
-    starts others.
+    that is being made.  An interrupt while a batch is awaited, an ended worker and a time-out end the
+    workers; the next iteration starts others.
 
     Examples
     --------
