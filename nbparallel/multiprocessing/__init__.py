@@ -16,24 +16,47 @@ if typing.TYPE_CHECKING:  # its name alone would be one more of ours
     from nbparallel.multiprocessing.workers.loading.collation import default_collate as default_collate
     from nbparallel.multiprocessing.workers.loading.data_loader import DataLoader as DataLoader
     from nbparallel.multiprocessing.workers.loading.loader_worker import get_worker_info as get_worker_info
+    from nbparallel.multiprocessing.workers.spawned_processes import ProcessContext as ProcessContext
+    from nbparallel.multiprocessing.workers.spawned_processes import ProcessException as ProcessException
+    from nbparallel.multiprocessing.workers.spawned_processes import (
+        ProcessExitedException as ProcessExitedException,
+    )
+    from nbparallel.multiprocessing.workers.spawned_processes import (
+        ProcessRaisedException as ProcessRaisedException,
+    )
+    from nbparallel.multiprocessing.workers.spawned_processes import spawn as spawn
+    from nbparallel.multiprocessing.workers.spawned_processes import start_processes as start_processes
+    from nbparallel.sharing import get_all_sharing_strategies as get_all_sharing_strategies
+    from nbparallel.sharing import get_sharing_strategy as get_sharing_strategy
+    from nbparallel.sharing import set_sharing_strategy as set_sharing_strategy
 
-_ON_DEMAND = {
-    "DataLoader": "workers.loading.data_loader",
-    "Executor": "workers.executor",
-    "default_collate": "workers.loading.collation",
-    "get_worker_info": "workers.loading.loader_worker",
+_OURS = {
+    ".workers.executor": ("Executor",),
+    ".workers.loading.collation": ("default_collate",),
+    ".workers.loading.data_loader": ("DataLoader",),
+    ".workers.loading.loader_worker": ("get_worker_info",),
+    ".workers.spawned_processes": (
+        "ProcessContext",
+        "ProcessException",
+        "ProcessExitedException",
+        "ProcessRaisedException",
+        "spawn",
+        "start_processes",
+    ),
+    "nbparallel.sharing": ("get_all_sharing_strategies", "get_sharing_strategy", "set_sharing_strategy"),
 }
-"""Names beyond the library's -> their modules, which load numpy, or what else the library would not."""
+"""Modules that load numpy, or what else the library would not -> names that only we and torch have."""
+_ON_DEMAND = {name: module for module, names in _OURS.items() for name in names}
 _LIBRARY = [name for name in dir(_default_context) if not name.startswith("_")]
 globals().update((name, getattr(_default_context, name)) for name in _LIBRARY)
-__all__ = [*_LIBRARY, "DataLoader", "Executor", "default_collate", "get_worker_info"]  # noqa: PLE0604
+__all__ = [*_LIBRARY, *_ON_DEMAND]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     if name in _ON_DEMAND:
-        found = getattr(importlib.import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
+        found = getattr(importlib.import_module(_ON_DEMAND[name], __name__), name)
         globals()[name] = found
         return found
     # ``from nbparallel.multiprocessing import queues`` asks here before it imports our module of that name

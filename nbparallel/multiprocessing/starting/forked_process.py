@@ -20,7 +20,7 @@ class ForkPopen(popen_fork.Popen):
         for name in NEEDED:
             importlib.import_module(name)
         # the child takes it up in `ValueProcess._bootstrap`, before anything else
-        fork_in_progress.fork = fork = prepare_fork(daemon=process_obj.daemon)
+        fork_in_progress.fork = fork = prepare_fork(daemon=process_obj.daemon or process_obj.ends_with_parent)
         try:
             super()._launch(process_obj)  # type: ignore[misc]
         finally:

@@ -25,6 +25,9 @@ _packing = threading.local()
 class ValueProcess(library.BaseProcess):
     """A process of the library that travels by value and may have children even if it is daemonic."""
 
+    ends_with_parent = False
+    """Whether it ends with its parent, however that ends, as daemonic ones do; to be set before the start."""
+
     def start(self) -> None:
         """Start the process.
 
@@ -61,7 +64,12 @@ class ValueProcess(library.BaseProcess):
         finally:
             del _packing.process
         lifeline = DupFd(end) if end >= 0 else None
-        given = Given(default_context().present_start_method(), self.daemon, _strategy(), lifeline)
+        given = Given(
+            default_context().present_start_method(),
+            self.daemon or self.ends_with_parent,
+            _strategy(),
+            lifeline,
+        )
         return rebuild_process, (channel, given, *packed)
 
     def _bootstrap(self, parent_sentinel: Any = None) -> int:

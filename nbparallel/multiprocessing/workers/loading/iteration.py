@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker, describe
 from nbparallel.multiprocessing.workers.loading.loader_worker import BatchOutcome, BatchReply, BatchTask
-from nbparallel.multiprocessing.workers.loading.worker_group import LoaderProcess, WorkerGroup, raised
+from nbparallel.multiprocessing.workers.loading.worker_group import LoaderProcess, WorkerGroup
+from nbparallel.multiprocessing.workers.worker_failures import raised
 
 
 class LocalIteration(Iterator[Any]):

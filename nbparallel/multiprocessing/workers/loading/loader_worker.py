@@ -7,10 +7,8 @@ import queue
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from enum import Enum
-from multiprocessing import pool as library
 from typing import Any, NamedTuple
 
 from nbparallel.errors import ChannelClosedError
@@ -18,6 +16,7 @@ from nbparallel.multiprocessing.messages.exchange import current_membership
 from nbparallel.multiprocessing.messages.kept_objects import KeptObject
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker
+from nbparallel.multiprocessing.workers.worker_failures import failure_of
 
 _TORCH = "torch.utils.data._utils.worker"
 
@@ -44,9 +43,9 @@ class BatchOutcome(Enum):
     END = 2
     """The worker's part of the stream is at its end."""
     FAILED = 3
-    """`BatchReply.content` is a `BatchFailure`."""
+    """`BatchReply.content` is a `WorkerFailure`."""
     UNUSABLE = 4
-    """The worker could not begin: a `BatchFailure`, too."""
+    """The worker could not begin: a `WorkerFailure`, too."""
     IDLE = 5
     """No reply to an earlier task follows."""
 
@@ -60,15 +59,6 @@ class BatchReply(NamedTuple):
     splits: bool = False
     """Whether the dataset asked which worker this is: it reads its part of a stream only."""
     content: Any = None
-
-
-class BatchFailure(NamedTuple):
-    """An exception, as text and, if it can be pickled, itself."""
-
-    ename: str
-    evalue: str
-    text: str
-    message: bytes | None
 
 
 class WorkerInfo:
@@ -244,20 +234,3 @@ class _Worker:
 
 def _plain(reply: BatchReply) -> tuple[Any, ...]:
     return (reply.number, BatchOutcome(reply.outcome).value, *reply[2:])
-
-
-def failure_of(error: Exception, dumps: Callable[[Any], Any] | None = None) -> BatchFailure:
-    """Return an exception as what refers to no frame, and so keeps nothing alive.
-
-    `dumps` pickles it for this very process; otherwise it is pickled for another one.
-    """
-    text = "".join(traceback.format_exception(error))
-    # a pool's way: the receiver gets the exception with the text of its traceback as cause
-    carried = library.ExceptionWithTraceback(error, error.__traceback__)  # type: ignore[attr-defined]
-    try:
-        data, parcel = pickle_message(carried) if dumps is None else (dumps(carried), 0)
-        message = None if parcel else bytes(data)
-        withdraw_parcel(parcel)
-    except Exception:  # noqa: BLE001  it holds what cannot be sent
-        message = None
-    return BatchFailure(type(error).__name__, str(error), text, message)

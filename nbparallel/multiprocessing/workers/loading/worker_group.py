@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import struct
 import time
 from collections import deque
 from multiprocessing import connection
@@ -14,71 +13,27 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.errors import RemoteError, WorkerDiedError
+from nbparallel.errors import WorkerDiedError
 from nbparallel.multiprocessing.messages.exchange import join_household
 from nbparallel.multiprocessing.messages.kept_objects import KeptObject
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, died_error
 from nbparallel.multiprocessing.workers.loading.batch_maker import describe
 from nbparallel.multiprocessing.workers.loading.loader_worker import (
     Assignment,
-    BatchFailure,
     BatchOutcome,
     BatchReply,
     BatchTask,
-    failure_of,
     run_worker,
 )
+from nbparallel.multiprocessing.workers.pipe_reader import PipeReader
+from nbparallel.multiprocessing.workers.worker_failures import failure_of
 
-_LENGTH = struct.Struct("!i")
-"""Before each message, as `multiprocessing.connection` writes it; -1: `_LONG_LENGTH` follows."""
-_LONG_LENGTH = struct.Struct("!Q")
-_CHUNK = 1 << 20
-"""Bytes of one read at most."""
 LOOK_SECONDS = 1.0
 """Between two looks at processes whose end woke nothing."""
 END_SECONDS = 1.0
 """For workers to end by themselves, or to answer that they have nothing more to say."""
 KILL_SECONDS = 5.0
 """For the system to end what was killed."""
-
-
-class _Unread:
-    """What has been read of a pipe: never waits for the rest of a message, whose writer may be dead."""
-
-    def __init__(self, end: Any) -> None:
-        self.end, self.ended = end, False
-        self._bytes = bytearray()
-        os.set_blocking(end.fileno(), False)
-
-    def read(self) -> list[bytes]:
-        """Return the messages that are there as a whole now."""
-        while not self.ended:
-            try:
-                part = os.read(self.end.fileno(), _CHUNK)
-            except BlockingIOError:
-                break
-            self._bytes += part
-            self.ended = not part
-        found = []
-        while (message := self._take()) is not None:
-            found.append(message)
-        return found
-
-    def _take(self) -> bytes | None:
-        head = _LENGTH.size
-        if len(self._bytes) < head:
-            return None
-        (nbytes,) = _LENGTH.unpack_from(self._bytes)
-        if nbytes < 0:
-            head += _LONG_LENGTH.size
-            if len(self._bytes) < head:
-                return None
-            (nbytes,) = _LONG_LENGTH.unpack_from(self._bytes, _LENGTH.size)
-        if len(self._bytes) < head + nbytes:
-            return None
-        message = bytes(memoryview(self._bytes)[head : head + nbytes])
-        del self._bytes[: head + nbytes]
-        return message
 
 
 class LoaderProcess:
@@ -107,7 +62,7 @@ class LoaderProcess:
         finally:
             tasks.close()
             replies.close()
-        self._unread = _Unread(results)
+        self._unread = PipeReader(results)
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -177,19 +132,6 @@ def _open(message: bytes, number: int) -> BatchReply:
         failure = failure_of(error, ForkingPickler.dumps)  # sharing nothing: its supervisor may have ended
         return BatchReply(number, BatchOutcome.FAILED, content=failure)
     return reply._replace(outcome=BatchOutcome(reply.outcome))
-
-
-def raised(content: BatchFailure) -> Exception:
-    """Return what a worker raised, with its traceback as cause."""
-    error: Exception | None = None
-    if content.message is not None:
-        with contextlib.suppress(Exception):  # its class cannot be called with what it is pickled as
-            error = ForkingPickler.loads(content.message)
-    if isinstance(error, Exception):
-        return error
-    return RemoteError(
-        f"{content.ename}: {content.evalue}\n\n{content.text}", ename=content.ename, evalue=content.evalue
-    )
 
 
 def _kept(assignment: Assignment) -> Any:
