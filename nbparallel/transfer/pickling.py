@@ -211,7 +211,8 @@ def serialise(
         Functions that reduce objects of these classes, as in `copyreg.dispatch_table`; copies of arrays
         are writable then, as those of `multiprocessing` are.
     share_large : bool
-        Private arrays of 256 KiB and more are copied into shared memory, which the receiver may write to.
+        Private arrays and tensors of 256 KiB and more are copied into shared memory, which the receiver may
+        write to.
     """
     file = io.BytesIO()
     options: dict[str, Any] = {

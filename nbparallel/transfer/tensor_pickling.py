@@ -38,6 +38,7 @@ class TensorStream(Protocol):
     """The pickle stream into which tensors go."""
 
     tensors: list[Any]
+    share_large: bool
     store: ArrayStore
     broker: Any
 
@@ -172,6 +173,11 @@ def _reduce_storage(stream: TensorStream, storage: Any) -> Reduced:
             return stream.attach(shared, handle, definitions.attach_storage)
     if content.nbytes < LARGE:
         return _small_storage, (content.tobytes(),)
+    if stream.share_large:
+        copy = stream.store.share(content, for_all=True)
+        handle = stream.store.handle(copy, broker=stream.broker, writable=True)
+        if handle is not None:
+            return stream.attach(copy, handle, definitions.attach_storage)
     return tensor_storage.private_storage, (pickle.PickleBuffer(content.data),)
 
 

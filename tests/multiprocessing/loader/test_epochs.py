@@ -130,7 +130,8 @@ def test_a_supervisor_that_is_killed_and_few_descriptors(tmp_path: Path, method:
         import resource
         made = loader(300)
         iteration = iter(made)
-        next(iteration)
+        for _ in range(4):
+            next(iteration)  # every worker has begun
         os.kill(household.report().supervisor, signal.SIGKILL)
         try:
             list(iteration)
