@@ -143,6 +143,35 @@ def test_a_producer_may_be_gone(tmp_path: Path, method: str) -> None:
     )
 
 
+def test_workers_follow_a_switch_of_the_strategy(tmp_path: Path, method: str) -> None:
+    """Each worker of a pool uses the pool's present strategy from its next task on; what there is stays."""
+    run_program(
+        """
+        def begin(barrier):
+            global pair
+            pair = barrier
+
+        def look(n):
+            pair.wait(30)  # both workers get some
+            return os.getpid(), nbp.get_sharing_strategy(), np.ones(n)
+
+        both = ctx.Barrier(2)
+        with ctx.Pool(2, begin, (both,)) as pool:
+            kept = []
+            for name in ("file_system", "mmap", "copy", "file_descriptor"):
+                nbp.set_sharing_strategy(name)
+                found = pool.map(look, [100_000] * 2, chunksize=1)
+                assert {strategy for _, strategy, _ in found} == {name}, found
+                assert len({pid for pid, _, _ in found}) == 2
+                assert all(nbp.is_shared(x) == (name != "copy") for _, _, x in found)
+                kept += found
+            assert all(x.sum() == 100_000 for _, _, x in kept)
+        """,
+        tmp_path,
+        method,
+    )
+
+
 def test_strategies(tmp_path: Path, method: str) -> None:
     """A child starts with its parent's strategy; under `copy` arrays are copied as by the library."""
     run_program(

@@ -67,7 +67,7 @@ class ValueProcess(library.BaseProcess):
         given = Given(
             default_context().present_start_method(),
             self.daemon or self.ends_with_parent,
-            _strategy(),
+            present_strategy(),
             lifeline,
         )
         return rebuild_process, (channel, given, *packed)
@@ -105,10 +105,18 @@ class Given(NamedTuple):
     """Copy of what ends it with the root, or None."""
 
 
-def _strategy() -> str | None:
-    """Return the sharing strategy, without loading what knows it."""
+def present_strategy() -> str | None:
+    """Return the sharing strategy, without loading what knows it; None: nothing has used it."""
     sharing = sys.modules.get("nbparallel.sharing")
     return None if sharing is None else sharing.get_sharing_strategy()
+
+
+def follow_strategy(name: str | None) -> None:
+    """Use another process's sharing strategy, unless that has none."""
+    if name and name != present_strategy():
+        from nbparallel.sharing import set_sharing_strategy
+
+        set_sharing_strategy(name)
 
 
 def rebuild_process(channel: Any, given: Given, parcel: int, data: bytes) -> Any:
@@ -124,10 +132,7 @@ def rebuild_process(channel: Any, given: Given, parcel: int, data: bytes) -> Any
 
         lifeline = -1 if given.lifeline is None else given.lifeline.detach()
         household.introduce(channel.detach(), daemon=given.daemon, lifeline=lifeline)
-    if given.strategy is not None:
-        from nbparallel.sharing import set_sharing_strategy
-
-        set_sharing_strategy(given.strategy)
+    follow_strategy(given.strategy)
     return open_parcel(parcel, data)
 
 

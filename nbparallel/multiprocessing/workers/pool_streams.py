@@ -16,6 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
+from nbparallel.multiprocessing.starting.process_state import present_strategy
 from nbparallel.multiprocessing.workers.worker_slots import HEADER, RESULT
 
 _LENGTH = struct.Struct("!i")
@@ -80,7 +81,8 @@ class TaskSender(_Stream):
         if self.stopped or (task is not None and task[0] in self._lost):
             return
         data, parcel = pickle_message(task, self.end.outbox)
-        header = HEADER.pack(*task[:2]) if task is not None and task[1] is not None else HEADER.pack(-1, -1)
+        job, index = task[:2] if task is not None and task[1] is not None else (-1, -1)
+        header = HEADER.pack(job, index, present_strategy() or "")
         nbytes = len(header) + data.nbytes
         long = nbytes >= 1 << 31
         length = _LENGTH.pack(-1) + _LONG_LENGTH.pack(nbytes) if long else _LENGTH.pack(nbytes)

@@ -24,9 +24,27 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
+from nbparallel.multiprocessing.starting.process_state import follow_strategy
 
-HEADER = struct.Struct("<qq")
-"""Before each task: job and index, -1 for what is none."""
+
+class TaskHeader:
+    """Before each task: job and index, -1 for what is none, and the sharing strategy, empty for none."""
+
+    _form = struct.Struct("<qqB")
+
+    def pack(self, job: int, index: int, strategy: str) -> bytes:
+        """Return the header."""
+        name = strategy.encode()[:255]
+        return self._form.pack(job, index, len(name)) + name
+
+    def unpack(self, message: bytes) -> tuple[int, int, str, int]:
+        """Return job, index, strategy and the size of the header."""
+        job, index, length = self._form.unpack_from(message)
+        size = self._form.size + length
+        return job, index, message[self._form.size : size].decode(), size
+
+
+HEADER = TaskHeader()
 
 
 class ResultHeader:
@@ -114,6 +132,8 @@ class TaskReader:
 
     def __init__(self, queue: Any, slot: WorkerSlot) -> None:
         self._queue, self._slot = queue, slot
+        self._strategy = ""
+        """That of the pool's process at the last task."""
 
     @property
     def _writer(self) -> Any:  # the library's worker closes it
@@ -128,10 +148,13 @@ class TaskReader:
             reader.poll(None)
             slot.note(Step.READING)
             message = reader.recv_bytes()
-            job, index = HEADER.unpack_from(message)
+            job, index, strategy, size = HEADER.unpack(message)
             slot.note_task(job, index)
         try:
-            return ForkingPickler.loads(memoryview(message)[HEADER.size :])
+            if strategy != self._strategy:
+                follow_strategy(strategy)
+                self._strategy = strategy
+            return ForkingPickler.loads(memoryview(message)[size:])
         except Exception as error:
             if job < 0:
                 raise
