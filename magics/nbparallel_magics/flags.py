@@ -153,7 +153,10 @@ def parse_strategy(line: str) -> tuple[argparse.Namespace, str]:
 
 
 STATUS = MagicParser(
-    "%parallel_status", "Show the ranks and the shared memory that they use.", "%parallel_status"
+    "%parallel_status",
+    "Show the ranks and the shared memory that they use, and below them the processes that the notebook has\n"
+    "started by nbparallel.multiprocessing.",
+    "%parallel_status",
 )
 SEGMENTS = MagicParser(
     "%parallel_segments",
@@ -162,7 +165,8 @@ SEGMENTS = MagicParser(
     "  no name   the data of a copied object, an array in a list or an object, or what operations between\n"
     "            ranks work in\n"
     "  live      its maker uses it\n"
-    "  released  only others use it; when they release it, its maker keeps it for the next arrays",
+    "  released  only others use it; when they release it, its maker keeps it for the next arrays\n\n"
+    "A second table has what processes of nbparallel.multiprocessing, and messages between them, use.",
     "%parallel_segments",
 )
 WHO = MagicParser(

@@ -20,6 +20,7 @@ from nbparallel_magics.output import drawn
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, strategy_benchmark, timeline
+from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView, household_report
 from nbparallel_magics.views.segments import SegmentsView
 from nbparallel_magics.views.status import StatusView
 from nbparallel_magics.views.who import WhoView
@@ -130,6 +131,8 @@ class ParallelMagics(Magics):
             print(NO_RANKS)  # noqa: T201
         else:
             display(StatusView(session.statistics()))
+        if (report := household_report()) is not None and report.guests:
+            display(ProcessesView(report))
 
     @line_magic
     @documented_by(flags.SEGMENTS)
@@ -144,6 +147,8 @@ class ParallelMagics(Magics):
             names = self.state.shell.user_ns
             who = session.who(names, self.state.shell.user_ns_hidden)
             display(SegmentsView(session.statistics(names), who))
+        if (report := household_report()) is not None and report.segments:
+            display(HouseholdSegmentsView(report))
 
     @line_magic
     @documented_by(flags.WHO)

@@ -1,0 +1,122 @@
+"""Processes that the notebook has started by `nbparallel.multiprocessing`, and memory of their messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbparallel.text.table import Table, TableView
+from nbparallel.wire.units import size_text
+
+if TYPE_CHECKING:
+    from nbparallel.multiprocessing.household import HouseholdReport
+
+SHOWN = 50
+"""Rows of a table."""
+NOTEBOOK = 0
+"""The notebook's client number."""
+
+
+def household_report() -> HouseholdReport | None:
+    """Return what the supervisor of these processes knows; None if the notebook has started none."""
+    if "nbparallel.multiprocessing.household" not in sys.modules:
+        return None
+    from nbparallel.multiprocessing import household
+
+    return household.report()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProcessesView(TableView):
+    """The processes, for ``%parallel_status``."""
+
+    report: HouseholdReport
+
+    def table(self) -> Table:
+        """Return one row for each process, and below them what messages hold."""
+        report, names, pids = self.report, _names(), _pids(self.report)
+        rows = [
+            (
+                str(guest.pid),
+                names.get(guest.pid, ""),
+                _state(guest.pid),
+                pids.get(guest.parent, ""),
+                "yes" if guest.daemon else "",
+                _held(report, guest.client),
+            )
+            for guest in report.guests[:SHOWN]
+        ]
+        count = len(report.guests)
+        foot = [f"… and {count - SHOWN:,} more"] if count > SHOWN else []
+        return Table(
+            f"{count} process{'es' * (count != 1)} of nbparallel.multiprocessing",
+            ("pid", "name", "state", "started by", "ends with it", "shared memory that it uses"),
+            rows,
+            "\n".join([*foot, *_in_flight(report)]),
+        ).without_empty_columns()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HouseholdSegmentsView(TableView):
+    """Their shared memory, for ``%parallel_segments``."""
+
+    report: HouseholdReport
+
+    def table(self) -> Table:
+        """Return one row for each segment, the largest first."""
+        pids = _pids(self.report)
+        used = [row for row in self.report.segments if row.holders or row.messages]
+        used.sort(key=lambda row: -row.nbytes)
+        rows = [
+            (
+                f"{row.segment:#x}",
+                size_text(row.nbytes),
+                ", ".join(pids.get(client, "a process that has ended") for client in row.holders),
+                str(row.messages) if row.messages else "",
+            )
+            for row in used[:SHOWN]
+        ]
+        total = size_text(sum(row.nbytes for row in used))
+        return Table(
+            f"shared memory of processes of nbparallel.multiprocessing: {total} in {len(used)} "
+            f"segment{'s' * (len(used) != 1)}",
+            ("segment", "size", "used by", "messages in flight"),
+            rows,
+            f"… and {len(used) - SHOWN:,} smaller ones" if len(used) > SHOWN else "",
+        ).without_empty_columns()
+
+
+def _names() -> dict[int, str]:
+    """Return the names of the notebook's own children."""
+    from multiprocessing import process
+
+    return {child.pid: child.name for child in process.active_children() if child.pid}
+
+
+def _pids(report: HouseholdReport) -> dict[int, str]:
+    return {NOTEBOOK: "notebook", **{guest.client: str(guest.pid) for guest in report.guests}}
+
+
+def _state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "has ended"
+    return {"R": "computing", "T": "stopped", "t": "in a debugger", "Z": "has ended"}.get(letter, "waiting")
+
+
+def _held(report: HouseholdReport, client: int) -> str:
+    held = [row.nbytes for row in report.segments if client in row.holders]
+    return f"{size_text(sum(held))} in {len(held)} segment{'s' * (len(held) != 1)}" if held else ""
+
+
+def _in_flight(report: HouseholdReport) -> Iterator[str]:
+    waiting = [row for row in report.segments if row.messages]
+    if waiting:
+        yield (
+            f"messages that no process has received yet hold {size_text(sum(row.nbytes for row in waiting))} "
+            f"in {len(waiting)} segment{'s' * (len(waiting) != 1)}: %parallel_segments lists them"
+        )
