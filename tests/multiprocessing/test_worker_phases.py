@@ -63,6 +63,41 @@ def test_killed_in_each_phase(tmp_path: Path, step: str, way: str) -> None:
     )
 
 
+def test_an_iteration_whose_tasks_come_late(tmp_path: Path) -> None:
+    """It ends behind the error, although its length becomes known only after it has failed."""
+    run(
+        """
+        import threading
+        go_on = threading.Event()
+        def items():
+            yield bytes(200_000_000)
+            go_on.wait(60)
+            yield b""
+        for way in ("imap", "imap_unordered"):
+            with ctx.Pool(2) as pool:
+                go_on.clear()
+                pool.map(abs, range(4))
+                work = getattr(pool, way)(len, items())
+                os.kill(wait_for(pool, Step.READING).pid, signal.SIGKILL)
+                try:
+                    work.next(30)
+                except WorkerDiedError:
+                    pass
+                else:
+                    raise AssertionError
+                go_on.set()
+                assert pool.map_async(abs, range(-4, 0)).get(30) == [4, 3, 2, 1]  # later tasks were sent
+                try:
+                    work.next(5)
+                except StopIteration:
+                    pass
+                else:
+                    raise AssertionError
+        """,
+        tmp_path,
+    )
+
+
 def test_a_pool_inside_a_pool(tmp_path: Path, method: str) -> None:
     """A worker that has a pool is killed: its workers end with it, the task fails, and the next one works."""
     run_program(

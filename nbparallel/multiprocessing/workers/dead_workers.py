@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from multiprocessing import pool as library
 from typing import Any
 
 from nbparallel.errors import WorkerDiedError
@@ -153,12 +154,24 @@ def _fail_jobs(jobs: list[Any], error: BaseException) -> None:
             result._set(0, (False, error))
 
 
+class _EndedIterator(library.IMapIterator):  # type: ignore[type-arg]
+    """An iteration that has failed: its length is what it has, whatever the task thread finds out later."""
+
+    @property
+    def _length(self) -> int:
+        return self._index  # type: ignore[attr-defined,no-any-return]
+
+    @_length.setter
+    def _length(self, length: int | None) -> None:
+        pass
+
+
 def _end_iterator(result: Any, error: BaseException) -> None:
     with result._cond:
         result._unsorted.clear()
         result._items.append((False, error))
         result._index += 1
-        result._length = result._index
+        result.__class__ = _EndedIterator
         result._cache.pop(result._job, None)
         result._pool = None
         result._cond.notify()
