@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import pool as library
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
+from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.starting.current_context import concrete_context
 from nbparallel.multiprocessing.starting.process_state import watch_end
 from nbparallel.multiprocessing.workers.dead_workers import Casualties
@@ -18,6 +19,8 @@ from nbparallel.multiprocessing.workers.worker_slots import ResultWriter, TaskRe
 
 _LOOK_SECONDS = 0.05
 """Between two looks whether the result thread has ended before the workers; arbitrary."""
+_LOOKED_AT = (list, tuple, range)
+"""Of which a call looks for arrays that occur once: what iterating over others does is unknown."""
 
 
 class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
@@ -26,6 +29,13 @@ class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
     def __delitem__(self, job: int) -> None:
         if job in self:
             super().__delitem__(job)
+
+
+class _OneCall(NamedTuple):
+    """In place of the function that works on a chunk, in the process that sends the chunks."""
+
+    mapper: Any
+    copies: CallCopies | None
 
 
 class Pool(library.Pool):
@@ -78,10 +88,23 @@ class Pool(library.Pool):
         *callbacks: Any,
         **named: Any,
     ) -> Any:
+        # what numpy iterates over gives new arrays each time; other sequences may be read only once
+        if not hasattr(iterable, "__len__") or type(iterable).__module__ == "numpy":
+            iterable = list(iterable)
         if chunksize is None:  # the library divides by the workers that it has, which may be none just now
-            iterable = iterable if hasattr(iterable, "__len__") else list(iterable)
             chunksize = -(-len(iterable) // (self._processes * 4))  # type: ignore[attr-defined]
+        if len(iterable) > chunksize > 0:
+            mapper = _OneCall(mapper, CallCopies(iterable if type(iterable) in _LOOKED_AT else ()))
         return super()._map_async(func, iterable, mapper, chunksize, *callbacks, **named)  # type: ignore[misc]
+
+    def _guarded_task_generation(self, job: int, func: Any, iterable: Any) -> Iterator[Any]:
+        call = func if isinstance(func, _OneCall) else _OneCall(func, None)
+        try:
+            for task in super()._guarded_task_generation(job, call.mapper, iterable):  # type: ignore[misc]
+                self._quick_put.copies = call.copies  # the thread that asks for tasks sends each
+                yield task
+        finally:
+            self._quick_put.copies = None
 
     @staticmethod
     def _help_stuff_finish(inqueue: Any, task_handler: Any, size: int) -> None:

@@ -22,7 +22,10 @@ class Queue(library.Queue):  # type: ignore[type-arg]
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Put an object; a thread pickles and sends it."""
-        super().put(wrapped(obj, self._writer.outbox), block, timeout)
+        super().put(self._wrapped(obj), block, timeout)
+
+    def _wrapped(self, obj: Any) -> Any:
+        return wrapped(obj, self._writer.outbox)
 
     def _start_thread(self) -> None:
         report = self._on_queue_feeder_error  # type: ignore[has-type]

@@ -57,6 +57,21 @@ class ArrayStore(Protocol):
         """Return the array that `handle` describes; `private`: copy-on-write."""
 
 
+class CommonCopies(Protocol):
+    """Copies of private arrays that several messages share."""
+
+    def copy(self, array: np.ndarray[Any, Any], store: ArrayStore) -> np.ndarray[Any, Any] | None:
+        """Return a shared copy of `array` that no process writes to; None: each message has its own."""
+
+
+def shared_copy(
+    array: np.ndarray[Any, Any], store: ArrayStore, copies: bool | CommonCopies
+) -> tuple[np.ndarray[Any, Any], bool]:
+    """Return a shared copy of an array, and whether other messages have it too: map it copy-on-write."""
+    common = None if isinstance(copies, bool) else copies.copy(array, store)
+    return (store.share(array, for_all=True), False) if common is None else (common, True)
+
+
 def write_blob(
     parts: Sequence[memoryview], store: ArrayStore, *, broker: Any = None
 ) -> tuple[ArrayHandle, tuple[tuple[int, int], ...], np.ndarray[Any, Any]]:

@@ -328,6 +328,11 @@ def attach(*arguments: Any) -> Any:
     _placeholder("attach")
 
 
+def attach_private(*arguments: Any) -> Any:
+    """Stand in the stream for a shared array that the receiver maps copy-on-write."""
+    _placeholder("attach_private")
+
+
 def attach_storage(*arguments: Any) -> Any:
     """Stand in the stream for the storage of a tensor over a shared array."""
     _placeholder("attach_storage")

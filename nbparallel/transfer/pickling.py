@@ -22,7 +22,7 @@ from cloudpickle import cloudpickle
 
 from nbparallel.errors import NbParallelError, UnpicklableError
 from nbparallel.transfer import definitions
-from nbparallel.transfer.blobs import ArrayStore
+from nbparallel.transfer.blobs import ArrayStore, CommonCopies, shared_copy
 from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names
 from nbparallel.transfer.pickle_format import (
@@ -98,7 +98,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         apart: bool,
         target: type | None,
         reducers: dict[type, Any] | None = None,
-        share_large: bool = False,
+        share_large: bool | CommonCopies = False,
     ) -> None:
         self.buffers: list[memoryview] = []
         self.share_large, self.as_library = share_large, reducers is not None
@@ -143,10 +143,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if handle is not None:
             return self.attach(array, handle, definitions.attach)
         if self.share_large and array.nbytes >= LARGE:
-            copy = self.store.share(array, for_all=True)
+            copy, private = shared_copy(array, self.store, self.share_large)
             handle = self.store.handle(copy, broker=self.broker, writable=True)
             if handle is not None:
-                return self.attach(copy, handle, definitions.attach)
+                return self.attach(
+                    copy, handle, definitions.attach_private if private else definitions.attach
+                )
         if array.nbytes >= LARGE and not (array.flags.c_contiguous or array.flags.f_contiguous):
             # numpy would copy it into the stream; a contiguous copy goes out of band
             return np.ascontiguousarray(array).__reduce_ex__(5)
@@ -197,7 +199,7 @@ def serialise(
     apart: bool = False,
     target: type | None = None,
     reducers: dict[type, Any] | None = None,
-    share_large: bool = False,
+    share_large: bool | CommonCopies = False,
 ) -> Serialised:
     """Pickle `obj` without copying its large buffers; see `dumps` for what is common.
 
@@ -210,9 +212,9 @@ def serialise(
     reducers : dict, optional
         Functions that reduce objects of these classes, as in `copyreg.dispatch_table`; copies of arrays
         are writable then, as those of `multiprocessing` are.
-    share_large : bool
+    share_large : bool or CommonCopies
         Private arrays and tensors of 256 KiB and more are copied into shared memory, which the receiver may
-        write to.
+        write to; `CommonCopies` of arrays are mapped copy-on-write.
     """
     file = io.BytesIO()
     options: dict[str, Any] = {

@@ -51,6 +51,7 @@ def _resolved(
 
     return {
         "attach": attach,
+        "attach_private": lambda fields: store.attach(ArrayHandle(*fields), private=True, broker=broker),
         "attach_storage": lambda fields: shared_storage(attach(fields)),
         "rebuild_function": partial(definitions.make_function, main_globals),
         "rebuild_class": partial(definitions.make_class, main_globals if match_classes else {}),

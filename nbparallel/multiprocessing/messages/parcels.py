@@ -7,6 +7,7 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, NoReturn
 
+from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.messages.exchange import (
     CarriedMailboxes,
     PrivateStore,
@@ -45,23 +46,25 @@ class WrappedObject:
         The object.
     mailbox : int
         Of the pipe that it goes through; 0: unknown.
+    copies : CallCopies, optional
+        Of the call that it is a task of.
     """
 
-    __slots__ = ("content", "mailbox")
+    __slots__ = ("content", "copies", "mailbox")
 
-    def __init__(self, content: Any, mailbox: int = 0) -> None:
-        self.content, self.mailbox = content, mailbox
+    def __init__(self, content: Any, mailbox: int = 0, copies: CallCopies | None = None) -> None:
+        self.content, self.mailbox, self.copies = content, mailbox, copies
 
     def __reduce__(self) -> tuple[Any, ...]:
         light = try_pickle(self.content)
         if light is not None:
             return pickle.loads, (bytes(light),)
-        return open_parcel, tuple(pack(self.content, self.mailbox))
+        return open_parcel, tuple(pack(self.content, self.mailbox, self.copies))
 
 
-def wrapped(obj: Any, mailbox: int = 0) -> Any:
+def wrapped(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> Any:
     """Return what the library is to pickle instead of `obj`."""
-    return obj if type(obj) in _ATOMS else WrappedObject(obj, mailbox)
+    return obj if type(obj) in _ATOMS else WrappedObject(obj, mailbox, copies)
 
 
 def unwrapped(obj: Any) -> Any:
@@ -69,12 +72,12 @@ def unwrapped(obj: Any) -> Any:
     return obj.content if type(obj) is WrappedObject else obj
 
 
-def pickle_message(obj: Any, mailbox: int = 0) -> tuple[memoryview, int]:
+def pickle_message(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> tuple[memoryview, int]:
     """Return an ordinary pickle of `obj`, and the parcel that holds its memory."""
     light = try_pickle(obj)
     if light is not None:
         return light, 0
-    packed = pack(obj, mailbox)
+    packed = pack(obj, mailbox, copies)
     file = io.BytesIO()
     pickle.Pickler(file).dump(_Opening(packed))
     return file.getbuffer(), packed.parcel
@@ -94,8 +97,10 @@ def withdraw_parcel(parcel: int) -> None:
         member.withdraw(parcel)
 
 
-def pack(obj: Any, mailbox: int = 0) -> Packed:
+def pack(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> Packed:
     """Turn an object into bytes; a parcel holds the memory that they refer to until it is opened.
+
+    `copies` are those of the call that the object is a task of (`CallCopies`).
 
     Raises
     ------
@@ -111,7 +116,7 @@ def pack(obj: Any, mailbox: int = 0) -> Packed:
     if member is None:
         return Packed(INLINE, _Packing(None).message(obj))
     with supervised(), CarriedMailboxes() as carried:
-        packing = _Packing(member)
+        packing = _Packing(member, copies=copies)
         data = packing.message(obj)
         return Packed(member.post(packing.segments, mailbox=mailbox, carried=tuple(carried)), data)
 
@@ -128,7 +133,9 @@ def pack_kept(obj: Any, member: Any | None) -> tuple[bytes, Any]:
 class _Packing:
     """Pickles an object and the globals of ``__main__`` that its functions read."""
 
-    def __init__(self, member: Any | None, *, share_large: bool = True) -> None:
+    def __init__(
+        self, member: Any | None, *, share_large: bool = True, copies: CallCopies | None = None
+    ) -> None:
         from nbparallel.transfer.unpickling import own_globals
 
         self.member = member
@@ -140,7 +147,7 @@ class _Packing:
             "broker": None if member is None else member.broker,
             "main_globals": self._globals,
             "reducers": ForkingPickler._extra_reducers,  # type: ignore[attr-defined]  # locks, connections
-            "share_large": share_large and member is not None and _shares(),
+            "share_large": share_large and member is not None and _shares() and (copies or True),
         }
 
     def message(self, obj: Any) -> bytes:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import process as library
+from functools import partial
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from nbparallel.errors import WorkerDiedError
 from nbparallel.multiprocessing.connection import adopt_pipe
+from nbparallel.multiprocessing.messages.call_copies import CallCopies
+from nbparallel.multiprocessing.messages.parcels import wrapped
 from nbparallel.multiprocessing.queues import Queue
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, signal_name
@@ -38,6 +41,20 @@ class CallQueue(Queue, library._SafeQueue):  # type: ignore[misc]
         queue.__class__ = cls
         queue._reader, queue._writer = adopt_pipe(queue._reader, queue._writer)
         queue._reset()
+
+    def _wrapped(self, obj: Any) -> Any:
+        found = obj.fn.args[0] if isinstance(obj, library._CallItem) and isinstance(obj.fn, partial) else None
+        if not isinstance(found, _MappedFunction):
+            return super()._wrapped(obj)
+        obj.fn = partial(obj.fn.func, found.function)
+        return wrapped(obj, self._writer.outbox, found.copies)
+
+
+class _MappedFunction(NamedTuple):
+    """In place of a function that `Executor.map` calls, until a call is sent."""
+
+    function: Callable[..., Any]
+    copies: CallCopies
 
 
 class ManagerThread(library._ExecutorManagerThread):
@@ -136,6 +153,24 @@ class Executor(library.ProcessPoolExecutor):
             if self._died is None:
                 raise
             raise self._died from error
+
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
+        """Call a function with an element of each iterable; return an iterator over the results, in order.
+
+        Parameters
+        ----------
+        timeout, chunksize, buffersize
+            As in the library.
+
+        Notes
+        -----
+        A private array in several calls is copied once, unless `buffersize` is given.
+        """
+        if options.get("buffersize") is None:
+            calls = list(zip(*iterables, strict=False))
+            fn = cast("Callable[..., Any]", _MappedFunction(fn, CallCopies(calls)))
+            iterables = tuple(zip(*calls, strict=True)) or ((),)
+        return super().map(fn, *iterables, **options)
 
     def _start_executor_manager_thread(self) -> None:
         own: dict[str, Any] = vars(self)

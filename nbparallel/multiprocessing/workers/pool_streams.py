@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
 from nbparallel.multiprocessing.starting.process_state import present_strategy
 from nbparallel.multiprocessing.workers.worker_slots import HEADER, RESULT
@@ -70,6 +71,8 @@ class TaskSender(_Stream):
 
     def __init__(self, end: Any) -> None:
         super().__init__(end)
+        self.copies: CallCopies | None = None
+        """Of arrays that several tasks of the call hold whose tasks are sent now."""
         self._lost: set[int] = set()
 
     def drop_jobs(self, jobs: Iterable[int]) -> None:
@@ -80,7 +83,7 @@ class TaskSender(_Stream):
         """Send a task; what a torn pipe swallows belongs to jobs that have failed."""
         if self.stopped or (task is not None and task[0] in self._lost):
             return
-        data, parcel = pickle_message(task, self.end.outbox)
+        data, parcel = pickle_message(task, self.end.outbox, self.copies)
         job, index = task[:2] if task is not None and task[1] is not None else (-1, -1)
         header = HEADER.pack(job, index, present_strategy() or "")
         nbytes = len(header) + data.nbytes
