@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from nbparallel.sharing import tensor_storage
 from nbparallel.transfer import definitions
-from nbparallel.transfer.blobs import ArrayStore
+from nbparallel.transfer.blobs import ArrayStore, CommonCopies
 from nbparallel.transfer.pickle_format import LARGE
 from nbparallel.wire.handles import ArrayHandle
 
@@ -38,7 +38,7 @@ class TensorStream(Protocol):
     """The pickle stream into which tensors go."""
 
     tensors: list[Any]
-    share_large: bool
+    share_large: bool | CommonCopies
     store: ArrayStore
     broker: Any
 

@@ -1,4 +1,4 @@
-"""`Executor`: the library's interface, arrays and cell functions as everywhere, deaths that are named."""
+"""`Executor`: the library's interface, deaths that are named; and arrays that several tasks of a call hold."""
 
 from __future__ import annotations
 
@@ -138,6 +138,104 @@ def test_a_context_of_the_library(tmp_path: Path) -> None:
         mp.set_start_method("fork", force=True)
         with mp.Executor(1, max_tasks_per_child=1) as executor:
             assert executor.submit(abs, -2).result(30) == 2
+        """,
+        tmp_path,
+    )
+
+
+def test_one_copy_for_the_tasks_of_a_call(tmp_path: Path, method: str) -> None:
+    """What several tasks of a map hold is copied once, in whatever way; each task writes to its own."""
+    run_program(
+        """
+        import threading
+        from functools import partial
+
+        x, gate, sent = np.ones(1 << 20), nbp.zeros(1), threading.Event()
+
+        class Third:
+            def __reduce__(self):  # runs when the third task is pickled, behind its array
+                sent.set()
+                return int, ()
+
+        def work(x, mark, i):
+            while not gate[0]:
+                time.sleep(0.001)
+            x[i] += 1
+            return float(x.sum()) - x.size, nbp.is_shared(x), x.flags.writeable
+
+        def enclosing(x):
+            return lambda mark, i: work(x, mark, i)
+
+        def by_name(mark, i):
+            while not gate[0]:
+                time.sleep(0.001)
+            return float(x.sum()) - x.size + 1, nbp.is_shared(x), x.flags.writeable
+
+        def copies(*phases):
+            rows = nbp.segments()
+            return {row.segment for row in rows if row.own and row.phase in phases and row.nbytes >= x.nbytes}
+
+        def check(start):
+            gate[0] = 0
+            sent.clear()
+            before = copies("live", "released")  # workers say later that they have dropped one
+            finish = start()
+            assert sent.wait(30)
+            made = copies("live", "released") - before  # released as soon as the last task is sent
+            assert len(made) == 1, made
+            gate[0] = 1
+            assert list(finish()) == [(1.0, False, True)] * 6
+            del finish, start
+            deadline = time.monotonic() + 10
+            while copies("live") and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not copies("live")
+            assert x.sum() == x.size and not nbp.is_shared(x)
+
+        marks = [0, 0, Third(), 0, 0, 0]
+        short = list(zip(marks, range(6)))
+        with ctx.Pool(2) as pool:
+            long = [(x, *rest) for rest in short]
+            for function, tasks in [
+                (work, long), (partial(work, x), short), (enclosing(x), short), (by_name, short)
+            ]:
+                check(lambda: pool.starmap_async(function, tasks, 1).get)
+            del long
+        with mp.Executor(2, ctx) as executor:
+            check(lambda: partial(iter, executor.map(work, [x] * 6, marks, range(6))))
+            check(lambda: partial(iter, executor.map(partial(work, x), marks, range(6))))
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_what_one_task_of_a_call_holds(tmp_path: Path) -> None:
+    """An array of one task arrives shared, as through a queue; one that changes between two tasks is new."""
+    run_program(
+        """
+        def look(x):
+            return nbp.is_shared(x), float(x[0]), x
+
+        def changing():
+            x = np.zeros(40_000)
+            for _ in range(4):
+                x += 1
+                yield x
+
+        with ctx.Pool(2) as pool, mp.Executor(2, ctx) as executor:
+            values = [0.0, 1.0, 2.0, 3.0]
+            arrays = [np.full(40_000, value) for value in values]
+            for found in (
+                pool.map(look, arrays, 1),
+                list(executor.map(look, arrays)),
+                pool.map(look, np.stack(arrays), 1),
+            ):
+                assert [part[:2] for part in found] == [(True, value) for value in values]
+                assert all(nbp.is_shared(part[2]) for part in found)
+            assert [part[1] for part in pool.imap(look, changing())] == [1.0, 2.0, 3.0, 4.0]
+            found = pool.imap(look, changing(), 2)
+            assert [part[1] for part in found] == [2.0, 2.0, 4.0, 4.0], "as from the library"
         """,
         tmp_path,
     )
