@@ -210,6 +210,7 @@ def test_one_copy_for_the_tasks_of_a_call(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_one_task_of_a_call_holds(tmp_path: Path) -> None:
     """An array of one task arrives shared, as through a queue; one that changes between two tasks is new."""
     run_program(
