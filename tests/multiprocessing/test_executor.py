@@ -1,4 +1,4 @@
-"""`Executor`: the library's interface, deaths that are named; and arrays that several tasks of a call hold."""
+"""`Executor`: the library's interface, deaths that are named; and arrays that tasks of one call share."""
 
 from __future__ import annotations
 
