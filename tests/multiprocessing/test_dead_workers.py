@@ -222,7 +222,8 @@ def test_a_pool_ends_whatever_its_workers_do(tmp_path: Path, way: str) -> None:
             return bytes(nbytes)
 
         def kill_one(pool):
-            for worker in draw.sample(list(pool._pool), min(1, len(pool._pool))):
+            workers = list(pool._pool)  # another thread replaces the dead
+            for worker in draw.sample(workers, min(1, len(workers))):
                 worker.kill()
 
         for _ in range(60):

@@ -50,7 +50,7 @@ _LIKELY_CAUSE = {
 
 
 CLOSED_SOCKETS = (
-    "ended, because code on it closed file descriptors that are not its own (os.close, os.closerange), over "
+    "ended, because code there closed file descriptors that are not its own (os.close, os.closerange), over "
     "which a rank and the notebook communicate"
 )
 
@@ -70,4 +70,4 @@ def describe_exit(end: RankExit) -> str:
         return f"was {CLOSED_SOCKETS}"
     if end.exit_code is None:
         return "ended; its exit status is unknown"
-    return f"ended itself with exit code {end.exit_code} (os._exit, or C code that calls exit)"
+    return f"ended with exit code {end.exit_code} (os._exit, or C code that calls exit)"

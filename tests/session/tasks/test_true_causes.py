@@ -140,7 +140,7 @@ def test_closed_sockets_are_named(cell: str, two_ranks: Session) -> None:
     """The rank ends, and the error says why; it comes back with the next cell."""
     found = error_of(two_ranks, f"import os\nif rank: {cell}\nbarrier()")
     assert isinstance(found, RankDiedError)
-    assert "ended, because code on it closed file descriptors that are not its own" in str(found)
+    assert "ended, because code there closed file descriptors that are not its own" in str(found)
     assert list(two_ranks.run("all_reduce(1)").values) == [2, 2]
 
 
