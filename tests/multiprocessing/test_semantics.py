@@ -166,6 +166,12 @@ def test_workers_follow_a_switch_of_the_strategy(tmp_path: Path, method: str) ->
                 assert all(nbp.is_shared(x) == (name != "copy") for _, _, x in found)
                 kept += found
             assert all(x.sum() == 100_000 for _, _, x in kept)
+        # what a worker chose itself stays until the pool's process chooses anew
+        with ctx.Pool(1, nbp.set_sharing_strategy, ("file_system",)) as pool:
+            ask = lambda: nbp.get_sharing_strategy()
+            assert [pool.apply(ask), pool.apply(ask)] == ["file_system"] * 2
+            nbp.set_sharing_strategy("mmap")
+            assert pool.apply(ask) == "mmap"
         """,
         tmp_path,
         method,

@@ -24,7 +24,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
-from nbparallel.multiprocessing.starting.process_state import follow_strategy
+from nbparallel.multiprocessing.starting.process_state import follow_strategy, present_strategy
 
 
 class TaskHeader:
@@ -132,8 +132,8 @@ class TaskReader:
 
     def __init__(self, queue: Any, slot: WorkerSlot) -> None:
         self._queue, self._slot = queue, slot
-        self._strategy = ""
-        """That of the pool's process at the last task."""
+        self._strategy = present_strategy() or ""
+        """That of the pool's process at the last task, at first when it started this worker."""
 
     @property
     def _writer(self) -> Any:  # the library's worker closes it
