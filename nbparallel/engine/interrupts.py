@@ -41,10 +41,14 @@ class Interrupts:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._words: InterruptWords | None = None
-        self._task = 0
+        self._tasks: list[int] = []
+        """The task that runs; empty: none."""
         self._used = 0
         self._due = 0.0
         """Until when an import may go on that an interrupt has met; 0.0: none has."""
+        self.disarm: Callable[[], None] = self._tasks.clear
+        """From now on no interrupt raises.  No code of Python runs in it: an interrupt that arrived there
+        would leave the task armed, and the next one would end the rank."""
 
     def install(self) -> None:
         """Take over SIGINT; a cell may replace the handler for itself, the next one has ours again."""
@@ -59,7 +63,7 @@ class Interrupts:
         self._used, self._due = 0, 0.0
         if _handler_of(signal.SIGINT) != self._on_signal:
             self.install()  # an earlier cell has put its own there
-        self._task = task
+        self._tasks[:] = [task]
         self._inspect()
 
     @property
@@ -67,19 +71,15 @@ class Interrupts:
         """Whether the kernel has interrupted the task that runs, or ran last."""
         return self._used > 0
 
-    def disarm(self) -> None:
-        """No interrupt raises any more."""
-        self._task = 0
-
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         self._inspect(frame)
 
     def _inspect(self, frame: FrameType | None = None) -> None:
-        words, task = self._words, self._task
-        if words is None or not task:
+        words = self._words
+        if words is None or not self._tasks:
             return
         named, sequence = words.read_interrupt(self._rank)
-        if named == task and sequence > self._used and not self._waits_for_import(frame):
+        if named in self._tasks and sequence > self._used and not self._waits_for_import(frame):
             self._used = sequence
             raise KeyboardInterrupt
 

@@ -204,7 +204,7 @@ class Session:
         timeout : float, optional
             Seconds after which the ranks are interrupted.
         sink : OutputSink, optional
-            Receives output while the cell runs; the result holds it in any case.
+            Receives output while the cell runs; the result holds it, and an error its notes, in any case.
         execution_count, line_offset : int
             The notebook's ``In[n]`` and the lines above `cell` in it, for tracebacks.
         want_values, show_values : bool

@@ -76,14 +76,16 @@ def test_a_dead_worker(tmp_path: Path, method: str) -> None:
         """
         from concurrent.futures.process import BrokenProcessPool
 
-        def end():
+        def end(gate):
+            while not os.path.exists(gate):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        began = time.monotonic()
         with mp.Executor(2, ctx) as executor:
             assert executor.submit(abs, -1).result(30) == 1
             began = time.monotonic()
-            futures = [executor.submit(end), *(executor.submit(time.sleep, 60) for _ in range(3))]
+            futures = [executor.submit(end, "gate"), *(executor.submit(time.sleep, 60) for _ in range(3))]
+            open("gate", "w").close()  # now: an executor that has broken takes no call
             for future in futures:
                 try:
                     future.result(30)

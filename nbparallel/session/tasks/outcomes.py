@@ -252,7 +252,11 @@ def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | No
     if not failed and freed:  # cannot be: ranks are interrupted only after another one has failed
         failed = {rank: run.outcomes[rank].failure for rank in freed}
     if failed:
-        raise parallel_error.build_parallel_error(failed, freed, result)
+        error = parallel_error.build_parallel_error(failed, freed, result)
+        if run.request.options.sink is None:  # nothing else has shown them
+            for note in result.notes:
+                error.add_note(f"note: {note}")
+        raise error
 
 
 def _item(run: TaskRun, rank: int) -> str:

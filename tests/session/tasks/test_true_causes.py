@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ from nbparallel.errors import (
     RemoteError,
 )
 from nbparallel.session import Session
+from nbparallel.testing.processes import rank_pool
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -281,3 +285,14 @@ def capture(session: Session, function: Any) -> str:
     with contextlib.redirect_stderr(io.StringIO()) as said:
         session.call(function)
     return said.getvalue()
+
+
+def test_an_error_says_that_the_rank_was_started_again() -> None:
+    """Where nothing shows the cell's notes, as in a script: its variables are gone, and that is why."""
+    with Session(2) as session:
+        session.run("kept = rank")
+        os.kill(session.statistics().ranks[1].pid, signal.SIGKILL)
+        wait_until(lambda: rank_pool(session).dead(), "the death of rank 1")
+        with pytest.raises(ParallelError, match="NameError on rank 1") as caught:
+            session.run("kept")
+        assert [note for note in caught.value.__notes__ if "rank 1 was killed" in note], caught.value
