@@ -116,6 +116,9 @@ class _Factory(library.BaseContext):
     def get_context(self, method: str | None = None) -> Any:
         """Return the context of a start method."""
         if method is None:
+            from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
+
+            name_semaphores()  # whatever makes a lock asks for the context
             return self
         if method not in _concrete_contexts:
             raise ValueError(f"cannot find context for {method!r}")
@@ -156,7 +159,7 @@ class DefaultContext(_Factory, library.DefaultContext):
             return super().get_context(method)
         if self._actual_context is None:
             self._actual_context = _concrete_contexts[_usual_method()]
-        return self._actual_context
+        return self._actual_context.get_context()
 
     def set_start_method(self, method: str | None, force: bool = False) -> None:
         """Set the start method, here and as the library's default: their locks do not mix.

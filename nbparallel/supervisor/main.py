@@ -35,7 +35,7 @@ from nbparallel.supervisor.event_loop import SupervisorEventLoop, readable, take
 from nbparallel.supervisor.guests import KINDS, Guests
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.supervisor.orphans import Orphans, mark_children
-from nbparallel.supervisor.sweep import BackgroundSweep, remove_folder
+from nbparallel.supervisor.sweep import BackgroundSweep, remove_leftovers
 from nbparallel.supervisor.template_process import TemplateProcess
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
@@ -92,7 +92,7 @@ class Supervisor:
             children.end_all(self._grace or 0.0)
             self._receive_last_names()
             self._server.close()
-            remove_folder(self._options.get("folder", ""), self._kernel)
+            remove_leftovers(self._options, self._kernel)
 
     def _receive_last_names(self) -> None:
         """Read which names dead ranks had still announced: the server removes all that it knows of."""

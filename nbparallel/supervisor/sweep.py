@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -309,20 +309,40 @@ EXIT_SECONDS = 1.0
 """Bound for the last steps of a process that has closed its descriptors because it ends."""
 
 
-def remove_folder(folder: str, parent: int) -> None:
-    """Remove a temporary folder of this process's parent if that was killed, and so left it.
+def remove_leftovers(options: Mapping[str, str], parent: int) -> None:
+    """Remove what multiprocessing has left of processes that have ended.
+
+    Its resource tracker does that, but ends with its process where a whole process group is killed, as front
+    ends do with a kernel, and this supervisor with what a rank has started.
 
     Parameters
     ----------
-    folder : str
-        Empty: none.
+    options : mapping
+        ``session``, whose ranks begin the names of their semaphores with ``nbp-SESSION``; ``folder`` and
+        ``semaphores``: the temporary folder of this process's parent, and what the names of its semaphores
+        begin with, which are left if it goes on.
     parent : int
         pidfd of the parent, which has closed its sockets: it ends, or goes on without this process.
     """
-    if folder and is_ready(parent, EXIT_SECONDS if is_exiting(os.getppid()) else 0):
-        import shutil  # seldom used, and large
+    session, folder, semaphores = (options.get(name, "") for name in ("session", "folder", "semaphores"))
+    if session:
+        _remove_semaphores(f"nbp-{session}")
+    if (folder or semaphores) and is_ready(parent, EXIT_SECONDS if is_exiting(os.getppid()) else 0):
+        if semaphores:
+            _remove_semaphores(semaphores)
+        if folder:
+            import shutil  # seldom used, and large
 
-        shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_semaphores(prefix: str) -> None:
+    """Remove the semaphores whose names begin so; sem_overview(7) says where they are."""
+    with contextlib.suppress(FileNotFoundError):  # not Linux, or the tracker was quicker
+        for name in os.listdir("/dev/shm"):
+            if name.startswith(f"sem.{prefix}-"):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"/dev/shm/{name}")
 
 
 class BackgroundSweep:

@@ -17,6 +17,7 @@ from nbparallel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
 from nbparallel.multiprocessing.household.lifeline import close_own_lifeline, own_lifeline
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
+from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import GuestRow, LedgerRow, read_guests, read_page
 
@@ -50,7 +51,7 @@ class RootSupervisor:
         from nbparallel.sharing import current_store
 
         store = current_store()
-        self._launch = SupervisorLaunch("spawn", folder=_new_folder())
+        self._launch = SupervisorLaunch("spawn", folder=_new_folder(), semaphores=name_semaphores())
         self._number = 0
         try:
             broker = SegmentClient(self._launch.segments, client=0)

@@ -49,6 +49,8 @@ class SupervisorLaunch:
     start_method : {"forkserver", "spawn"}
     folder : str
         Temporary folder of this process, which the supervisor removes if this process is killed.
+    semaphores : str
+        What the names of its semaphores begin with, which are removed then, too.
 
     Attributes
     ----------
@@ -64,7 +66,7 @@ class SupervisorLaunch:
     It has no thread, and does nothing in a forked child of this process.
     """
 
-    def __init__(self, start_method: str = "forkserver", folder: str = "") -> None:
+    def __init__(self, start_method: str = "forkserver", folder: str = "", semaphores: str = "") -> None:
         self.start_method = start_method
         self.session = secrets.token_hex(7)
         self.seed = secrets.randbits(64)
@@ -100,6 +102,7 @@ class SupervisorLaunch:
             "template": process_context.template_argv(),
             "engine": process_context.engine_argv(),
             "folder": folder,
+            "semaphores": semaphores,
         }
         with contextlib.suppress(ChannelClosedError):  # it has ended: who waits for it reads why in the log
             self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)

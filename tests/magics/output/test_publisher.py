@@ -123,7 +123,7 @@ def test_lines_that_change_stay_below_in_a_terminal(monkeypatch: pytest.MonkeyPa
     """Text goes above them, too long ones are cut so that they can be taken back; the last state is whole."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((20, 4)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((20, 4)))
     publisher = PlainPublisher(SimpleNamespace())
     assert publisher.can_live
     publisher.stream("stdout", "before\n")
