@@ -94,7 +94,7 @@ class Session:
         keep_messages: bool = False,
     ) -> None:
         if sharing.current_store().client != 0:
-            raise RuntimeError("a rank or worker cannot start ranks of its own: use -n in the notebook")
+            raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
         size = usable_cpus() if world_size is None else world_size
         check_world_size(size)
         if start_method not in START_METHODS:

@@ -319,7 +319,7 @@ def test_a_press_after_the_end_is_no_error() -> None:
 
 def test_a_rank_starts_no_session_of_its_own(four: Session) -> None:
     """It is told so, in a sentence that says what to do."""
-    with pytest.raises(ParallelError, match="a rank or worker cannot start ranks of its own") as caught:
+    with pytest.raises(ParallelError, match="a rank or worker cannot start ranks: use") as caught:
         four.run("nbp.Session(2)")
     assert isinstance(caught.value.errors[0], RuntimeError)
 
