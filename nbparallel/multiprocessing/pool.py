@@ -14,7 +14,9 @@ from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.starting.current_context import concrete_context
 from nbparallel.multiprocessing.starting.process_state import watch_end
 from nbparallel.multiprocessing.workers.dead_workers import Casualties
+from nbparallel.multiprocessing.workers.pool_results import INTERRUPTIBLE, interrupt
 from nbparallel.multiprocessing.workers.pool_streams import ResultReader, TaskSender, renew_pipes
+from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts, run_worker
 from nbparallel.multiprocessing.workers.worker_slots import ResultWriter, TaskReader, make_slot
 
 _LOOK_SECONDS = 0.05
@@ -25,6 +27,10 @@ _LOOKED_AT = (list, tuple, range)
 
 class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
     """Jobs under way; one that has failed as a whole may be taken out again."""
+
+    def __setitem__(self, job: int, result: Any) -> None:
+        result.__class__ = INTERRUPTIBLE.get(type(result), type(result))
+        super().__setitem__(job, result)
 
     def __delitem__(self, job: int) -> None:
         if job in self:
@@ -54,15 +60,16 @@ class Pool(library.Pool):
         context: Any = None,
     ) -> None:
         self._casualties = Casualties()
+        self._interrupt_word = word = InterruptWord()
         self_ = weakref.ref(self)  # what the library's threads hold must not keep the pool
         casualties = self._casualties
 
         def start_worker(ctx: Any, *, target: Any, args: Any) -> Any:
             slot = make_slot()
             tasks, results, *rest = args
-            process = ctx.Process(
-                target=target, args=(TaskReader(tasks, slot), ResultWriter(results, slot), *rest)
-            )
+            interrupts = TaskInterrupts(word)
+            ends = TaskReader(tasks, slot, interrupts), ResultWriter(results, slot)
+            process = ctx.Process(target=run_worker, args=(interrupts, target, *ends, *rest))
             casualties.slots[id(process)] = slot
             watch_end(process, lambda ended: _settle(self_, ended))
             return process
@@ -112,6 +119,13 @@ class Pool(library.Pool):
 
     def join(self) -> None:
         """Wait for the end of the workers, also if one dies with a lock that the others want."""
+        try:
+            self._join()
+        except KeyboardInterrupt:
+            interrupt(self)
+            raise
+
+    def _join(self) -> None:
         if self._state == library.CLOSE:  # type: ignore[attr-defined]
             self._worker_handler.join()  # type: ignore[attr-defined]  # it replaced the dead until now
             results = self._outqueue._reader

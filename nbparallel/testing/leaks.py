@@ -38,8 +38,8 @@ ANONYMOUS_SLACK = 256
 STDERR_WORDS = ("leaked", "Exception ignored", "resource_tracker")
 """A test's stderr that holds one of these reports a leak that no assertion found."""
 SHARED_NAMES = Path("/dev/shm")
-NAME_PREFIXES = ("nbp", "sem.nbp-", "sem.mp-")
-"""How names of our segments begin, and those of multiprocessing's semaphores."""
+NAME_PREFIXES = ("nbp", "sem.nbp-")
+"""How names of our segments begin, and those of semaphores that `nbparallel.multiprocessing` makes."""
 _MAPPING = re.compile(r"^\S+ (\S{4}) \S+ \S+ \S+\s*(.*)$")
 
 # looking up the member of the enumeration would take 15 µs for each of 64 signals
@@ -62,7 +62,7 @@ class Footprint:
     pids: frozenset[int]
     """All processes of the machine; the new ones are looked at more closely."""
     names: frozenset[str]
-    """Names under ``/dev/shm`` that begin as ours do, or as multiprocessing's."""
+    """Names under ``/dev/shm`` that begin as ours do."""
     descriptors: tuple[str, ...]
     """What every open descriptor of this process points to."""
     threads: tuple[str, ...]

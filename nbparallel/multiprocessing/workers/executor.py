@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import process as library
@@ -17,6 +18,7 @@ from nbparallel.multiprocessing.messages.parcels import wrapped
 from nbparallel.multiprocessing.queues import Queue
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, signal_name
+from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts
 
 _END_SECONDS = 5.0
 """How long a process, whose pipe has ended, may take until its exit code is there."""
@@ -32,6 +34,42 @@ class BrokenPoolError(WorkerDiedError, library.BrokenProcessPool):
     """
 
 
+_worker: list[TaskInterrupts] = []
+"""In a worker: what stops its calls."""
+
+
+def _initialize(interrupts: TaskInterrupts, initializer: Callable[..., object] | None, *args: Any) -> None:
+    interrupts.install()
+    _worker.append(interrupts)
+    if initializer is not None:
+        initializer(*args)
+
+
+class InterruptibleFuture(Future):  # type: ignore[type-arg]
+    """A call's result; an interrupt of a wait for it stops all calls of its executor."""
+
+    _executor: weakref.ref[Executor]
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return what the call returned, or raise what it raised."""
+        return self._wait(super().result, timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the call raised, None if nothing."""
+        error: BaseException | None = self._wait(super().exception, timeout)
+        return error
+
+    def _wait(self, wait: Callable[[float | None], Any], timeout: float | None) -> Any:
+        ended = self.done()
+        try:
+            return wait(timeout)
+        except KeyboardInterrupt:
+            executor = self._executor()
+            if executor is not None and not ended:
+                executor._interrupt()
+            raise
+
+
 class CallQueue(Queue, library._SafeQueue):  # type: ignore[misc]
     """The library's queue of calls, as a queue of ours; made of one by `adopt`."""
 
@@ -41,6 +79,13 @@ class CallQueue(Queue, library._SafeQueue):  # type: ignore[misc]
         queue.__class__ = cls
         queue._reader, queue._writer = adopt_pipe(queue._reader, queue._writer)
         queue._reset()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next call; only workers ask."""
+        call = super().get(block, timeout)
+        if call is not None and _worker:
+            call.fn = _worker[0].guard(call.work_id, call.fn)
+        return call
 
     def _wrapped(self, obj: Any) -> Any:
         found = obj.fn.args[0] if isinstance(obj, library._CallItem) and isinstance(obj.fn, partial) else None
@@ -134,7 +179,11 @@ class Executor(library.ProcessPoolExecutor):
             context = default_context().get_context()
             if max_tasks_per_child is not None and context.get_start_method() == "fork":
                 context = default_context().get_context("spawn")  # as the library
-        super().__init__(max_workers, context, initializer, initargs, max_tasks_per_child=max_tasks_per_child)
+        self._interrupt_word = InterruptWord()
+        initargs = TaskInterrupts(self._interrupt_word), initializer, *initargs
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")  # as the library
+        super().__init__(max_workers, context, _initialize, initargs, max_tasks_per_child=max_tasks_per_child)
         CallQueue.adopt(vars(self)["_call_queue"])
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -148,7 +197,10 @@ class Executor(library.ProcessPoolExecutor):
             The executor was shut down.
         """
         try:
-            return super().submit(fn, *args, **kwargs)
+            future = super().submit(fn, *args, **kwargs)
+            future.__class__ = InterruptibleFuture
+            cast("InterruptibleFuture", future)._executor = weakref.ref(self)
+            return future
         except library.BrokenProcessPool as error:
             if self._died is None:
                 raise
@@ -171,6 +223,14 @@ class Executor(library.ProcessPoolExecutor):
             fn = cast("Callable[..., Any]", _MappedFunction(fn, CallCopies(calls)))
             iterables = tuple(zip(*calls, strict=True)) or ((),)
         return super().map(fn, *iterables, **options)
+
+    def _interrupt(self) -> None:
+        """Stop all calls under way: a wait for one was interrupted."""
+        own: dict[str, Any] = vars(self)
+        number = own["_queue_count"]
+        for item in list(own["_pending_work_items"].values()):
+            item.future.cancel()
+        self._interrupt_word.interrupt(number, list((own["_processes"] or {}).values()))
 
     def _start_executor_manager_thread(self) -> None:
         own: dict[str, Any] = vars(self)

@@ -19,12 +19,14 @@ from __future__ import annotations
 import itertools
 import struct
 from enum import IntEnum
+from multiprocessing import pool as library
 from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
 from nbparallel.multiprocessing.starting.process_state import follow_strategy, present_strategy
+from nbparallel.multiprocessing.workers.task_interrupts import TaskInterrupts
 
 
 class TaskHeader:
@@ -130,8 +132,8 @@ def _raise(error: Exception) -> NoReturn:
 class TaskReader:
     """The worker's end of the task pipe: what the library's worker takes for a queue."""
 
-    def __init__(self, queue: Any, slot: WorkerSlot) -> None:
-        self._queue, self._slot = queue, slot
+    def __init__(self, queue: Any, slot: WorkerSlot, interrupts: TaskInterrupts) -> None:
+        self._queue, self._slot, self._interrupts = queue, slot, interrupts
         self._strategy = present_strategy() or ""
         """That of the pool's process at the last task, at first when it started this worker."""
 
@@ -154,7 +156,10 @@ class TaskReader:
             if strategy != self._strategy:
                 follow_strategy(strategy)
                 self._strategy = strategy
-            return ForkingPickler.loads(memoryview(message)[size:])
+            task = ForkingPickler.loads(memoryview(message)[size:])
+            if job < 0 or task[2] is library._helper_reraises_exception:  # type: ignore[attr-defined]
+                return task
+            return job, index, self._interrupts.guard(job, task[2]), *task[3:]
         except Exception as error:
             if job < 0:
                 raise

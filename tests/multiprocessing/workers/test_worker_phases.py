@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocessing.programs import run_program
-from tests.multiprocessing.test_dead_workers import run
+from tests.multiprocessing.workers.test_dead_workers import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix(cover=(), size=1)]
 

@@ -1,0 +1,118 @@
+"""Interrupts of tasks: a wait in the pool's process is interrupted, and what its workers run stops.
+
+::
+
+    pool's process   a wait for a result raises KeyboardInterrupt    `pool_results`
+                       InterruptWord.interrupt                       every task before this number is to stop
+                         SIGINT to each worker
+    worker           TaskInterrupts._on_signal                       such a task runs: KeyboardInterrupt
+                     InterruptibleTask                               its result is a CancelledError
+
+A front end signals the whole process group, a program perhaps one process: hence the number in shared
+memory, without which a worker ignores the signal.  So none hits a later task, and a worker that waits stays
+silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from multiprocessing import sharedctypes
+from typing import Any
+
+INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
+"""What other tasks raise that were under way."""
+
+
+class InterruptWord:
+    """A number in memory that the workers share: tasks with a smaller one are to stop."""
+
+    def __init__(self) -> None:
+        self._word = sharedctypes.RawValue("q", -1)
+
+    def covers(self, task: int) -> bool:
+        """Return whether a task is to stop."""
+        stop: int = self._word.value
+        return 0 <= task < stop
+
+    def interrupt(self, number: int, workers: Iterable[Any]) -> None:
+        """Stop the tasks with smaller numbers; `workers` are the processes that may run one."""
+        self._word.value = number
+        for worker in workers:
+            if worker.pid is not None and worker.exitcode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGINT)
+
+
+class TaskInterrupts:
+    """The worker's side: decides whether a SIGINT is for the task that runs."""
+
+    def __init__(self, word: InterruptWord) -> None:
+        self._word = word
+        self._tasks: list[int] = []
+        """The number of the task that runs; empty: none."""
+        self.raised = False
+        """Whether the task that runs, or ran last, was interrupted."""
+        self.disarm: Callable[[], None] = self._tasks.clear
+        """From now on no interrupt raises.  No code of Python runs in it, and so no signal's handler."""
+
+    def install(self) -> None:
+        """Take over SIGINT; an initializer, which comes later, may put its own handler there."""
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def arm(self, task: int) -> None:
+        """From now on interrupts of `task` raise."""
+        self.raised = False
+        self._tasks[:] = [task]
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        if self._tasks and not self.raised and self._word.covers(self._tasks[0]):
+            self.raised = True
+            raise KeyboardInterrupt
+
+    def guard(self, task: int, function: Callable[..., Any]) -> InterruptibleTask:
+        """Return what calls `function` as a task."""
+        return InterruptibleTask(self, task, function)
+
+    def is_late(self, task: int) -> bool:
+        """Return whether a task that has not begun is to stop."""
+        return self._word.covers(task)
+
+
+class InterruptibleTask:
+    """Calls a function as a task that an interrupt stops."""
+
+    __slots__ = ("_function", "_interrupts", "_task")
+
+    def __init__(self, interrupts: TaskInterrupts, task: int, function: Callable[..., Any]) -> None:
+        self._interrupts, self._task, self._function = interrupts, task, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it.
+
+        Raises
+        ------
+        CancelledError
+            It was interrupted.
+        """
+        interrupts = self._interrupts
+        try:
+            interrupts.arm(self._task)
+            if interrupts.is_late(self._task):
+                raise CancelledError(INTERRUPTED)
+            return self._function(*args, **kwargs)
+        except KeyboardInterrupt:
+            if not interrupts.raised:
+                raise  # the task's own
+            raise CancelledError(INTERRUPTED) from None
+        finally:
+            interrupts.disarm()
+
+
+def run_worker(interrupts: TaskInterrupts, target: Callable[..., Any], *args: Any) -> None:
+    """Run a worker that only its tasks' interrupts reach."""
+    interrupts.install()
+    target(*args)
