@@ -147,6 +147,14 @@ class SegmentClient:
         """Say which process the child is, or that there is none."""
         self._send(Kind.FORK_DONE, pack_segment(parcel), fd=pidfd)
 
+    def meet(self, place: str, fd: int) -> None:
+        """Meet other guests as ranks of a world: over the socketpair with the end `fd` it is spoken of."""
+        self._send(Kind.MEET, os.fsencode(place), fd=fd)
+
+    def leave_world(self) -> None:
+        """Leave that world: what this process holds now is held until all have left."""
+        self._send(Kind.LEAVE_WORLD, b"")
+
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
 

@@ -137,7 +137,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 def is_session_rank() -> bool:
     """Return whether this process is a rank that a session has started."""
-    return _current is not None and _group is None
+    return _current is not None and _group is None and not _current.forked
 
 
 def init_process_group(
@@ -151,7 +151,7 @@ def init_process_group(
     pg_options: object = None,
     device_id: object = None,
 ) -> None:
-    """Join processes that another program started on this machine as ranks of one world.
+    """Join processes that another program, or `nbparallel.multiprocessing`, started here, as ranks.
 
     All of them must call it, each with its own rank.  It returns when all have.  On a rank of a session, and
     in a script that ``python -m nbparallel run`` started, it does nothing: they are connected already.
@@ -198,7 +198,7 @@ def init_process_group(
     1
     """
     global _group
-    if _current is not None and _group is None:
+    if is_session_rank():
         return
     if _group is not None and _group.is_ours:  # else that of the process from which this one was forked
         raise ValueError(

@@ -252,6 +252,11 @@ class Communicator(
         self._context.forget_frames()
         self._group_table.release()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in a forked child of the rank, in which no operation is possible."""
+        return self._context.forked
+
     def close(self) -> None:
         """Release all memory (idempotent)."""
         if self._closed:

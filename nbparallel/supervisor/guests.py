@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, is_ready, readable, take
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
+from nbparallel.supervisor.worlds.hosted_worlds import HostedWorlds
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import GuestRow
 from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client, unpack_id
@@ -34,7 +35,7 @@ LEFT_SECONDS = 10.0
 """How long a message without a mailbox is kept after its sender has ended; arbitrary."""
 MOST_FRAMES = 1000
 """Read from one guest before the others are polled again."""
-KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE})
+KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE, Kind.MEET, Kind.LEAVE_WORLD})
 """What `Guests.receive` acts on; the rest is for the ledger."""
 
 
@@ -79,6 +80,7 @@ class Guests:
         """Parcel of a child that has not introduced itself -> pidfd, owned."""
         self._left: list[tuple[float, int]] = []
         """When parcels without a mailbox are given up, and their dead sender."""
+        self._worlds = HostedWorlds(event_loop, server, deliver, log)
         self._admitted = 0
         """How many guests there have been."""
 
@@ -94,6 +96,12 @@ class Guests:
         """
         if frame.kind is Kind.INTRODUCE:
             self._admit(sender, frame)
+        elif sender not in self._guests and frame.kind is not Kind.FORK_DONE:
+            raise ProtocolError(f"a {frame.kind.name} frame of client {sender}, which is no guest")
+        elif frame.kind is Kind.MEET:
+            self._worlds.meet(sender, frame)
+        elif frame.kind is Kind.LEAVE_WORLD:
+            self._worlds.leave(sender)
         else:
             self._watch_fork(unpack_id(frame.payload, frame.kind), frame)
 
@@ -178,6 +186,9 @@ class Guests:
             frame = take(guest.socket)
             if frame is False:
                 return False
+            if frame is None and self._worlds.has_rank(client):
+                self._event_loop.forget(guest.socket)  # its pidfd reports the rest, as a rule soon
+                return True
             if frame is None:
                 # What it did not release is not used again: it may still have it mapped.
                 self._disconnect(guest)
@@ -214,7 +225,9 @@ class Guests:
         if guest is None or not is_ready(guest.pidfd):
             return  # another one's pidfd had this number a moment ago
         self._drain(guest)  # what it sent before it ended counts
-        if guest.socket.fileno() >= 0:
+        was_rank = self._worlds.has_rank(client)
+        self._worlds.client_ended(client, guest.pidfd)  # before its segments end: the others learn why
+        if was_rank or guest.socket.fileno() >= 0:
             self._disconnect(guest)
         del self._guests[client]
         self._event_loop.close(guest.pidfd)
@@ -255,6 +268,7 @@ class Guests:
             self._event_loop.close(guest.pidfd)
         for parcel in list(self._forks):
             self._forget_fork(parcel)
+        self._worlds.end_all()
 
     @property
     def seconds_left(self) -> float | None:

@@ -114,6 +114,7 @@ class Kind(enum.IntEnum):
     WELCOME = 101
     FORKING = 102
     FORK_DONE = 103
+    MEET = 104
 
 
 _KINDS = {int(kind): kind for kind in Kind}

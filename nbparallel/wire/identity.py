@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import struct
 import sys
 import zlib
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from nbparallel.errors import ProtocolError
 
 _PID = struct.Struct("<q")
+_CREDENTIALS = struct.Struct("3i")
 BOOT_LETTERS = 16
 """Hexadecimal digits of the boot id that are kept: 62 random bits."""
 
@@ -185,3 +187,13 @@ def difference(payload: bytes) -> str:
         return ", ".join(f"{name} {theirs[name]} (the notebook has {mine[name]})" for name in differing)
     except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError(f"a RANK_READY frame without versions: {payload[:20]!r}") from error
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return (pid, user id) of the process at the other end, as reported by the kernel.
+
+    Of a socketpair that is the process that made it.
+    """
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return pid, user

@@ -3,7 +3,11 @@
 ``JOIN`` (with a pidfd of the sender) is answered by ``JOINED`` (with the control segment and a pidfd of the
 supervisor) once all have come, or by ``REFUSED``.  ``ABORT_JOIN`` says that the sender's time is over;
 ``LEAVE_WORLD`` that it leaves the world in good order.  In between the segment protocol is spoken
-(`wire.segments`), as client number rank + 1.  All of it is JSON: nothing is unpickled here.
+(`wire.segments`), as client number rank + 1.
+
+Processes that are guests of a supervisor already meet there: ``MEET``, with a place and one end of a
+socketpair, goes over their connection; over the socketpair the same is said.  They keep their client numbers,
+and ``LEAVE_WORLD`` goes over their connection as well.  All of it is JSON: nothing is unpickled here.
 """
 
 from __future__ import annotations

@@ -20,16 +20,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbparallel.channel import Channel
+from nbparallel.channel import Channel, SegmentClient
 from nbparallel.errors import (
     ChannelClosedError,
     CollectiveTimeoutError,
     ProtocolError,
     RendezvousError,
     StartError,
+    SupervisorDiedError,
 )
-from nbparallel.supervisor.external.listener import DRAFT, SOCKET, peer_of
+from nbparallel.supervisor.external.listener import DRAFT, SOCKET
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.identity import peer_of
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
 
 PAUSE_SECONDS = 0.005
@@ -85,6 +87,31 @@ def arrive_and_wait(place: str, join: Join, seconds: float) -> Admission:
         time.sleep(PAUSE_SECONDS)
 
 
+def meet_at_supervisor(broker: SegmentClient, place: str, join: Join, seconds: float) -> Admission:
+    """Wait until all processes of the world have named `place` to the supervisor whose guest this one is.
+
+    Raises
+    ------
+    RendezvousError, CollectiveTimeoutError
+        As `arrive_and_wait`.
+    SupervisorDiedError
+        The supervisor has ended.
+    """
+    mine, theirs = Channel.pair()
+    try:
+        with theirs:
+            broker.meet(place, theirs.fileno())
+        return _Rendezvous(place, join, time.monotonic() + seconds, seconds).request(Channel(mine))
+    except ChannelClosedError as error:
+        mine.close()
+        raise SupervisorDiedError(
+            f"the supervisor of process {os.getpid()} has ended, so that it can meet no other process"
+        ) from error
+    except BaseException:
+        mine.close()
+        raise
+
+
 class _Rendezvous:
     """One process's attempts to join the others."""
 
@@ -119,7 +146,7 @@ class _Rendezvous:
             os.close(directory)  # and with it our lock: from now on only the supervisor holds it
             directory = -1
             try:
-                return self._request(channel)
+                return self.request(channel)
             except ChannelClosedError as error:
                 if log >= 0 and self._starts >= STARTS:
                     _remove(self._place)
@@ -130,7 +157,8 @@ class _Rendezvous:
                 if fd >= 0:
                     os.close(fd)
 
-    def _request(self, channel: Channel) -> Admission:
+    def request(self, channel: Channel) -> Admission:
+        """Join over a connection to a supervisor, which is closed if that fails."""
         try:
             me = _own_pidfd()
             try:

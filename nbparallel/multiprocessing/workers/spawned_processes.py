@@ -11,7 +11,7 @@ from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from nbparallel.errors import NbParallelError
+from nbparallel.errors import NbParallelError, PeerFailedError, RankDiedError
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.workers.dead_workers import signal_name
 from nbparallel.multiprocessing.workers.pipe_reader import PipeReader
@@ -19,6 +19,8 @@ from nbparallel.multiprocessing.workers.worker_failures import WorkerFailure, fa
 
 __tracebackhide__ = True  # of pytest: an error of a process shows the test, not the way here
 
+_OF_PEERS = PeerFailedError.__name__, RankDiedError.__name__
+"""What a rank raises because another one has failed."""
 GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, as in torch."""
 
@@ -147,6 +149,7 @@ class ProcessContext:
         if failed is None:
             return not self.sentinels
         self._read()
+        failed = self._first_failed(failed)
         self.end(grace_period)
         raise self._error(failed)
 
@@ -190,6 +193,20 @@ class ProcessContext:
     def _close(self, index: int) -> None:
         self._readers[index].ended = True
         self._readers[index].end.close()
+
+    def _first_failed(self, index: int) -> int:
+        """Return the process that failed first; `index` may have because another rank did."""
+        if not self._failed_as_peer(index):
+            return index
+        for other, process in enumerate(self.processes):
+            has_failed = other in self._failures or process.exitcode not in (None, 0)
+            if has_failed and not self._failed_as_peer(other):
+                return other
+        return index
+
+    def _failed_as_peer(self, index: int) -> bool:
+        failure = self._failures.get(index)
+        return failure is not None and failure.ename in _OF_PEERS
 
     def _error(self, index: int) -> ProcessException:
         process = self.processes[index]

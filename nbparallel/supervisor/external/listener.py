@@ -16,21 +16,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 from collections.abc import Iterator
+
+from nbparallel.wire.identity import peer_of
 
 SOCKET, DRAFT = "socket", "socket.new"
 """Names in the directory where processes meet."""
 BACKLOG = 1024
 _PASSING = frozenset({errno.EAGAIN, errno.ECONNABORTED, errno.EINTR, errno.ENOMEM, errno.ENOBUFS})
-_CREDENTIALS = struct.Struct("3i")
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return (pid, user id) of the process at the other end, as reported by the kernel."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(data)
-    return pid, user
 
 
 class Listener:

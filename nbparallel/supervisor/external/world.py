@@ -27,14 +27,14 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.children import raise_file_limit, reset_signals
 from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, is_ready, readable, take
 from nbparallel.supervisor.exit_status import exit_status
-from nbparallel.supervisor.external.listener import Listener, peer_of
-from nbparallel.supervisor.external.membership import Membership
+from nbparallel.supervisor.external.listener import Listener
 from nbparallel.supervisor.guests import KINDS, Guests
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
+from nbparallel.supervisor.worlds.membership import Membership
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import Process, process_of
+from nbparallel.wire.identity import Process, peer_of, process_of
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, client_of
 from nbparallel.wire.system import usable_cpus
 

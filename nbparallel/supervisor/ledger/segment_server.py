@@ -25,8 +25,9 @@ from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import GuestRow, LedgerRow, pages
-from nbparallel.wire.parcels import PARCEL_MESSAGES
+from nbparallel.wire.parcels import PARCEL_MESSAGES, Post
 from nbparallel.wire.segments import (
+    CLIENT_SHIFT,
     MESSAGES,
     Fetched,
     Lost,
@@ -36,8 +37,11 @@ from nbparallel.wire.segments import (
     creator_of,
     pack_segment,
     pack_use,
+    segment_id,
 )
 
+NO_CLIENT = -1
+"""Sender of a parcel that outlives the client whose segments it holds."""
 MOST_SPARE = 64
 """Descriptors left for sockets, pidfds and what is on its way out; at most a quarter of the table."""
 
@@ -83,6 +87,8 @@ class SegmentServer:
         self._inodes: dict[int, tuple[int, int]] = {}
         """Device and inode of segments whose descriptor was not kept."""
         self._max_descriptors = max_descriptors
+        self._kept = 0
+        """How often `hold_all_of` was called."""
 
     @property
     def unsettled(self) -> bool:
@@ -143,6 +149,15 @@ class SegmentServer:
     def parcels_of(self, client: int) -> list[int]:
         """Return the parcels without a mailbox that a client has posted and no other has taken."""
         return self._ledger.parcels.of(client, fork=False)
+
+    def hold_all_of(self, client: int) -> int:
+        """Return a new parcel that holds what a client holds now, until `end_parcels`."""
+        self._kept += 1
+        parcel = segment_id(client, (1 << CLIENT_SHIFT) - self._kept)  # no client gets as far
+        held = [segment for segment, entry in self._ledger.entries.items() if client in entry.holders]
+        self._ledger.step(client, Post(parcel, 0, tuple(held)))
+        self._ledger.parcels.parcels[parcel].sender = NO_CLIENT
+        return parcel
 
     def is_fork(self, parcel: int) -> bool:
         """Return whether a parcel holds what a child inherits that has not introduced itself."""

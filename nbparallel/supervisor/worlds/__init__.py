@@ -1,0 +1,1 @@
+"""Worlds that processes form themselves: which have joined, and what a supervisor hosts for its guests."""
