@@ -26,6 +26,10 @@ MODULES = (
     "operations.profile_operations",
     "operations.average_gradients",
     "operations.torch_training",
+    "multiprocessing.messages",
+    "multiprocessing.process_start",
+    "multiprocessing.kept_messages",
+    "multiprocessing.deaths",
     "multiprocessing.loader",
     "startup.idle",
 )
