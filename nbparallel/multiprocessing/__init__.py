@@ -13,6 +13,7 @@ from nbparallel.multiprocessing.context import _default_context
 
 if typing.TYPE_CHECKING:  # its name alone would be one more of ours
     from nbparallel.multiprocessing.workers.executor import Executor as Executor
+    from nbparallel.multiprocessing.workers.joblib_registration import register_joblib as register_joblib
     from nbparallel.multiprocessing.workers.loading.collation import default_collate as default_collate
     from nbparallel.multiprocessing.workers.loading.data_loader import DataLoader as DataLoader
     from nbparallel.multiprocessing.workers.loading.loader_worker import get_worker_info as get_worker_info
@@ -32,6 +33,7 @@ if typing.TYPE_CHECKING:  # its name alone would be one more of ours
 
 _OURS = {
     ".workers.executor": ("Executor",),
+    ".workers.joblib_registration": ("register_joblib",),
     ".workers.loading.collation": ("default_collate",),
     ".workers.loading.data_loader": ("DataLoader",),
     ".workers.loading.loader_worker": ("get_worker_info",),

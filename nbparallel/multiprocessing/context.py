@@ -11,7 +11,7 @@ from multiprocessing import context as library
 from typing import Any, ClassVar
 
 from nbparallel.multiprocessing.starting.current_context import default_context, set_default_context
-from nbparallel.multiprocessing.starting.process_state import ValueProcess
+from nbparallel.multiprocessing.starting.process_state import ValueProcess, end_executors_first
 
 
 class DefaultProcess(ValueProcess, library.Process):
@@ -48,6 +48,10 @@ class SpawnProcess(ValueProcess, library.SpawnProcess):
         from nbparallel.multiprocessing.starting.fresh_interpreter import SpawnPopen
 
         return SpawnPopen(process_obj)
+
+    @staticmethod
+    def _after_fork() -> None:
+        end_executors_first()  # nothing was forked
 
 
 class ForkServerProcess(ValueProcess, library.ForkServerProcess):

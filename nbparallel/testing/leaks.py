@@ -38,8 +38,8 @@ ANONYMOUS_SLACK = 256
 STDERR_WORDS = ("leaked", "Exception ignored", "resource_tracker")
 """A test's stderr that holds one of these reports a leak that no assertion found."""
 SHARED_NAMES = Path("/dev/shm")
-NAME_PREFIXES = ("nbp", "sem.nbp-")
-"""How names of our segments begin, and those of semaphores that `nbparallel.multiprocessing` makes."""
+NAME_PREFIX = "nbp"
+"""Named segments of ours begin with this.  Semaphores of a child that is killed stay until its root ends."""
 _MAPPING = re.compile(r"^\S+ (\S{4}) \S+ \S+ \S+\s*(.*)$")
 
 # looking up the member of the enumeration would take 15 µs for each of 64 signals
@@ -62,7 +62,7 @@ class Footprint:
     pids: frozenset[int]
     """All processes of the machine; the new ones are looked at more closely."""
     names: frozenset[str]
-    """Names under ``/dev/shm`` that begin as ours do."""
+    """Names under ``/dev/shm`` that begin as our segments'."""
     descriptors: tuple[str, ...]
     """What every open descriptor of this process points to."""
     threads: tuple[str, ...]
@@ -99,7 +99,7 @@ def footprint() -> Footprint:
 
 def _names() -> frozenset[str]:
     try:
-        return frozenset(name for name in os.listdir(SHARED_NAMES) if name.startswith(NAME_PREFIXES))
+        return frozenset(name for name in os.listdir(SHARED_NAMES) if name.startswith(NAME_PREFIX))
     except FileNotFoundError:
         return frozenset()
 

@@ -10,6 +10,7 @@ from multiprocessing import context, spawn
 from multiprocessing import process as library
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 from nbparallel.multiprocessing.messages.exchange import join_household
@@ -81,6 +82,29 @@ class ValueProcess(library.BaseProcess):
             default_context().force_start_method(self._start_method)  # type: ignore[attr-defined]
         code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
         return code
+
+    @staticmethod
+    def _after_fork() -> None:
+        library.BaseProcess._after_fork()  # type: ignore[attr-defined]
+        end_executors_first()
+
+
+BEFORE_CHILDREN = 100
+"""Order of what multiprocessing does when a process ends: 0 and more come before it waits for children."""
+
+
+def end_executors_first() -> None:
+    """Have executors end before this process waits for its children."""
+    Finalize(None, _end_executors, exitpriority=BEFORE_CHILDREN)
+
+
+def _end_executors() -> None:
+    """End what has threads that tell its own processes to end: executors of ours, the library's and joblib's.
+
+    A program does that first when it ends, but a process of multiprocessing waits for its children before.
+    """
+    for end in reversed(getattr(threading, "_threading_atexits", ())):
+        end()
 
 
 _watchers: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()

@@ -9,6 +9,7 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import process as library
 from functools import partial
 from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, cast
 
 from nbparallel.errors import WorkerDiedError
@@ -17,6 +18,7 @@ from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.messages.parcels import wrapped
 from nbparallel.multiprocessing.queues import Queue
 from nbparallel.multiprocessing.starting.current_context import default_context
+from nbparallel.multiprocessing.starting.process_state import BEFORE_CHILDREN
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, signal_name
 from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts
 
@@ -100,6 +102,15 @@ class _MappedFunction(NamedTuple):
 
     function: Callable[..., Any]
     copies: CallCopies
+
+
+def _shut_down(executor: weakref.ref[Executor]) -> None:
+    if (living := executor()) is not None:
+        living.shutdown()
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 class ManagerThread(library._ExecutorManagerThread):
@@ -224,6 +235,13 @@ class Executor(library.ProcessPoolExecutor):
             iterables = tuple(zip(*calls, strict=True)) or ((),)
         return super().map(fn, *iterables, **options)
 
+    def _submit_copied(self, function: Callable[[], Any], copies: CallCopies | None) -> Future[Any]:
+        """Call a function; of what several such calls hold, `copies` has the copies."""
+        if copies is None:
+            return self.submit(function)
+        carrier = cast("Callable[..., Any]", _MappedFunction(function, copies))
+        return self.submit(partial(_call, carrier))
+
     def _interrupt(self) -> None:
         """Stop all calls under way: a wait for one was interrupted."""
         own: dict[str, Any] = vars(self)
@@ -239,6 +257,8 @@ class Executor(library.ProcessPoolExecutor):
         # as the library's, but for the class
         if not own["_safe_to_dynamically_spawn_children"]:
             self._launch_processes()  # type: ignore[attr-defined]
+        # a process of another library waits for its children before its threads end, one of which ends them
+        Finalize(self, _shut_down, (weakref.ref(self),), exitpriority=BEFORE_CHILDREN)
         own["_executor_manager_thread"] = thread = ManagerThread(self)
         thread.start()
         library._threads_wakeups[thread] = own["_executor_manager_thread_wakeup"]

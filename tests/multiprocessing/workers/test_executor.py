@@ -242,3 +242,24 @@ def test_what_one_task_of_a_call_holds(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
+
+
+def test_one_that_a_child_process_leaves_open(tmp_path: Path, method: str) -> None:
+    """The process ends, though the library's would wait for workers that no thread tells to end."""
+    run_program(
+        """
+        def use(end):
+            global kept
+            kept = mp.Executor(1, ctx)
+            end.send(kept.submit(abs, -1).result(30))
+
+        here, there = ctx.Pipe()
+        process = ctx.Process(target=use, args=(there,))
+        process.start()
+        assert here.recv() == 1
+        process.join(20)
+        assert process.exitcode == 0
+        """,
+        tmp_path,
+        method,
+    )

@@ -1,0 +1,147 @@
+"""joblib with our processes: its own tests, memory, deaths and interrupts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocessing.programs import run_program
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("joblib") is None, reason="joblib is not installed"),
+    pytest.mark.slow,
+    pytest.mark.time_limit(60),
+]
+
+REGISTER = "import nbparallel.multiprocessing as ours; ours.register_joblib()"
+EXCEPTIONS = {
+    "test_error_capture": "it wants other workers after an error; ours stay",
+    "test_auto_memmap_on_arrays_from_generator": "it wants np.memmap",
+    "test_memmapping_leaks": "it wants np.memmap",
+}
+"""Of joblib's tests of its process backends."""
+
+
+@pytest.mark.time_limit(300)
+def test_joblibs_own_tests(tmp_path: Path) -> None:
+    """With our backend in place of both of joblib's own for processes, all pass but three with reasons."""
+    found = find_spec("joblib.test.test_parallel")
+    assert found is not None
+    assert found.origin is not None
+    source = Path(found.origin).read_text()
+    ours = 'PROCESS_BACKENDS = ["nbparallel"]'
+    source, count = re.subn(r'PROCESS_BACKENDS = \["multiprocessing", "loky"\]', ours, source)
+    assert count == 1
+    # in the module itself, and in the scripts that its tests run
+    imports = re.compile(r"^(import mmap|from joblib import Parallel, delayed)$", flags=re.M)
+    source, count = imports.subn(rf"{REGISTER}\n\1", source)
+    assert count > 2
+    (tmp_path / "test_joblib_parallel.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "nbparallel"]
+    done = subprocess.run(
+        [*command, "test_joblib_parallel.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        timeout=280, env=os.environ,
+    )  # fmt: skip
+    failed = re.findall(r"^(?:FAILED|ERROR) test_joblib_parallel.py::(\w+)", done.stdout, flags=re.M)
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert set(failed) <= EXCEPTIONS.keys(), done.stdout[-5000:]
+    assert passed is not None
+    assert int(passed[1]) >= 100, done.stdout[-5000:]
+
+
+def test_arrays(tmp_path: Path) -> None:
+    """A shared one is the same memory; a private one is copied once, and what a task writes stays there."""
+    run_program(
+        """
+        import joblib
+        from nbparallel.multiprocessing import household
+
+        mp.register_joblib()
+        shared, private = nbp.zeros(8), np.ones(1_000_000)
+
+        def fill(x, k):
+            x[k] = k
+            return x is not None
+
+        def total(x, k):
+            x[0] += k
+            time.sleep(0.2)
+            return float(x[0])
+
+        def shared_nbytes():
+            return sum(row.nbytes for row in household.report().segments)
+
+        with joblib.parallel_config(backend="nbparallel", n_jobs=2):
+            joblib.Parallel()(joblib.delayed(fill)(shared, k) for k in range(8))
+            assert shared.tolist() == list(range(8))
+            before, most = shared_nbytes(), 0
+            calls = (joblib.delayed(total)(private, k) for k in range(6))
+            results = joblib.Parallel(return_as="generator")(calls)
+            for k, value in enumerate(results):
+                most = max(most, shared_nbytes() - before)
+                assert value == 1.0 + k, value
+            assert private[0] == 1 and not nbp.is_shared(private)
+            assert private.nbytes <= most < 1.5 * private.nbytes, most
+        """,
+        tmp_path,
+        "forkserver",
+    )
+
+
+def test_workers_that_die_or_are_interrupted(tmp_path: Path) -> None:
+    """A death is a `WorkerDiedError`; the stop button raises `KeyboardInterrupt`, and the workers stay."""
+    run_program(
+        """
+        import joblib, threading
+
+        mp.register_joblib()
+        run = joblib.Parallel(backend="nbparallel", n_jobs=2)
+
+        def pid_of(_):
+            time.sleep(0.1)
+            return os.getpid()
+
+        def pids():
+            return set(run(joblib.delayed(pid_of)(k) for k in range(6)))
+
+        def slow(k):
+            open(f"begun{k}", "w").close()
+            time.sleep(60)
+
+        def interrupt():
+            while not os.path.exists("begun0"):
+                time.sleep(0.01)
+            time.sleep(0.2)
+            os.killpg(0, signal.SIGINT)
+
+        os.setsid()
+        before = pids()
+        assert len(before) == 2
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        began = time.monotonic()
+        try:
+            run(joblib.delayed(slow)(k) for k in range(6))
+        except KeyboardInterrupt:
+            thread.join()
+        else:
+            raise AssertionError
+        assert time.monotonic() - began < 20
+        assert pids() == before
+        try:
+            run(joblib.delayed(lambda: os.kill(os.getpid(), signal.SIGKILL))() for k in range(2))
+        except WorkerDiedError as error:
+            assert error.signal_name == "SIGKILL", error
+        else:
+            raise AssertionError
+        assert len(pids()) == 2
+        """,
+        tmp_path,
+        "forkserver",
+    )
