@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from multiprocessing import current_process
 from typing import Any, NamedTuple
 
 import joblib
@@ -17,6 +19,7 @@ from joblib.parallel import (
 )
 
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
+from nbparallel.multiprocessing.messages.exchange import join_household
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.workers.executor import Executor
 
@@ -89,6 +92,13 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
+            return 1
+        if n_jobs != 1 and current_process().daemon and join_household() is None:
+            warnings.warn(
+                "this process was forked by another library's pool, which would leave processes of "
+                "nbparallel behind: the tasks run one after the other (n_jobs=1)",
+                stacklevel=3,
+            )
             return 1
         return n_jobs if n_jobs > 0 else max(joblib.cpu_count() + 1 + n_jobs, 1)
 
