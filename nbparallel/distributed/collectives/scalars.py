@@ -31,7 +31,8 @@ def check_number(op: Operator, x: Any, operation: str) -> Any:
         `x` is not a number, or the operator needs integers.
     """
     if not is_number(x):
-        hint = ": use np.array(x)" if isinstance(x, list | tuple) else ""
+        # a frame or a column of pandas has `to_numpy`; what that gives may be read-only, a copy is not
+        hint = ": use np.array(x)" if isinstance(x, list | tuple) or hasattr(x, "to_numpy") else ""
         raise TypeError(f"{operation} needs an array or a number, not {type(x).__name__}{hint}")
     if isinstance(x, bool | np.bool_):
         return int(x)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
+from nbparallel.distributed.collectives.scalars import check_number
 from nbparallel.distributed.operators import find_operator
 from nbparallel.testing.ranks import context_of
 from tests.distributed.oracle import DTYPES, OPERATORS, allowed, example, expected
@@ -233,3 +234,14 @@ def test_sizes_in_turn(ranks: Any) -> None:
                 assert c.broadcast(i if c.rank == i % 3 else None, src=i % 3) == i
 
     ranks(3, work)
+
+
+def test_a_frame_is_refused_with_what_to_write() -> None:
+    """An array of its own: what `to_numpy` gives may be read-only, and the result is written into it."""
+
+    class Frame:
+        def to_numpy(self) -> None:
+            """Make it look like one of pandas."""
+
+    with pytest.raises(TypeError, match=r"not Frame: use np\.array\(x\)$"):
+        check_number(find_operator("sum"), Frame(), "all_reduce")
