@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nbparallel.session import Session
 from nbparallel.testing.processes import rank_pool
 from nbparallel.testing.waiting import wait_until
@@ -51,6 +53,7 @@ def test_they_go_with_a_group_that_is_killed(promised):
             wait_until(lambda: not _of(name))
 
 
+@pytest.mark.slow
 def test_they_go_with_the_session_of_a_rank_that_is_killed():
     """The supervisor ends what the rank has started, its tracker too."""
     with Session(1) as session:
@@ -64,6 +67,7 @@ def test_they_go_with_the_session_of_a_rank_that_is_killed():
     assert not _of(name)
 
 
+@pytest.mark.slow
 def test_they_stay_while_their_process_lives():
     """The end of a household does not take away what the process still uses; that is its own last step."""
     code = PROGRAM + "household.stop()\nrun()\n"

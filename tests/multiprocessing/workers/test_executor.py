@@ -244,6 +244,7 @@ def test_what_one_task_of_a_call_holds(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_that_a_child_process_leaves_open(tmp_path: Path, method: str) -> None:
     """The process ends, though the library's would wait for workers that no thread tells to end."""
     run_program(

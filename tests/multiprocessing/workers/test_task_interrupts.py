@@ -57,6 +57,22 @@ os.setsid()  # the whole group is interrupted, as by a terminal or a front end
 pytestmark = pytest.mark.time_limit(60)
 
 
+def test_the_same_workers_take_the_next_call(tmp_path: Path) -> None:
+    """A call that a terminal or a front end interrupts, with all processes of its group."""
+    run_program(
+        PRESS
+        + """
+with ctx.Pool(2) as pool:
+    pids = set(pool.map(pid_of, range(6), 1))
+    interrupted(lambda: pool.map(slow, range(9), 1), True)
+    assert set(pool.map(pid_of, range(6), 1)) == pids
+""",
+        tmp_path,
+        "fork",
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 @pytest.mark.parametrize("group", [True, False])
 def test_a_pool_goes_on(tmp_path: Path, method: str, group: bool) -> None:
