@@ -25,6 +25,8 @@ from typing import Any
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
 """What other tasks raise that were under way."""
+_PLACES = 1024
+"""More than workers; of two whose pids share a place, the later has it."""
 
 
 class InterruptWord:
@@ -32,6 +34,12 @@ class InterruptWord:
 
     def __init__(self) -> None:
         self._word = sharedctypes.RawValue("q", -1)
+        self._ready = sharedctypes.RawArray("q", _PLACES)
+        """Pids of workers that have their handler; to one that starts, a signal would be the end."""
+
+    def note_ready(self) -> None:
+        """Say that this worker has its handler."""
+        self._ready[os.getpid() % _PLACES] = os.getpid()
 
     def covers(self, task: int) -> bool:
         """Return whether a task is to stop."""
@@ -42,9 +50,10 @@ class InterruptWord:
         """Stop the tasks with smaller numbers; `workers` are the processes that may run one."""
         self._word.value = number
         for worker in workers:
-            if worker.pid is not None and worker.exitcode is None:
+            pid = worker.pid or -1
+            if self._ready[pid % _PLACES] == pid and worker.exitcode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGINT)
+                    os.kill(pid, signal.SIGINT)
 
 
 class TaskInterrupts:
@@ -62,6 +71,7 @@ class TaskInterrupts:
     def install(self) -> None:
         """Take over SIGINT; an initializer, which comes later, may put its own handler there."""
         signal.signal(signal.SIGINT, self._on_signal)
+        self._word.note_ready()
 
     def arm(self, task: int) -> None:
         """From now on interrupts of `task` raise."""

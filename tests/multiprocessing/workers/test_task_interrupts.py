@@ -63,9 +63,11 @@ def test_the_same_workers_take_the_next_call(tmp_path: Path) -> None:
         PRESS
         + """
 with ctx.Pool(2) as pool:
-    pids = set(pool.map(pid_of, range(6), 1))
+    pids = set()
+    while len(pids) < 2:  # both have begun
+        pids |= set(pool.map(pid_of, range(6), 1))
     interrupted(lambda: pool.map(slow, range(9), 1), True)
-    assert set(pool.map(pid_of, range(6), 1)) == pids
+    assert set(pool.map(pid_of, range(6), 1)) <= pids
 """,
         tmp_path,
         "fork",
@@ -82,8 +84,9 @@ def test_a_pool_goes_on(tmp_path: Path, method: str, group: bool) -> None:
         + f"""
 group = {group}
 with ctx.Pool(2) as pool:
-    pids = set(pool.map(pid_of, range(6), 1))
-    assert len(pids) == 2
+    pids = set()
+    while len(pids) < 2:  # both have begun
+        pids |= set(pool.map(pid_of, range(6), 1))
     for call in (
         lambda: pool.map(slow, range(9), 1),
         lambda: pool.apply(slow, (1,)),
@@ -95,7 +98,7 @@ with ctx.Pool(2) as pool:
         lambda: list(pool.imap(slow, range(9), 3)),
     ):
         interrupted(call, group)
-        assert set(pool.map(pid_of, range(6), 1)) == pids
+        assert set(pool.map(pid_of, range(6), 1)) <= pids
 """,
         tmp_path,
         method,
@@ -110,8 +113,10 @@ def test_other_waits(tmp_path: Path, method: str) -> None:
         PRESS
         + """
 with ctx.Pool(2) as pool:
-    other = pool.map_async(slow, range(5), 1)
-    interrupted(pool.apply_async(slow, (1,)).get, True)
+    pool.map(pid_of, range(6), 1)
+    jobs = []
+    interrupted(lambda: (jobs.append(pool.map_async(slow, range(5), 1)), pool.apply(slow, (1,))), True)
+    (other,) = jobs
     try:
         other.get(20)
     except CancelledError as error:
@@ -128,9 +133,14 @@ with ctx.Pool(2) as pool:
         thread.join()
     assert job.get(20) is None
 pool = ctx.Pool(2)
-pool.map_async(slow, range(5), 1)
-pool.close()
-interrupted(pool.join, True)
+pool.map(pid_of, range(6), 1)
+
+def join():
+    pool.map_async(slow, range(5), 1)
+    pool.close()
+    pool.join()
+
+interrupted(join, True)
 pool.join()
 """,
         tmp_path,
@@ -148,7 +158,9 @@ def test_an_executor_goes_on(tmp_path: Path, method: str, group: bool) -> None:
         + f"""
 group = {group}
 with mp.Executor(2, ctx) as executor:
-    pids = set(executor.map(pid_of, range(6)))
+    pids = set()
+    while len(pids) < 2:  # both have begun
+        pids |= set(executor.map(pid_of, range(6)))
     for call in (
         lambda: list(executor.map(slow, range(9))),
         lambda: list(executor.map(slow, range(9), chunksize=4)),
@@ -157,7 +169,7 @@ with mp.Executor(2, ctx) as executor:
         lambda: [future.result() for future in [executor.submit(slow, i) for i in range(6)]],
     ):
         interrupted(call, group)
-        assert set(executor.map(pid_of, range(6))) == pids
+        assert set(executor.map(pid_of, range(6))) <= pids and set(executor._processes) == pids
 
 def leave():
     with mp.Executor(2, ctx) as executor:
@@ -213,7 +225,9 @@ def pid_of(_):
     return os.getpid()
 
 pool, executor = mp.Pool(2), mp.Executor(2)
-pids = set(pool.map(pid_of, range(6), 1)) | set(executor.map(pid_of, range(6)))
+pids = set()
+while len(pids) < 4:  # all have begun
+    pids |= set(pool.map(pid_of, range(6), 1)) | set(executor.map(pid_of, range(6)))
 """
 
 
@@ -237,7 +251,7 @@ def test_in_a_notebook(any_kernel: Kernel, tmp_path: Path) -> None:
         assert "Traceback" not in outcome.stderr, outcome.stderr
         begun.unlink()
         again = any_kernel.run(
-            "print(set(pool.map(pid_of, range(6), 1)) | set(executor.map(pid_of, range(6))) == pids)",
+            "print(set(pool.map(pid_of, range(6), 1)) | set(executor.map(pid_of, range(6))) <= pids)",
             timeout=40,
         )
         assert (again.stdout, again.stderr) == ("True\n", ""), call
