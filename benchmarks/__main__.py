@@ -29,6 +29,7 @@ MODULES = (
     "multiprocessing.messages",
     "multiprocessing.process_start",
     "multiprocessing.kept_messages",
+    "multiprocessing.joblib_tasks",
     "multiprocessing.deaths",
     "multiprocessing.loader",
     "startup.idle",

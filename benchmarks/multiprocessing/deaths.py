@@ -18,6 +18,7 @@ import numpy as np
 
 import nbparallel as nbp
 import nbparallel.multiprocessing as mp
+from benchmarks.multiprocessing.launches import print_rows
 from benchmarks.report import Figure, Section, spread
 
 AIM_SECONDS = 1.0
@@ -201,8 +202,7 @@ def run(*, quick: bool) -> Section:
 
 def main() -> None:
     """Print the rows."""
-    for row in run(quick=True).figures:
-        print(f"{row.what:55}{row.value}", flush=True)
+    print_rows(run(quick=True).figures)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import nbparallel.multiprocessing as mp
+from benchmarks.multiprocessing.launches import in_turns, print_rows
 from benchmarks.report import Figure, Section, human_seconds
 
 WORKERS = 2
@@ -105,7 +106,7 @@ def measure(rounds: int, report: Callable[[str], object] = lambda text: None) ->
             _check(loader, data, size)
         took: dict[str, list[float]] = {name: [] for name in loaders}
         for turn in range(rounds):
-            for name in list(loaders)[:: (-1) ** turn]:
+            for name in in_turns(tuple(loaders), turn):
                 took[name].append(_seconds(loaders[name], batches))
         middle = {name: statistics.median(times) for name, times in took.items()}
         for name, value in middle.items():
@@ -134,8 +135,7 @@ def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    for row in measure(parser.parse_args().rounds, print):
-        print(f"{row.what:40}{row.value:>12}  {row.peer}  {row.ratio:.1f} ×  {row.aim}", flush=True)
+    print_rows(measure(parser.parse_args().rounds, print))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,8 @@ python -m benchmarks.multiprocessing.messages [--rounds N]
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import multiprocessing as library
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,17 +15,26 @@ import numpy as np
 
 import nbparallel as nbp
 import nbparallel.multiprocessing as mp
-from benchmarks.multiprocessing.launches import in_turns, launch, medians_of_launches
-from benchmarks.report import Figure, Section, human_seconds, installed, not_installed
+from benchmarks.multiprocessing.launches import (
+    beside,
+    command_line,
+    medians_of_launches,
+    medians_of_turns,
+)
+from benchmarks.report import Figure, Section, installed
 
 NBYTES = 64 * 10**6
 MODULE = "benchmarks.multiprocessing.messages"
+DIFFERENT = 251
+"""Values of an array's elements: each message has another."""
 SMALL = {"step": 17, "name": "a message of about a hundred bytes", "loss": 0.25, "more": [1, 2, 3]}
 SMALL_MESSAGES = 200
 """Sent and acknowledged one after the other; their mean is one figure."""
 SHARED_MESSAGES = 20
 """Likewise, of an array that is shared already: one alone would show what the contender before left cold."""
 CALLS_AT_FIRST = 2
+SIZES = {"64 KB": 64 * 10**3, "64 MB": NBYTES, "1 GB": 10**9}
+"""Of shared arrays that are sent again: none is copied, so that all take as long."""
 TORCH = importlib.util.find_spec("torch") is not None
 JOBLIB = installed("joblib")
 
@@ -80,19 +86,9 @@ def _last_byte(array: Any) -> int:
     return int(array[-1])
 
 
-def _measure(contenders: dict[str, Callable[[int], float]], rounds: int) -> dict[str, float]:
-    """Return the median of each; the first rounds, whose results are checked as well, do not count."""
-    took: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + CALLS_AT_FIRST):
-        for name in in_turns(tuple(contenders), turn):
-            seconds = contenders[name](turn % 251)
-            if turn >= CALLS_AT_FIRST:
-                took[name].append(seconds)
-    return {name: statistics.median(times) for name, times in took.items()}
-
-
 def _private(line: Line) -> Callable[[int], float]:
-    def call(value: int) -> float:
+    def call(turn: int) -> float:
+        value = turn % DIFFERENT
         array = np.full(NBYTES, value, np.uint8)
         began = time.perf_counter()
         line.send(array, value)
@@ -102,7 +98,8 @@ def _private(line: Line) -> Callable[[int], float]:
 
 
 def _again(line: Line, array: Any) -> Callable[[int], float]:
-    def call(value: int) -> float:
+    def call(turn: int) -> float:
+        value = turn % DIFFERENT
         array[-1] = value
         began = time.perf_counter()
         for _ in range(SHARED_MESSAGES):
@@ -113,7 +110,8 @@ def _again(line: Line, array: Any) -> Callable[[int], float]:
 
 
 def _small(line: Line) -> Callable[[int], float]:
-    def call(value: int) -> float:
+    def call(turn: int) -> float:
+        del turn
         began = time.perf_counter()
         for _ in range(SMALL_MESSAGES):
             line.send(SMALL, 17)
@@ -127,14 +125,15 @@ def _torch_contenders(lines: list[Line]) -> dict[str, Callable[[int], float]]:
     import torch.multiprocessing as of_torch
 
     def under(strategy: str, call: Callable[[int], float]) -> Callable[[int], float]:
-        def switched(value: int) -> float:
+        def switched(turn: int) -> float:
             of_torch.set_sharing_strategy(strategy)
-            return call(value)
+            return call(turn)
 
         return switched
 
     def fresh(line: Line) -> Callable[[int], float]:
-        def call(value: int) -> float:
+        def call(turn: int) -> float:
+            value = turn % DIFFERENT
             tensor = torch.full((NBYTES,), value, dtype=torch.uint8)
             began = time.perf_counter()
             line.send(tensor, value)
@@ -155,7 +154,8 @@ def _torch_contenders(lines: list[Line]) -> dict[str, Callable[[int], float]]:
 def _joblib_contender() -> Callable[[int], float]:
     from joblib import Parallel, delayed
 
-    def call(value: int) -> float:
+    def call(turn: int) -> float:
+        value = turn % DIFFERENT
         array = np.full(NBYTES, value, np.uint8)
         began = time.perf_counter()
         (found,) = Parallel(n_jobs=2)([delayed(_last_byte)(array)])
@@ -169,8 +169,8 @@ def _joblib_contender() -> Callable[[int], float]:
 def _copy() -> Callable[[int], float]:
     target = np.ones(NBYTES, np.uint8)
 
-    def call(value: int) -> float:
-        array = np.full(NBYTES, value, np.uint8)
+    def call(turn: int) -> float:
+        array = np.full(NBYTES, turn % DIFFERENT, np.uint8)
         began = time.perf_counter()
         np.copyto(target, array)
         return time.perf_counter() - began
@@ -183,15 +183,14 @@ def launched(rounds: int) -> dict[str, float]:
     queue, pipe = Line(mp, "Queue"), Line(mp, "Pipe")
     theirs, their_pipe = Line(library, "Queue"), Line(library, "Pipe")
     lines = [queue, pipe, theirs, their_pipe]
-    shared, little = nbp.zeros(NBYTES, "u1"), nbp.zeros(10**6, "u1")
+    shared = {name: nbp.zeros(nbytes, "u1") for name, nbytes in SIZES.items()}
     contenders = {
         "copy": _copy(),
         "private Queue": _private(queue),
         "private Pipe": _private(pipe),
         "private multiprocessing Queue": _private(theirs),
         "private multiprocessing Pipe": _private(their_pipe),
-        "shared Queue": _again(queue, shared),
-        "shared 1 MB": _again(queue, little),
+        **{f"shared {name}": _again(queue, array) for name, array in shared.items()},
         "small": _small(queue),
         "small multiprocessing": _small(theirs),
     }
@@ -200,22 +199,10 @@ def launched(rounds: int) -> dict[str, float]:
     if JOBLIB:
         contenders["private joblib"] = _joblib_contender()
     try:
-        return _measure(contenders, rounds)
+        return medians_of_turns(contenders, rounds, uncounted=CALLS_AT_FIRST)
     finally:
         for line in lines:
             line.close()
-
-
-def _row(
-    what: str, found: dict[str, float], ours: str, peer: tuple[str, str], aim: str, least: float
-) -> Figure:
-    """Return a row whose peer should take at least `least` times as long as we do."""
-    key, name = peer
-    value = human_seconds(found[ours])
-    if key not in found:
-        return Figure(what, value, not_installed(name), aim=aim)
-    ratio = found[key] / found[ours]
-    return Figure(what, value, f"{name}: {human_seconds(found[key])}", ratio, aim, ratio >= least)
 
 
 def rows(found: dict[str, float]) -> list[Figure]:
@@ -224,21 +211,23 @@ def rows(found: dict[str, float]) -> list[Figure]:
     strategies = ("file_descriptor", "file_system")
     for carrier in ("Queue", "Pipe"):
         what, ours = f"private 64 MB, {carrier}", f"private {carrier}"
-        table.append(_row(what, found, ours, ("copy", "one copy"), "≤ 2.5 copies", 1 / 2.5))
+        table.append(beside(what, found, ours, ("copy", "one copy"), "≤ 2.5 copies", 1 / 2.5))
         peer = (f"private multiprocessing {carrier}", f"multiprocessing, {carrier}")
-        table.append(_row(what, found, ours, peer, "10 × multiprocessing", 10))
+        table.append(beside(what, found, ours, peer, "10 × multiprocessing", 10))
         for strategy in strategies:
             torch = (f"private torch {strategy}", f"torch, {strategy}")
-            table.append(_row(what, found, ours, torch, "3 × torch", 3))
-        table.append(_row(what, found, ours, ("private joblib", "joblib"), "5 × joblib", 5))
+            table.append(beside(what, found, ours, torch, "3 × torch", 3))
+        table.append(beside(what, found, ours, ("private joblib", "joblib"), "5 × joblib", 5))
     for strategy, aim, least in zip(strategies, ("not slower", "≤ 2 ×"), (1.0, 0.5), strict=True):
         torch = (f"shared torch {strategy}", f"torch, {strategy}")
-        table.append(_row("shared 64 MB again, Queue", found, "shared Queue", torch, aim, least))
-    table.append(
-        _row("shared 64 MB again", found, "shared Queue", ("shared 1 MB", "1 MB, ours"), "≤ 1.2 ×", 1 / 1.2)
-    )
+        table.append(beside("shared 64 MB again, Queue", found, "shared 64 MB", torch, aim, least))
+    for size in ("64 MB", "1 GB"):
+        little = ("shared 64 KB", "64 KB, ours")
+        table.append(
+            beside(f"shared {size} again, Queue", found, f"shared {size}", little, "≤ 1.2 ×", 1 / 1.2)
+        )
     small = ("small multiprocessing", "multiprocessing")
-    table.append(_row("100-byte dict, Queue", found, "small", small, "≤ 1.3 ×", 1 / 1.3))
+    table.append(beside("100-byte dict, Queue", found, "small", small, "≤ 1.3 ×", 1 / 1.3))
     return table
 
 
@@ -257,17 +246,7 @@ def run(*, quick: bool) -> Section:
 
 def main() -> None:
     """Print the figures of one launch: with ``--launch`` as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--launch", action="store_true")
-    options = parser.parse_args()
-    if options.launch:
-        print(json.dumps(launched(options.rounds)))
-        return
-    found = launch(MODULE, "--launch", "--rounds", str(options.rounds))
-    for row in rows(found):
-        ratio = f"{row.ratio:.2f} ×" if row.ratio else ""
-        print(f"{row.what:28}{row.value:>12}  {row.peer:45} {ratio:10} {row.aim}", flush=True)
+    command_line(__doc__, MODULE, launched, rows, rounds=5)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ python -m benchmarks.multiprocessing.process_start [--rounds N]
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing as library
 import statistics
 import subprocess
@@ -16,7 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import nbparallel.multiprocessing as mp
-from benchmarks.multiprocessing.launches import in_turns, launch, medians_of_launches
+from benchmarks.multiprocessing.launches import (
+    beside,
+    command_line,
+    medians_of_launches,
+    medians_of_turns,
+)
 from benchmarks.report import Figure, Section, human_seconds
 
 AIMS = {"fork": 1.3, "forkserver": 2.0, "Pool.map": 1.3}
@@ -38,10 +41,11 @@ def same(value: int) -> int:
     return value
 
 
-def _start(module: Any, method: str) -> Callable[[], float]:
+def _start(module: Any, method: str) -> Callable[[int], float]:
     context = module.get_context(method)
 
-    def call() -> float:
+    def call(turn: int) -> float:
+        del turn
         process = context.Process(target=abs, args=(1,))
         began = time.perf_counter()
         process.start()
@@ -54,8 +58,9 @@ def _start(module: Any, method: str) -> Callable[[], float]:
     return call
 
 
-def _tasks(pool: Any) -> Callable[[], float]:
-    def call() -> float:
+def _tasks(pool: Any) -> Callable[[int], float]:
+    def call(turn: int) -> float:
+        del turn
         began = time.perf_counter()
         found = pool.map(same, range(TASKS))
         seconds = time.perf_counter() - began
@@ -77,25 +82,15 @@ def launched(rounds: int) -> dict[str, float]:
         for method in ("fork", "forkserver")
         for name, module in MODULES.items()
     }
-    found = _measure(calls, rounds)
+    found = medians_of_turns(calls, rounds)  # the first turn brings the fork servers up
     pools = {name: module.get_context("fork").Pool(2) for name, module in MODULES.items()}
     try:
-        found |= _measure({f"Pool.map {name}": _tasks(pool) for name, pool in pools.items()}, rounds)
+        found |= medians_of_turns({f"Pool.map {name}": _tasks(pool) for name, pool in pools.items()}, rounds)
     finally:
         for pool in pools.values():
             pool.terminate()
             pool.join()
     return found | {"import": statistics.median(_import() for _ in range(3))}
-
-
-def _measure(calls: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    took: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        for name in in_turns(tuple(calls), turn):
-            seconds = calls[name]()
-            if turn:  # the first brings the server up
-                took[name].append(seconds)
-    return {name: statistics.median(times) for name, times in took.items()}
 
 
 def rows(found: dict[str, float]) -> list[Figure]:
@@ -106,11 +101,8 @@ def rows(found: dict[str, float]) -> list[Figure]:
         ("forkserver", "start and end, forkserver (warm)"),
         ("Pool.map", f"Pool.map of {TASKS:,} empty tasks"),
     ):
-        ours, theirs, most = found[f"{what} ours"], found[f"{what} library"], AIMS[what]
-        peer = f"multiprocessing: {human_seconds(theirs)}"
-        table.append(
-            Figure(text, human_seconds(ours), peer, theirs / ours, f"≤ {most:g} ×", ours <= most * theirs)
-        )
+        peer, most = (f"{what} library", "multiprocessing"), AIMS[what]
+        table.append(beside(text, found, f"{what} ours", peer, f"≤ {most:g} ×", 1 / most))
     took = found["import"]
     met = took < IMPORT_SECONDS
     text = "import, beyond multiprocessing's own"
@@ -133,17 +125,7 @@ def run(*, quick: bool) -> Section:
 
 def main() -> None:
     """Print the figures of one launch: with ``--launch`` as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--launch", action="store_true")
-    options = parser.parse_args()
-    if options.launch:
-        print(json.dumps(launched(options.rounds)))
-        return
-    found = launch(MODULE, "--launch", "--rounds", str(options.rounds))
-    for row in rows(found):
-        ratio = f"{row.ratio:.2f} ×" if row.ratio else ""
-        print(f"{row.what:40}{row.value:>12}  {row.peer:35} {ratio:10} {row.aim}", flush=True)
+    command_line(__doc__, MODULE, launched, rows, rounds=10)
 
 
 if __name__ == "__main__":
