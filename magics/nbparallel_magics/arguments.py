@@ -103,6 +103,9 @@ class MagicParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
+        flag = message.removeprefix("argument ").partition(":")[0].rpartition("/")[2]
+        if message.endswith(": expected one argument") and flag in self._option_string_actions:
+            message = f"{flag} needs a value: {flag} {self._option_string_actions[flag].metavar or 'VALUE'}"
         raise UsageError(f"{self.prog}: {message} ({self.prog}? shows the flags)")
 
     def parse_line(self, line: str) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,8 @@ def _run_on_ranks(
     }
     if options.draw:
         wanted["draw"] = options.draw
+    if options.out is not None and sink is not None and (advice := _without_value(request)):
+        sink.note(advice)
     if options.background:
         return _submit(state, session, request, wanted)
     try:
@@ -156,6 +159,23 @@ def _run_on_ranks(
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
+
+
+def _without_value(request: CellRequest) -> str:
+    """Return a line for a cell with ``-o`` that has no value; empty if it has one, as far as can be seen."""
+    try:
+        last = ast.parse(request.source).body[-1]
+    except (SyntaxError, ValueError, IndexError):
+        return ""  # with IPython's syntax, or only comments
+    match last:
+        case ast.Expr():
+            return ""
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)):
+            way = f": end it with a line `{name}`"
+        case _:
+            way = ""
+    name = request.options.out
+    return f"the cell does not end with an expression, so each rank's value in {name} is None{way}"
 
 
 def _submit(

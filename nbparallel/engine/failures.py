@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import os
 import pickle
 import re
@@ -61,6 +62,8 @@ def improve(error: BaseException, state: RankState) -> BaseException:
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
     if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
         error.args = (f"{error}{_advice(str(error.name), state)}",)
+    if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
+        error.args = (text,)
     if isinstance(error, ValueError):
         better = explain_read_only(error, state.names, error.__traceback__, magics=state.configure.magics)
         if better is not None:
@@ -83,6 +86,19 @@ def _advice(name: str, state: RankState) -> str:
     return f"; it is predefined in cells, not in a function from elsewhere{how}"
 
 
+def _wrong_arguments(text: str, state: RankState) -> str:
+    """Return the message of a call of an operation that its parameters do not fit, with their names."""
+    if (match := _CALL.match(text)) is None:
+        return ""
+    operation = getattr(state.communicator, match[2], None)
+    if getattr(operation, "__qualname__", "") != f"{match[1]}.{match[2]}":
+        return ""  # another class with a method of that name
+    names = ", ".join(inspect.signature(operation).parameters)  # type: ignore[arg-type]  # it is a method
+    return f"{match[2]}() {match[3]}: it has the parameters ({names})"
+
+
+_CALL = re.compile(r"(\w+)\.(\w+)\(\) (.+)", re.DOTALL)
+"""How Python begins a message about arguments: with the method's qualified name."""
 _BY_BROKEN_BUILTINS = (TypeError, NameError, AttributeError)
 """What code raises that calls a builtin function which is gone."""
 OWN_INTERRUPT = "(raised by this rank's own code: the rank was not interrupted)"

@@ -25,7 +25,7 @@ from nbparallel.errors import StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
-from nbparallel.session.names.name_uses import find_uses
+from nbparallel.session.names.name_uses import describe_rebound, find_uses
 from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
 from nbparallel.session.names.tensor_names import share_tensors_of
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
@@ -62,6 +62,8 @@ class Preparation:
     """What each rank has once it has applied its updates."""
     costly: frozenset[str]
     """Names that `notes` have a line about, which is shown once."""
+    rebound: str = ""
+    """A line on names of the notebook to which the cell assigns."""
 
 
 @dataclass(slots=True)
@@ -215,7 +217,8 @@ class NameDelivery:
             uses = find_uses(names.free, inputs, self._assigned)
             pending = {rank: kept for rank in ranks if (kept := self._ranks[rank].pending) is not None}
             accounts = *inputs.accounts(), dict(inputs.copied)
-            return Preparation(updates, tuple(notes), *accounts, uses, pending, frozenset(costly))
+            rebound = describe_rebound(names.free, names.bindings)
+            return Preparation(updates, tuple(notes), *accounts, uses, pending, frozenset(costly), rebound)
 
     def share(self, names: Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays, tensors and modules into shared memory that ranks may write; return lines.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -17,6 +18,8 @@ class ChangedNames(NamedTuple):
     """It assigns as ``d += 1`` does, and in no other way."""
     deleted: frozenset[str]
     """It deletes the name, and does not bind it."""
+    rebound: frozenset[str]
+    """It assigns a new value wherever it succeeds: ``d = 1``, outside of branches and loops."""
 
 
 def find_changes(tree: ast.Module) -> ChangedNames:
@@ -44,10 +47,33 @@ def find_changes(tree: ast.Module) -> ChangedNames:
         frozenset(called - stored),
         frozenset(augmented - bound),
         frozenset(deleted - bound - augmented),
+        frozenset(_rebound(tree.body)),
     )
 
 
 _AUGMENTED = ast.Store()
+
+
+def _rebound(statements: Iterable[ast.stmt]) -> Iterator[str]:
+    for statement in statements:
+        match statement:
+            case ast.Assign(targets=targets):
+                yield from _bound_by(targets)
+            case ast.AnnAssign(target=target, value=ast.expr()):
+                yield from _bound_by([target])
+            case ast.With(body=body):
+                yield from _rebound(body)
+
+
+def _bound_by(targets: Iterable[ast.expr]) -> Iterator[str]:
+    for target in targets:
+        match target:
+            case ast.Name(id=name):
+                yield name
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                yield from _bound_by(parts)
+            case ast.Starred(value=part):
+                yield from _bound_by([part])
 
 
 def _root(node: ast.expr) -> str:

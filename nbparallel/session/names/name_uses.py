@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import Value
-from nbparallel.session.names.free_names import FreeNames
+from nbparallel.session.names.free_names import FreeNames, is_ipythons
 from nbparallel.wire.name_updates import NameKind, NameUses
 
 PREDEFINED_NAMES = frozenset((
@@ -16,6 +20,10 @@ PREDEFINED_NAMES = frozenset((
 Written out, because the notebook would otherwise load all of `nbparallel.distributed` in its first cell, a
 fifth of the time until it runs; a test compares it with the operations.
 """
+
+
+SHOWN = 5
+"""Names that one line lists."""
 
 
 def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUses | None:
@@ -32,6 +40,26 @@ def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUse
     if not (predefined or stored or called or augmented or kept):
         return None
     return NameUses(tuple(sorted(predefined)), tuple(stored), tuple(called), tuple(augmented), tuple(kept))
+
+
+def describe_rebound(free: FreeNames, bindings: Mapping[str, Any]) -> str:
+    """Return a line on names to which a cell assigns and that the notebook has as well; empty: there are none.
+
+    It is about values: what a notebook imports or defines, a cell for ranks often imports or defines again.
+    """
+    names = sorted(
+        name
+        for name in free.changed.rebound & bindings.keys()
+        if not (is_ipythons(name) or callable(bindings[name]) or isinstance(bindings[name], ModuleType))
+    )
+    if not names:
+        return ""
+    listed = ", ".join(names[:SHOWN]) + " …" * (len(names) > SHOWN)
+    theirs = "'s are" if len(names) > 1 else f"'s {listed} is"
+    return (
+        f"this rank assigned {listed}, and the notebook{theirs} as before: -o {names[0]} on a cell that ends "
+        f"with `{names[0]}` brings the ranks' there"
+    )
 
 
 def _is_copied(value: Value | None) -> bool:

@@ -52,6 +52,8 @@ class TaskDispatcher:
         self._messages = CellMessages()
         self._strategy_message: object = None
         """Owns memory that ranks have perhaps not unpickled yet."""
+        self._told_of_assignments = False
+        """Whether a cell has said that names go to the ranks only: once is enough, each lesson assigns some."""
 
     def next_number(self) -> int:
         """Return a number that no task of the session has had."""
@@ -294,6 +296,11 @@ class TaskDispatcher:
                 self._names.delivered(outcome.rank, preparation)
             for note in outcome.notes:
                 ranks.setdefault(note, []).append(outcome.rank)
+        if preparation is not None and not self._told_of_assignments and run.request.options.show_values:
+            done = [outcome.rank for outcome in run.outcomes.values() if outcome.ok]
+            if preparation.rebound and done:
+                self._told_of_assignments = True
+                ranks[preparation.rebound] = sorted(done)
         for note, saying in ranks.items():
             note = note.replace("this rank", rank_list(saying))
             if note not in run.request.notes:

@@ -32,7 +32,7 @@ KILL_SECONDS = 5.0
 """Time between the first interrupt and the kill of ranks that have not stopped."""
 POLL_SECONDS = 0.25
 """Longest sleep of the waiting thread while a step may be due."""
-UNANSWERED = "ended, because it did not answer the interrupt"
+UNANSWERED = "ended: no answer to the interrupt"
 
 
 class InterruptEscalation:

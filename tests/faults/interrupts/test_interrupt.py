@@ -112,7 +112,7 @@ def test_a_rank_that_swallows_interrupts_is_ended_after_the_ladder(two_ranks: Se
     result = two_ranks.run("globals().get('x')")
     assert result.values == [0, None]
     (note,) = result.notes
-    assert note.startswith("rank 1 was ended, because it did not answer the interrupt; it was started again")
+    assert note.startswith("rank 1 was ended: no answer to the interrupt; it was started again")
 
 
 def test_a_time_out_interrupts_and_says_where(three_ranks: Session) -> None:

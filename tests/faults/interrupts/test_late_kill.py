@@ -68,4 +68,4 @@ def test_f24_a_rank_that_answers_while_it_is_killed(monkeypatch: pytest.MonkeyPa
         result = session.run("globals().get('kept')")
         assert list(result.values) == [None]
         (note,) = result.notes
-        assert note.startswith("rank 0 was ended, because it did not answer the interrupt; it was started")
+        assert note.startswith("rank 0 was ended: no answer to the interrupt; it was started")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nbparallel as nbp
 from nbparallel.distributed.api._operation import PREDEFINED
 from nbparallel.session import Session
 from nbparallel.session.names.name_uses import PREDEFINED_NAMES
@@ -44,7 +45,8 @@ class Notebook:
 def session() -> Iterator[Session]:
     """Return a session of three ranks."""
     with Session(3) as session:
-        session.run("pass", namespace={})  # the control segment is there before the first leak check
+        session.run("x = 1", namespace={"x": 0})  # says what each session says once
+        session.run("%reset -f", namespace={})
         yield session
 
 
@@ -143,6 +145,36 @@ def test_what_ranks_change_in_a_copy_is_said_once(notebook: Notebook, make: str,
     notebook.type(make)
     notebook.say("x")
     assert notebook.say("if rank == 1:\n    " + change.replace("\n", "\n    ")) == [lost("x", "rank 1")]
+
+
+def test_a_name_that_ranks_assigned_is_explained_once() -> None:
+    """By the first cell that surely assigns values under names which the notebook has as well."""
+    with Session(2) as session:
+        notebook = Notebook(session)
+        notebook.type("total = i = 0\nimport math\ndef f(): pass\nlow = high = size = 1\nclass A: pass")
+        silent = (
+            "mine = rank",  # the notebook has none
+            "if rank == 5: total = 1",
+            "for i in range(3): pass",
+            "import math\ndef f(): total = 3\nf()",
+            "f = A = None",  # the notebook's are no values
+            "del total",
+        )
+        assert [notebook.say(cell) for cell in silent] == [[]] * len(silent)
+        with pytest.raises(nbp.ParallelError):
+            notebook.say("total = 1; 1 / 0")
+        assert list(session.run("total = 2\ntotal", namespace=notebook.names, show_values=False).notes) == []
+        assert notebook.say("low, (high, *size) = 1, (2, 3)") == [
+            "ranks 0, 1 assigned high, low, size, and the notebook's are as before: -o high on a cell that ends "
+            "with `high` brings the ranks' there"
+        ]
+        assert notebook.say("total = all_reduce(rank)") == []
+    with Session(2) as session:
+        cell = "with open('/dev/null'): total: int = rank"
+        assert session.run(cell, namespace={"total": 0}, ranks=[1]).notes == (
+            "rank 1 assigned total, and the notebook's total is as before: -o total on a cell that ends with "
+            "`total` brings the ranks' there",
+        )
 
 
 def test_a_list_too_large_to_compare_is_seen_to_grow(notebook: Notebook) -> None:

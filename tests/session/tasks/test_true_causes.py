@@ -296,3 +296,12 @@ def test_an_error_says_that_the_rank_was_started_again() -> None:
         with pytest.raises(ParallelError, match="NameError on rank 1") as caught:
             session.run("kept")
         assert [note for note in caught.value.__notes__ if "rank 1 was killed" in note], caught.value
+
+
+def test_arguments_that_no_operation_has_are_answered_with_those_it_has(session: Session) -> None:
+    """By the name that the user called; a method of the user's own that has the same name stays as it is."""
+    found = str(error_of(session, "send(rank, to=1)"))
+    assert found.startswith("send() got an unexpected keyword argument 'to': it has the parameters (tensor, dst")
+    assert "parameters (tensor, src" in str(error_of(session, "dist.broadcast()"))
+    cell = "class PointToPoint:\n    def send(self): pass\nPointToPoint().send(to=1)"
+    assert str(error_of(session, cell)) == "PointToPoint.send() got an unexpected keyword argument 'to'"
