@@ -90,11 +90,11 @@ def _wrong_arguments(text: str, state: RankState) -> str:
     """Return the message of a call of an operation that its parameters do not fit, with their names."""
     if (match := _CALL.match(text)) is None:
         return ""
-    operation = getattr(state.communicator, match[2], None)
+    operation = getattr(type(state.communicator), match[2], None)  # of the class: it may be traced
     if getattr(operation, "__qualname__", "") != f"{match[1]}.{match[2]}":
         return ""  # another class with a method of that name
-    names = ", ".join(inspect.signature(operation).parameters)  # type: ignore[arg-type]  # it is a method
-    return f"{match[2]}() {match[3]}: it has the parameters ({names})"
+    _, *names = inspect.signature(operation).parameters  # type: ignore[arg-type]  # it is a method
+    return f"{match[2]}() {match[3]}: it has the parameters ({', '.join(names)})"
 
 
 _CALL = re.compile(r"(\w+)\.(\w+)\(\) (.+)", re.DOTALL)

@@ -167,11 +167,11 @@ def test_an_assigned_name_and_a_cell_without_a_value_are_explained(shared_kernel
     kernel.run("total = 0")
     with_out = kernel.run("%%parallel -o total\ntotal = all_reduce(rank)")
     line = "the cell does not end with an expression, so each rank's value in total is None"
-    assert text(with_out) == f"nbparallel: {line}: end it with a line `total`\n"
+    assert text(with_out) == f"[nbparallel] {line}: end it with a line `total`\n"
     assert line in text(kernel.run("%%parallel -o total\nimport os"))
     assert text(kernel.run("%%parallel -o total\nrank")) == ""
     kernel.run("total = 0")
-    line = "ranks 0, 1 assigned total, and the notebook's total is as before: -o total on a cell that ends with"
+    line = "ranks 0-1 assigned total, and the notebook's total is as before: -o total on a cell that ends with"
     assert line in text(kernel.run("%%parallel\ntotal = all_reduce(rank)"))
     assert text(kernel.run("%%parallel\ntotal = all_reduce(rank)")) == ""
     kernel.run("%%parallel -o total\ntotal = all_reduce(rank)\ntotal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbparallel.text.table import Table, TableView
@@ -17,6 +17,8 @@ SHOWN = 50
 """Rows of a table."""
 NOTEBOOK = 0
 """The notebook's client number."""
+ENDED = "has ended"
+"""The state of a process of which the supervisor has not read the end yet, or whose child holds its memory."""
 
 
 def household_report() -> HouseholdReport | None:
@@ -25,7 +27,16 @@ def household_report() -> HouseholdReport | None:
         return None
     from nbparallel.multiprocessing import household
 
-    return household.report()
+    report = household.report()
+    return None if report is None else _without_ended(report)
+
+
+def _without_ended(report: HouseholdReport) -> HouseholdReport:
+    """Leave out processes that have ended, hold nothing and have started none: soon they are not there."""
+    counted = {client for row in report.segments for client in row.holders}
+    counted |= {guest.parent for guest in report.guests}
+    guests = tuple(g for g in report.guests if g.client in counted or _state(g.pid) != ENDED)
+    return replace(report, guests=guests)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,8 +115,8 @@ def _state(pid: int) -> str:
         with open(f"/proc/{pid}/stat") as file:
             letter = file.read().rpartition(")")[2].split()[0]
     except OSError:
-        return "has ended"
-    return {"R": "computing", "T": "stopped", "t": "in a debugger", "Z": "has ended"}.get(letter, "waiting")
+        return ENDED
+    return {"R": "computing", "T": "stopped", "t": "in a debugger", "Z": ENDED}.get(letter, "waiting")
 
 
 def _held(report: HouseholdReport, client: int) -> str:

@@ -49,10 +49,12 @@ SETUP = """
 import numpy as np, nbparallel as nbp, nbparallel.multiprocessing as mp
 x = nbp.ones(1_000_000)
 queue, end = mp.Queue(), mp.Event()
+def wait(end):
+    ready.set()  # it is known by now, not yet when its parent has started it
+    end.wait()
 def outer(array, end):
-    inner = mp.Process(target=end.wait, name="inner")
+    inner = mp.Process(target=wait, args=(end,), name="inner")
     inner.start()
-    ready.set()
     inner.join()
 """
 

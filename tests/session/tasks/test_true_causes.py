@@ -302,6 +302,5 @@ def test_arguments_that_no_operation_has_are_answered_with_those_it_has(session:
     """By the name that the user called; a method of the user's own that has the same name stays as it is."""
     found = str(error_of(session, "send(rank, to=1)"))
     assert found.startswith("send() got an unexpected keyword argument 'to': it has the parameters (tensor, dst")
-    assert "parameters (tensor, src" in str(error_of(session, "dist.broadcast()"))
-    cell = "class PointToPoint:\n    def send(self): pass\nPointToPoint().send(to=1)"
-    assert str(error_of(session, cell)) == "PointToPoint.send() got an unexpected keyword argument 'to'"
+    cell = "class Mine:\n    def send(self): pass\nMine().send(to=1)"
+    assert str(error_of(session, cell)) == "Mine.send() got an unexpected keyword argument 'to'"
