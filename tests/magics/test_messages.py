@@ -171,7 +171,9 @@ def test_an_assigned_name_and_a_cell_without_a_value_are_explained(shared_kernel
     assert line in text(kernel.run("%%parallel -o total\nimport os"))
     assert text(kernel.run("%%parallel -o total\nrank")) == ""
     kernel.run("total = 0")
-    line = "ranks 0-1 assigned total, and the notebook's total is as before: -o total on a cell that ends with"
+    line = (
+        "ranks 0-1 assigned total, and the notebook's total is as before: -o total on a cell that ends with"
+    )
     assert line in text(kernel.run("%%parallel\ntotal = all_reduce(rank)"))
     assert text(kernel.run("%%parallel\ntotal = all_reduce(rank)")) == ""
     kernel.run("%%parallel -o total\ntotal = all_reduce(rank)\ntotal")

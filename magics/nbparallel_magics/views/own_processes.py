@@ -18,7 +18,7 @@ SHOWN = 50
 NOTEBOOK = 0
 """The notebook's client number."""
 ENDED = "has ended"
-"""The state of a process of which the supervisor has not read the end yet, or whose child holds its memory."""
+"""The state of a process whose end the supervisor has not read yet, or whose memory a child holds."""
 
 
 def household_report() -> HouseholdReport | None:

@@ -43,7 +43,7 @@ def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUse
 
 
 def describe_rebound(free: FreeNames, bindings: Mapping[str, Any]) -> str:
-    """Return a line on names to which a cell assigns and that the notebook has as well; empty: there are none.
+    """Return a line on names to which a cell assigns and that the notebook has too; empty: there are none.
 
     It is about values: what a notebook imports or defines, a cell for ranks often imports or defines again.
     """

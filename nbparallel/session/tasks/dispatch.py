@@ -53,7 +53,7 @@ class TaskDispatcher:
         self._strategy_message: object = None
         """Owns memory that ranks have perhaps not unpickled yet."""
         self._told_of_assignments = False
-        """Whether a cell has said that names go to the ranks only: once is enough, each lesson assigns some."""
+        """Whether a cell has said that names go to the ranks only: once is enough."""
 
     def next_number(self) -> int:
         """Return a number that no task of the session has had."""

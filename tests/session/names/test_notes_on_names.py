@@ -165,8 +165,8 @@ def test_a_name_that_ranks_assigned_is_explained_once() -> None:
             notebook.say("total = 1; 1 / 0")
         assert list(session.run("total = 2\ntotal", namespace=notebook.names, show_values=False).notes) == []
         assert notebook.say("low, (high, *size) = 1, (2, 3)") == [
-            "ranks 0-1 assigned high, low, size, and the notebook's are as before: -o high on a cell that ends "
-            "with `high` brings the ranks' there"
+            "ranks 0-1 assigned high, low, size, and the notebook's are as before: -o high on a cell that "
+            "ends with `high` brings the ranks' there"
         ]
         assert notebook.say("total = all_reduce(rank)") == []
     with Session(2) as session:
