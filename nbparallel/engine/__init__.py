@@ -2,7 +2,8 @@
 
 A rank, from its fork to its exit::
 
-    template.main          a FORK frame of the supervisor: fork twice ─ main.serve
+    template.main          main.prepare: numpy, IPython, the operations, imported once before any fork;
+                           then, for each rank, a FORK frame of the supervisor: fork twice ─ main.serve
     main._run              announce the pid to the supervisor, read the kernel's Configure, connect the Store
       Engine               streams, environment, shell, interrupts, predefined names
     main._loop             sleep until the kernel or the supervisor sends something; then one frame:
