@@ -4,8 +4,8 @@ Nothing here imports torch before the user has: an object is a tensor only if ``
 `tensor_of` imports it, where a tensor arrives that another process sent.  What stands above this room knows
 numpy arrays alone; it asks `as_array` about what is none, and `tensor_of` gives a tensor back.
 
-Tensors are moved into shared memory elsewhere: `sharing.shared_tensors` (whole models, by `move_tensors`) over
-`sharing.tensor_storage`; `session.names.tensor_names` does so for the notebook's names, and
+Tensors are moved into shared memory elsewhere: `sharing.shared_tensors` (whole models, by `move_tensors`)
+over `sharing.tensor_storage`; `session.names.tensor_names` does so for the notebook's names, and
 `transfer.tensor_pickling` has what travels.
 """
 
