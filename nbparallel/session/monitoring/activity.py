@@ -23,7 +23,7 @@ from nbparallel.session.monitoring.segments import (
 )
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes.elastic_pool import ElasticPool
-from nbparallel.session.processes.rank_exit import describe_exit
+from nbparallel.session.processes.rank_death import describe_death
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellClock, CellRecord, RankTimes
@@ -237,7 +237,7 @@ class _Look:
         except ValueError:  # a new epoch has just begun, and this view was closed
             pass
         if handle.death is not None:
-            state, operation = "dead", describe_exit(handle.death)
+            state, operation = "dead", describe_death(handle.death)
         memory = read_memory(handle.pid) if handle.death is None else None
         return RankActivity(
             rank=rank,

@@ -11,7 +11,7 @@ from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.rank_exit import describe_exit
+from nbparallel.session.processes.rank_death import describe_death
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.wire.system import do_all
 
@@ -158,7 +158,7 @@ class ElasticPool:
             self._names.rank_lost(handle.rank)
             # One that was never ready was started for another one, and the note on that one is there.
             if handle.death is not None and handle.ready and handle.ended_because != RESTARTED:
-                ways.setdefault(describe_exit(handle.death), []).append(handle.rank)
+                ways.setdefault(describe_death(handle.death), []).append(handle.rank)
         self._notes += [_back_note(ranks, how) for how, ranks in ways.items()]
         if dead or not all(handle.usable for handle in pool.handles):
             with self._starting(handle.rank for handle in dead) as ranks:

@@ -18,7 +18,7 @@ from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.output import Decoder, TaskOutput
 from nbparallel.session.processes.crash_report import CrashFrames
 from nbparallel.session.processes.event_loop import EventLoop
-from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
@@ -54,7 +54,7 @@ class RankHandle:
         self.pid = 0
         self.pidfd = -1
         self.ready = False
-        self.death: RankExit | None = None
+        self.death: RankDeath | None = None
         self.ended_because = ""
         """Why the session killed it: the end of a sentence that begins with ``was``."""
         self.refusal = ""
@@ -227,7 +227,7 @@ class RankHandle:
         """Wake the thread that waits for events."""
         self._post(self, "changed")
 
-    def died(self, end: RankExit) -> None:
+    def died(self, end: RankDeath) -> None:
         """Record the end of the process; only in the event loop's thread."""
         self._on_socket()  # what it sent before it died counts
         self._drain_pipes()

@@ -39,7 +39,7 @@ from nbparallel.session.processes.launch import SupervisorLaunch, free_port
 from nbparallel.session.processes.limits import usable_cpus
 from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
 from nbparallel.session.processes.queries import RankQueries
-from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle, working_context
 from nbparallel.session.processes.refusals import as_start_error, start_error
 from nbparallel.session.processes.supervisor_client import SupervisorClient
@@ -260,7 +260,7 @@ class RankPool:
                 "restart the kernel (or the script), so that all run the same"
             )
 
-    def _explain_exit(self, handle: RankHandle, end: RankExit) -> str:
+    def _explain_exit(self, handle: RankHandle, end: RankDeath) -> str:
         how = f"exit code {end.exit_code}" if end.signal_name is None else end.signal_name
         output = handle.stderr_tail.strip() or self.supervisor.log()
         return f"rank {handle.rank} ended while it started ({how})" + (f":\n{output}" if output else "")

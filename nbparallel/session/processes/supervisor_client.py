@@ -20,7 +20,7 @@ from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.oom_kills import OomKillCounter
 from nbparallel.session.processes.orphans import kill_by_session_mark
 from nbparallel.session.processes.queries import LedgerQuery
-from nbparallel.session.processes.rank_exit import CLOSED_SOCKETS, RankExit
+from nbparallel.session.processes.rank_death import CLOSED_SOCKETS, RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.refusals import as_start_error, start_error
 from nbparallel.wire.frames import Frame, Kind
@@ -147,7 +147,7 @@ class SupervisorClient:
                 handle.protocol_error = handle.protocol_error or report["protocol_error"]
                 reason = self._reason(handle, number) or CLOSED_SOCKETS * report["closed_socket"]
                 announced, refused = report["announced"], report["refused"]
-                handle.died(RankExit(pid, code, number, announced, time.monotonic(), refused, reason))
+                handle.died(RankDeath(pid, code, number, announced, time.monotonic(), refused, reason))
         elif frame.kind is Kind.SWEPT:
             self.notes.extend(report["sentences"])
         elif frame.kind is Kind.START_FAILED:
@@ -169,7 +169,7 @@ class SupervisorClient:
             self._on_death()
         for handle in list(self._ranks.values()):
             # they died with it (parent-death signal); their exit status is unknown
-            handle.died(RankExit(handle.pid, None, 9, handle.ready, time.monotonic()))
+            handle.died(RankDeath(handle.pid, None, 9, handle.ready, time.monotonic()))
         self._ranks.clear()
 
     # the end ------------------------------------------------------------------------------------------

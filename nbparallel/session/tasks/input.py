@@ -9,7 +9,7 @@ from typing import Any
 
 from nbparallel.errors import rank_list
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import InputReply, InputRequest, Outcome
@@ -51,7 +51,7 @@ def ask(question: Question, interrupts: InterruptCounter) -> None:
 
 def failed(message: Any) -> bool:
     """Whether an event is the failure of a task: then no question is asked any more."""
-    return isinstance(message, RankExit) or (isinstance(message, Outcome) and not message.ok)
+    return isinstance(message, RankDeath) or (isinstance(message, Outcome) and not message.ok)
 
 
 def _answer(questions: Sequence[Question], text: str = "", *, refusal: str = "") -> None:

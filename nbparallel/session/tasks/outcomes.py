@@ -21,7 +21,7 @@ from nbparallel.errors import (
     rank_list,
 )
 from nbparallel.session.processes.crash_report import stderr_excerpt
-from nbparallel.session.processes.rank_exit import RankExit, describe_exit
+from nbparallel.session.processes.rank_death import RankDeath, describe_death
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.results import (
     CellRecord,
@@ -99,7 +99,7 @@ def _drawn(run: TaskRun) -> DrawnValues | None:
     return DrawnValues(
         names=names,
         ranks={rank: end.drawn for rank, end in sorted(run.outcomes.items()) if end.drawn is not None},
-        died={rank: describe_exit(end) for rank, end in run.deaths.items()},
+        died={rank: describe_death(end) for rank, end in run.deaths.items()},
         number=task.execution_count if isinstance(task, CellTask) else 0,
     )
 
@@ -113,7 +113,7 @@ def _value(handle: RankHandle, outcome: Outcome, loads: Callable[[Any], Any]) ->
         reason = f"it cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
         if isinstance(error, SegmentLostError) and (death := _death_of(handle)) is not None:
             reason = (
-                f"rank {outcome.rank} {describe_exit(death)}, after it had answered, and its arrays with it"
+                f"rank {outcome.rank} {describe_death(death)}, after it had answered, and its arrays with it"
             )
         lack = error if isinstance(error, FileDescriptorLimitError | SharedMemoryFullError) else None
         if lack is not None:
@@ -121,7 +121,7 @@ def _value(handle: RankHandle, outcome: Outcome, loads: Callable[[Any], Any]) ->
         return RemoteValue(outcome.rank, outcome.text, reason, lack)
 
 
-def _death_of(handle: RankHandle) -> RankExit | None:
+def _death_of(handle: RankHandle) -> RankDeath | None:
     """Return how a rank ended whose memory is gone; the supervisor's word on it may be on its way."""
     deadline = time.monotonic() + DEATH_SECONDS
     while handle.death is None and time.monotonic() < deadline:
@@ -140,7 +140,7 @@ def record_of(run: TaskRun, began_ns: int) -> CellRecord:
         number=number,
         source=source,
         ranks={rank: outcome.timeline for rank, outcome in run.outcomes.items() if outcome.timeline},
-        died={rank: describe_exit(end) for rank, end in run.deaths.items()},
+        died={rank: describe_death(end) for rank, end in run.deaths.items()},
         task=run.request.number,
         began_ns=began_ns,
         ends=_endings(run),
@@ -264,7 +264,7 @@ def _item(run: TaskRun, rank: int) -> str:
     return "" if watch is None else watch.place(run.control, rank)
 
 
-def death_failure(handle: RankHandle, end: RankExit, control: ControlView, item: str = "") -> RankFailure:
+def death_failure(handle: RankHandle, end: RankDeath, control: ControlView, item: str = "") -> RankFailure:
     """Return the failure of a rank whose process ended, while it was at `item`."""
     line = None
     phase = ""
@@ -282,7 +282,7 @@ def death_failure(handle: RankHandle, end: RankExit, control: ControlView, item:
     if item:
         phase = f" at {item}{phase}"
     place = f",{phase}," if phase else ""
-    message = f"rank {handle.rank} (process {end.pid}){place} {describe_exit(end)}"
+    message = f"rank {handle.rank} (process {end.pid}){place} {describe_death(end)}"
     if tail:
         message += f"; the end of its stderr:\n{tail}"
     error: Exception = RankDiedError(

@@ -12,7 +12,7 @@ from nbparallel.errors import NbParallelError
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import Preparation
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.tasks import input
@@ -91,7 +91,7 @@ class TaskRun:
         self.ended_ns = 0
         """When it had ended on every rank, by `time.monotonic_ns`."""
         self.outcomes: dict[int, Outcome] = {}
-        self.deaths: dict[int, RankExit] = {}
+        self.deaths: dict[int, RankDeath] = {}
         self._questions: list[input.Question] = []
 
     @property
@@ -146,7 +146,7 @@ class TaskRun:
                 self.escalation.record_failure()
         elif isinstance(message, InputRequest) and message.task == self.request.number:
             self._questions.append((handle, message))
-        elif isinstance(message, RankExit):
+        elif isinstance(message, RankDeath):
             self.deaths.setdefault(handle.rank, message)
             self.escalation.record_failure()
 

@@ -16,7 +16,7 @@ from nbparallel.session import session as sessions
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.rank_exit import RankExit
+from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.session.tasks.dispatch import TaskDispatcher
@@ -97,7 +97,7 @@ def test_f23_a_rank_is_not_started_again_for_a_session_that_was_stopped(
             stopping[0].start()
             stopping[0].join()
             handle = pool.handles[0]
-            handle.death, handle.ready = RankExit(0, None, 9, False, time.monotonic()), False
+            handle.death, handle.ready = RankDeath(0, None, 9, False, time.monotonic()), False
             return handle, handle.death
         return next_event(pool, timeout)
 

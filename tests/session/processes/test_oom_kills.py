@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from nbparallel.session.processes.oom_kills import POLL_SECONDS, OomKillCounter
-from nbparallel.session.processes.rank_exit import RankExit, describe_exit
+from nbparallel.session.processes.rank_death import RankDeath, describe_death
 
 V2 = {
     "/proc/self/cgroup": "0::/box\n",
@@ -70,8 +70,8 @@ def test_f6_without_a_count_nothing_is_claimed() -> None:
     kills = OomKillCounter(nothing)
     kills.read_count()
     assert kills.explain() == ""
-    death = RankExit(7, None, 9, True, 0.0, kills.explain())
-    assert describe_exit(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
+    death = RankDeath(7, None, 9, True, 0.0, kills.explain())
+    assert describe_death(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
 
 
 def test_a_poll_reads_the_count_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from nbparallel.wire.messages import DESCRIPTORS_CLOSED
 
 
 @dataclass(frozen=True, slots=True)
-class RankExit:
+class RankDeath:
     """The end of a rank's process: exit code or signal, and what is known of the cause."""
 
     pid: int
@@ -55,7 +55,7 @@ CLOSED_SOCKETS = (
 )
 
 
-def describe_exit(end: RankExit) -> str:
+def describe_death(end: RankDeath) -> str:
     """Return the end of a sentence: ``was killed by SIGKILL …``."""
     name = end.signal_name
     if end.reason:
