@@ -10,7 +10,7 @@ import os
 import sys
 from multiprocessing import connection as library
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, TypeVar
 
 from nbparallel.multiprocessing.messages.exchange import current_membership, join_household, note_carried
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
@@ -57,9 +57,12 @@ class Connection(library.Connection):  # no generic at run time
             member.close_mailbox(inbox)
 
 
-def adopt_end(end: library.Connection[Any, Any], *, inbox: int = 0, outbox: int = 0) -> Connection:
+End = TypeVar("End", bound=Connection)
+
+
+def adopt_end(end: library.Connection[Any, Any], kind: type[End], *, inbox: int = 0, outbox: int = 0) -> End:
     """Return our connection over the descriptor of one of the library's, which is then closed."""
-    adopted = Connection(end.fileno(), end.readable, end.writable, inbox=inbox, outbox=outbox)
+    adopted = kind(end.fileno(), end.readable, end.writable, inbox=inbox, outbox=outbox)
     end._handle = None  # type: ignore[attr-defined]
     return adopted
 
@@ -74,8 +77,8 @@ def adopt_pipe(
         to_first = member.new_mailbox() if first.readable else 0
         to_second = member.new_mailbox() if second.readable else 0
     return (
-        adopt_end(first, inbox=to_first, outbox=to_second),
-        adopt_end(second, inbox=to_second, outbox=to_first),
+        adopt_end(first, Connection, inbox=to_first, outbox=to_second),
+        adopt_end(second, Connection, inbox=to_second, outbox=to_first),
     )
 
 
@@ -86,7 +89,7 @@ def Pipe(duplex: bool = True) -> tuple[Connection, Connection]:  # noqa: N802 - 
 
 def Client(address: Any, family: str | None = None, authkey: bytes | None = None) -> Connection:  # noqa: N802
     """Return a connection to the listener at `address`, as the library does."""
-    return adopt_end(library.Client(address, family, authkey))
+    return adopt_end(library.Client(address, family, authkey), Connection)
 
 
 class MessageListener(library.Listener):
@@ -94,7 +97,7 @@ class MessageListener(library.Listener):
 
     def accept(self) -> Connection:
         """Wait for a connection and return it."""
-        return adopt_end(super().accept())
+        return adopt_end(super().accept(), Connection)
 
 
 MessageListener.__name__ = MessageListener.__qualname__ = "Listener"

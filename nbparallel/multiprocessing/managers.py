@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from multiprocessing import connection
 from multiprocessing import managers as library
 from typing import Any
 
-from nbparallel.multiprocessing.connection import Client, Listener
+from nbparallel.multiprocessing.connection import adopt_end
 from nbparallel.multiprocessing.starting.current_context import concrete_context
+from nbparallel.multiprocessing.workers.manager_calls import ProxyEnd, ServedEnd
 
 
 class _Serializer(str):
@@ -18,8 +21,20 @@ class _Serializer(str):
         return _Serializer, (str(self),)
 
 
+class _Listener(connection.Listener):
+    def accept(self) -> ServedEnd:
+        return adopt_end(super().accept(), ServedEnd)
+
+
+def _connect(address: Any, family: str | None = None, authkey: bytes | None = None) -> ProxyEnd:
+    another = partial(connection.Client, address, family, authkey)
+    end = adopt_end(another(), ProxyEnd)
+    end.connect = another
+    return end
+
+
 SERIALIZER = _Serializer("nbparallel")
-library.listener_client[SERIALIZER] = (Listener, Client)  # type: ignore[attr-defined]
+library.listener_client[SERIALIZER] = (_Listener, _connect)  # type: ignore[attr-defined]
 
 
 class BaseManager(library.BaseManager):
