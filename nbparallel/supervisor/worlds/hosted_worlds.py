@@ -127,6 +127,7 @@ class HostedWorlds:
         world = member.world
         if frame.kind is Kind.JOIN and world is None:
             join = Join.unpack(frame.payload)
+            self._check_alone(member)
             member.rank, member.process = join.rank, process_of(peer_of(member.socket)[0])
             world = member.world = self._forming.setdefault(member.place, HostedWorld())
             world.members.append(member)
@@ -145,6 +146,14 @@ class HostedWorlds:
             )
         else:
             raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
+
+    def _check_alone(self, member: HostedMember) -> None:
+        """Refuse a process that is in a world already, or joins another one."""
+        others = [other for other in self._waiting if other.client == member.client and other.world]
+        for other in others:
+            self._on_frame(other)  # its end may not have been read
+        if member.client in self._ranks or any(other in self._waiting for other in others):
+            raise ProtocolError("a JOIN frame of a process that has joined another world")
 
     def _form(self, world: HostedWorld) -> None:
         membership = world.membership
