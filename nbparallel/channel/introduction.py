@@ -18,8 +18,10 @@ from nbparallel.wire.frames import Kind
 from nbparallel.wire.parcels import Introduction, unpack_client
 
 
-def introduce(fd: int, *, daemon: bool, parcel: int = 0) -> SegmentClient:
-    """Become a client, before anything else is done with shared memory.
+def send_introduction(fd: int, *, daemon: bool, parcel: int = 0) -> Channel:
+    """Ask to become a client, before anything else is done with shared memory; `await_welcome` comes next.
+
+    The supervisor answers within a tenth of a millisecond, in which this process can do something else.
 
     Parameters
     ----------
@@ -33,7 +35,7 @@ def introduce(fd: int, *, daemon: bool, parcel: int = 0) -> SegmentClient:
     Raises
     ------
     ChannelClosedError
-        That client has ended, or the supervisor, or it did not answer within 10 s.
+        That client has ended, or the supervisor.
     """
     with Channel(socket.socket(fileno=fd)) as copy:
         mine, theirs = Channel.pair()
@@ -41,10 +43,26 @@ def introduce(fd: int, *, daemon: bool, parcel: int = 0) -> SegmentClient:
         try:
             with theirs:
                 _send(copy, theirs.fileno(), Introduction(os.getpid(), daemon, parcel))
-            return SegmentClient(channel, _welcome(channel))
         except BaseException:
             channel.close()
             raise
+        return channel
+
+
+def await_welcome(channel: Channel) -> SegmentClient:
+    """Return what this process is a client by; `channel` is closed if it does not become one.
+
+    Raises
+    ------
+    ChannelClosedError
+        The client that has started this process has ended, or the supervisor, or it did not answer within
+        10 s.
+    """
+    try:
+        return SegmentClient(channel, _welcome(channel))
+    except BaseException:
+        channel.close()
+        raise
 
 
 def _send(copy: Channel, end: int, introduction: Introduction) -> None:

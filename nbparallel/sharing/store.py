@@ -105,8 +105,8 @@ class Store:
         self._table.mark_posted(segments)
 
     @locked
-    def bequeath(self, broker: SegmentBroker) -> list[Inherited]:
-        """Return what a child that is forked now will have, registered; locked until `fork_done`."""
+    def bequeath(self, broker: SegmentBroker) -> list[Inherited] | None:
+        """Return what a child that is forked now will have, as the table does; locked until `fork_done`."""
         self._table.reap()
         inherited = self._table.bequeath(broker)
         self._lock.acquire()

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from nbparallel.channel.introduction import introduce
 from nbparallel.errors import ChannelClosedError
-from nbparallel.multiprocessing.household.lifeline import follow
+from nbparallel.multiprocessing.household.introduction import introduce_followed
 from nbparallel.multiprocessing.household.member import HouseholdMember, set_current
 from nbparallel.multiprocessing.household.root_supervisor import membership
 
@@ -25,10 +24,13 @@ class Fork:
 
     def __init__(self, member: HouseholdMember, *, daemon: bool) -> None:
         self._member, self._daemon = member, daemon
-        self._inherited = member.store.bequeath(member.broker)
+        inherited = member.store.bequeath(member.broker)
+        self._inherited, self._parcel = inherited or [], 0
         try:
-            self._parcel = member.next_id()
-            member.broker.forking(self._parcel)
+            if inherited is not None or member.reads_mail:  # else the child has nothing to hold
+                parcel = member.next_id()
+                member.broker.forking(parcel)
+                self._parcel = parcel
         except BaseException:
             member.store.fork_done()
             raise
@@ -36,6 +38,8 @@ class Fork:
     def parent(self, pid: int) -> None:
         """Go on in the parent; `pid` is the child's, which has not been waited for."""
         self._member.store.fork_done()
+        if not self._parcel:
+            return
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # it has ended, and SIGCHLD is ignored
@@ -56,7 +60,8 @@ class Fork:
     def cancel(self) -> None:
         """Go on after a fork that failed."""
         self._member.store.fork_done()
-        self._complete(None)
+        if self._parcel:
+            self._complete(None)
 
     def child(self) -> HouseholdMember:
         """Become a client in the child, which has the arrays, and the reading ends, that its parent had.
@@ -69,11 +74,11 @@ class Fork:
         from nbparallel.sharing import Store, set_current_store
 
         parent = self._member
-        lifeline = None
+        end = -1 if parent.lifeline is None else parent.lifeline.fileno()
         try:
-            if parent.lifeline is not None and (end := parent.lifeline.fileno()) >= 0:
-                lifeline = follow(end)
-            broker = introduce(os.dup(parent.fileno()), daemon=self._daemon, parcel=self._parcel)
+            broker, lifeline = introduce_followed(
+                os.dup(parent.fileno()), end, daemon=self._daemon, parcel=self._parcel
+            )
         finally:
             parent.broker.close()  # the copy: otherwise the parent's would seem to live as long as this one
         store = Store(broker.client)

@@ -4,9 +4,34 @@ from __future__ import annotations
 
 import os
 
-from nbparallel.channel.introduction import introduce as introduce_client
-from nbparallel.multiprocessing.household.lifeline import follow
+from nbparallel.channel import SegmentClient
+from nbparallel.channel.introduction import await_welcome, send_introduction
+from nbparallel.multiprocessing.household.lifeline import Lifeline, follow
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
+
+
+def introduce_followed(
+    fd: int, lifeline: int, *, daemon: bool, parcel: int = 0
+) -> tuple[SegmentClient, Lifeline | None]:
+    """Become a client, and have this process end with the root, while the supervisor answers.
+
+    `lifeline` is a copy, or -1: there is none.  Both descriptors are closed in any case.
+    """
+    try:
+        channel = send_introduction(fd, daemon=daemon, parcel=parcel)
+    except BaseException:
+        if lifeline >= 0:
+            os.close(lifeline)
+        raise
+    followed = None
+    try:
+        followed = follow(lifeline) if lifeline >= 0 else None
+        return await_welcome(channel), followed
+    except BaseException:
+        channel.close()
+        if followed is not None:
+            followed.close()
+        raise
 
 
 def introduce(fd: int, *, daemon: bool, lifeline: int = -1) -> HouseholdMember:
@@ -37,12 +62,7 @@ def introduce(fd: int, *, daemon: bool, lifeline: int = -1) -> HouseholdMember:
         for copy in (fd, *([lifeline] if lifeline >= 0 else [])):
             os.close(copy)
         raise RuntimeError(f"process {os.getpid()} is a client of a supervisor already")
-    try:
-        followed = follow(lifeline) if lifeline >= 0 else None
-    except BaseException:
-        os.close(fd)
-        raise
-    broker = introduce_client(fd, daemon=daemon)
+    broker, followed = introduce_followed(fd, lifeline, daemon=daemon)
     store = Store(broker.client)
     store.connect(broker)
     set_current_store(store)

@@ -119,6 +119,11 @@ class HouseholdMember:
             elif self._open.pop(mailbox, None) is not None:
                 self.broker.close_mailbox(mailbox)
 
+    @property
+    def reads_mail(self) -> bool:
+        """Whether this process has a reading end of any pipe."""
+        return bool(self._open)
+
     def inherit_mailboxes(self, parent: HouseholdMember) -> None:
         """Have the reading ends that a forked child has from its parent."""
         self._open = dict(parent._open)

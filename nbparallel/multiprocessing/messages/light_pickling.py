@@ -13,7 +13,9 @@ import types
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-_PLAIN_MODULES = frozenset({"builtins", "multiprocessing.managers", "multiprocessing.pool"})
+_PLAIN_MODULES = frozenset(
+    {"builtins", "multiprocessing.managers", "multiprocessing.pool", "multiprocessing.process"}
+)
 """Modules whose classes reduce without effects; what such objects hold is looked at in turn."""
 _MAIN = frozenset({"__main__", "__mp_main__"})
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from nbparallel.multiprocessing.starting.process_state import NEEDED, preparation_data
 
-PRELOADED = ("nbparallel.multiprocessing.pool", *NEEDED)
-"""What the server has loaded before it forks: all that a first array in a process would load."""
+PRELOADED = ("nbparallel.multiprocessing.pool", "multiprocessing.popen_forkserver", *NEEDED)
+"""What the server has loaded before it forks: all that a process, or a first array in one, would load."""
 
 
 class PackageForkServer(forkserver.ForkServer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import weakref
@@ -14,12 +15,15 @@ from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 from nbparallel.multiprocessing.messages.exchange import join_household
+from nbparallel.multiprocessing.messages.light_pickling import try_pickle
 from nbparallel.multiprocessing.messages.main_globals import mark_origin
 from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
 from nbparallel.multiprocessing.starting.current_context import default_context
 
 NEEDED = ("nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
 """Modules that the first array on its way loads."""
+_CONTEXTS = "nbparallel.multiprocessing.context"
+"""Where the classes of processes are whose state is what the library gives them."""
 _packing = threading.local()
 
 
@@ -61,7 +65,7 @@ class ValueProcess(library.BaseProcess):
         end = -1 if member is None or member.lifeline is None else member.lifeline.fileno()
         _packing.process = self
         try:
-            packed = pack(self)
+            packed = self._packed()
         finally:
             del _packing.process
         lifeline = DupFd(end) if end >= 0 else None
@@ -72,6 +76,14 @@ class ValueProcess(library.BaseProcess):
             lifeline,
         )
         return rebuild_process, (channel, given, *packed)
+
+    def _packed(self) -> tuple[Any, ...]:
+        """Return what rebuilds this process there: a function and its arguments."""
+        if type(self).__module__ == _CONTEXTS:  # a class of the user's may have its own way of being pickled
+            light = try_pickle((type(self), vars(self)))
+            if light is not None:
+                return open_plain_process, bytes(light)
+        return open_parcel, *pack(self)
 
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
         forking: Any = vars(fork_in_progress).pop("fork", None)
@@ -143,7 +155,15 @@ def follow_strategy(name: str | None) -> None:
         set_sharing_strategy(name)
 
 
-def rebuild_process(channel: Any, given: Given, parcel: int, data: bytes) -> Any:
+def open_plain_process(data: bytes) -> Any:
+    """Rebuild a process all of which every process can import."""
+    cls, state = pickle.loads(data)
+    process = cls.__new__(cls)
+    vars(process).update(state)
+    return process
+
+
+def rebuild_process(channel: Any, given: Given, open_process: Callable[..., Any], *packed: Any) -> Any:
     """Join the parent's household in the new process, and return the process object."""
     main = vars(sys.modules["__main__"])
     for name in ("main", "spawn_main"):  # of the library's command line
@@ -157,7 +177,7 @@ def rebuild_process(channel: Any, given: Given, parcel: int, data: bytes) -> Any
         lifeline = -1 if given.lifeline is None else given.lifeline.detach()
         household.introduce(channel.detach(), daemon=given.daemon, lifeline=lifeline)
     follow_strategy(given.strategy)
-    return open_parcel(parcel, data)
+    return open_process(*packed)
 
 
 def preparation_data(name: str) -> Mapping[str, Any]:

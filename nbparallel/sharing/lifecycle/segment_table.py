@@ -232,12 +232,16 @@ class SegmentTable:
                 self.own.posted.add(identifier)
         self.own.give_up_posted()
 
-    def bequeath(self, broker: SegmentBroker) -> list[Inherited]:
+    def bequeath(self, broker: SegmentBroker) -> list[Inherited] | None:
         """Return the mappings that arrays use, with the segments as a session knows them: registered there.
+
+        None: no memory is mapped at all, so that a child has nothing to hold.
 
         Nothing of it is used again under the child's eyes: its hold sees to segments, and in regions, which
         are reused array by array, all arrays count as sent.
         """
+        if not self.mapped:
+            return None
         inherited = []
         for mapping, segment in list(self._by_mapping.items()):
             if not segment.reachable:

@@ -264,7 +264,7 @@ def test_introduced_twice_or_too_late(root):
     assert process.wait() == 0
     fd = os.dup(root.fileno())
     household.stop()
-    from nbparallel.channel.introduction import introduce
+    from nbparallel.channel.introduction import await_welcome, send_introduction
 
     with pytest.raises(ChannelClosedError):
-        introduce(fd, daemon=True)
+        await_welcome(send_introduction(fd, daemon=True))
