@@ -49,6 +49,8 @@ _OURS = {
 }
 """Modules that load numpy, or what else the library would not -> names that only we and torch have."""
 _ON_DEMAND = {name: module for module, names in _OURS.items() for name in names}
+_ELSEWHERE = {"ProcessPoolExecutor": "Executor", "SpawnContext": "ProcessContext"}
+"""Names of concurrent.futures and torch -> ours."""
 _LIBRARY = [name for name in dir(_default_context) if not name.startswith("_")]
 globals().update((name, getattr(_default_context, name)) for name in _LIBRARY)
 __all__ = [*_LIBRARY, *_ON_DEMAND]  # noqa: PLE0604
@@ -68,4 +70,6 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: use {_ELSEWHERE[name]!r}")
+    raise importlib.import_module("nbparallel.errors").misspelt(name, __name__, __all__)

@@ -125,7 +125,8 @@ class _Factory(library.BaseContext):
             name_semaphores()  # whatever makes a lock asks for the context
             return self
         if method not in _concrete_contexts:
-            raise ValueError(f"cannot find context for {method!r}")
+            known = ", ".join(_concrete_contexts)
+            raise ValueError(f"cannot find context for {method!r}; the start methods are {known}")
         return _concrete_contexts[method]
 
 
@@ -171,10 +172,15 @@ class DefaultContext(_Factory, library.DefaultContext):
         Raises
         ------
         RuntimeError
-            It has been set or used before, and `force` is false.
+            Another one has been set or used before, and `force` is false.
         """
-        if self._actual_context is not None and not force:
-            raise RuntimeError("context has already been set")
+        present = self._actual_context
+        if present is not None and not force and present._name != method:  # a cell may be run again
+            raise RuntimeError(
+                f"context has already been set: the start method is {present._name!r}, because it was chosen "
+                f"before, or a process, queue or lock was made; set_start_method({method!r}, force=True) "
+                f"changes it for those that you make from now on, get_context({method!r}).Pool for one pool"
+            )
         actual = None if method is None and force else self.get_context(method)
         library._default_context.set_start_method(method, force=True)
         self._actual_context = actual

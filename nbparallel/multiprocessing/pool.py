@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from multiprocessing import pool as library
 from multiprocessing.connection import wait
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.starting.current_context import concrete_context
-from nbparallel.multiprocessing.starting.process_state import watch_end
+from nbparallel.multiprocessing.starting.process_state import argument_tuple, watch_end
 from nbparallel.multiprocessing.workers.dead_workers import Casualties
-from nbparallel.multiprocessing.workers.pool_results import INTERRUPTIBLE, interrupt
+from nbparallel.multiprocessing.workers.pool_results import (
+    INTERRUPTIBLE,
+    end_jobs,
+    interrupt,
+    report_callbacks,
+)
 from nbparallel.multiprocessing.workers.pool_streams import ResultReader, TaskSender, renew_pipes
 from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts, run_worker
 from nbparallel.multiprocessing.workers.worker_slots import ResultWriter, TaskReader, make_slot
@@ -30,6 +36,7 @@ class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
 
     def __setitem__(self, job: int, result: Any) -> None:
         result.__class__ = INTERRUPTIBLE.get(type(result), type(result))
+        report_callbacks(result)
         super().__setitem__(job, result)
 
     def __delitem__(self, job: int) -> None:
@@ -86,6 +93,17 @@ class Pool(library.Pool):
         self._outqueue.put = self._quick_get.put_end
         self._inqueue.stop = partial(_stop, self._quick_put, self._quick_get)
 
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: Mapping[str, Any] = MappingProxyType({}),
+        callback: Callable[[Any], object] | None = None,
+        error_callback: Callable[[BaseException], object] | None = None,
+    ) -> Any:
+        """Call a function in a worker; return what its result is got from."""
+        return super().apply_async(func, argument_tuple(args), dict(kwds), callback, error_callback)
+
     def _map_async(
         self,
         func: Any,
@@ -117,6 +135,18 @@ class Pool(library.Pool):
     def _help_stuff_finish(inqueue: Any, task_handler: Any, size: int) -> None:
         inqueue.stop()  # the library makes room, for which it needs a lock that a dead worker may have
 
+    def _check_running(self) -> None:
+        if self._state != library.RUN:  # type: ignore[attr-defined]
+            raise ValueError(
+                "Pool not running: it was closed or terminated, as the end of its `with` block does; make a "
+                "new one"
+            )
+
+    def terminate(self) -> None:
+        """End the workers now; tasks under way raise `CancelledError`, where the library's wait forever."""
+        super().terminate()
+        end_jobs(self)
+
     def join(self) -> None:
         """Wait for the end of the workers, also if one dies with a lock that the others want."""
         try:
@@ -126,6 +156,8 @@ class Pool(library.Pool):
             raise
 
     def _join(self) -> None:
+        if self._state == library.RUN:  # type: ignore[attr-defined]
+            raise ValueError("Pool is still running: call close() or terminate() before join()")
         if self._state == library.CLOSE:  # type: ignore[attr-defined]
             self._worker_handler.join()  # type: ignore[attr-defined]  # it replaced the dead until now
             results = self._outqueue._reader

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import nbparallel.multiprocessing as mp
 from tests.multiprocessing.programs import run_program
 
@@ -35,6 +37,14 @@ def test_every_name_is_there() -> None:
                 assert issubclass(getattr(ours, public), getattr(library, public))
     assert mp.heap is multiprocessing.heap  # type: ignore[attr-defined]
     assert issubclass(mp.Process, multiprocessing.Process)  # type: ignore[attr-defined]
+
+
+def test_a_misspelt_name_is_suggested() -> None:
+    """As in the other modules of the package."""
+    with pytest.raises(AttributeError, match="did you mean 'Queue'"):
+        mp.Quue  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="use 'Executor'"):
+        mp.ProcessPoolExecutor  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_public_names_are_declared() -> None:
@@ -101,15 +111,18 @@ def test_start_methods(tmp_path: Path) -> None:
         assert mp.get_start_method(allow_none=True) is None
         mp.set_start_method("forkserver")
         assert mp.get_start_method() == multiprocessing.get_start_method() == "forkserver"
+        mp.set_start_method("forkserver")  # a cell that is run again
         try:
             mp.set_start_method("fork")
         except RuntimeError as error:
-            assert "already" in str(error)
+            assert "'forkserver'" in str(error) and "set_start_method('fork', force=True)" in str(error)
+        else:
+            raise AssertionError("it was changed")
         assert mp.get_all_start_methods() == multiprocessing.get_all_start_methods()
         try:
             mp.get_context("other")
         except ValueError as error:
-            assert "other" in str(error)
+            assert "'other'" in str(error) and "fork, spawn, forkserver" in str(error)
         """,
         tmp_path,
     )

@@ -69,8 +69,9 @@ def bind_globals(
         if isinstance(part, str):
             if name not in main_globals:
                 raise UnpicklableError(
-                    f"a function that came here reads the global {name!r}, which cannot be sent ({part}); "
-                    "create it in this process (an initializer can, and initargs may hold locks and queues)"
+                    f"a function that came here reads the global {name!r}, which cannot be sent: {part}; "
+                    "give locks and queues to the process when it starts (args=, or initargs= and an "
+                    f"initializer that assigns {name!r}), or create {name!r} there"
                 )
             continue
         digest = digests.get(name) or hashlib.blake2b(part, digest_size=16).digest()

@@ -169,7 +169,8 @@ class _Packing:
             try:
                 made = serialise(self._globals[name], name=name, **self._options)
             except UnpicklableError as error:
-                parts[name] = str(error)  # raised only by a receiver that lacks the name
+                # raised only by a receiver that lacks the name; what to do there is another matter
+                parts[name] = str(error).partition(": ")[2].rpartition("; ")[0]
                 continue
             if made.buffers:
                 digests[name] = made.checksum()

@@ -6,12 +6,13 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import context, spawn
 from multiprocessing import process as library
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nbparallel.multiprocessing.messages.exchange import join_household
@@ -27,11 +28,37 @@ _CONTEXTS = "nbparallel.multiprocessing.context"
 _packing = threading.local()
 
 
+def argument_tuple(args: Any) -> tuple[Any, ...]:
+    """Return arguments as a tuple.
+
+    Raises
+    ------
+    TypeError
+        They are just one, most often because a comma was forgotten.
+    """
+    if not isinstance(args, Iterable):
+        kind = type(args).__name__
+        raise TypeError(f"args must be a tuple, not {kind}: one argument is args=(x,), with a comma")
+    return tuple(args)
+
+
 class ValueProcess(library.BaseProcess):
     """A process of the library that travels by value and may have children even if it is daemonic."""
 
     ends_with_parent = False
     """Whether it ends with its parent, however that ends, as daemonic ones do; to be set before the start."""
+
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., Any] | None = None,
+        name: str | None = None,
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        daemon: bool | None = None,
+    ) -> None:
+        super().__init__(group, target, name, argument_tuple(args), kwargs, daemon=daemon)
 
     def start(self) -> None:
         """Start the process.

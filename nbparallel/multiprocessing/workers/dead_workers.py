@@ -41,7 +41,8 @@ def describe_end(process: Any) -> str:
     if name := signal_name(code):
         cause = ": by hand, or by the system because memory ran out" if name == "SIGKILL" else ""
         return f"was ended by {name}{cause}"
-    return f"ended itself with exit code {code} (sys.exit, os._exit, or C code that calls exit)"
+    printed = "an exception, which it has printed, " if code == 1 else ""
+    return f"ended itself with exit code {code} ({printed}sys.exit, os._exit, or C code that calls exit)"
 
 
 def signal_name(code: int | None) -> str | None:
@@ -129,19 +130,31 @@ class Casualties:
 _DOING = {Step.READING: "it read a task", Step.WRITING: "it wrote a result"}
 
 
+_CALLS = (
+    (library.MapResult, "a call of map"),
+    (library.ApplyResult, "a call of apply"),
+    (library.IMapIterator, "a call of imap"),
+)
+"""In the order in which they are looked at: one is a subclass of the next."""
+
+
 def _task_name(pool: Any, job: int, index: int) -> str:
     result = pool._cache.get(job)
-    kind = type(result).__name__
-    return f"task {index} of job {job}" + (f" ({kind})" if result is not None else "")
+    chunk = getattr(result, "_chunksize", 1)
+    if chunk > 1:
+        return f"a chunk of {chunk} tasks, from task {index * chunk} of a call of map"
+    name = next((name for kind, name in _CALLS if isinstance(result, kind)), f"job {job}")
+    return f"task {index} of {name}"
 
 
 def fail_all(pool: Any, error: BaseException) -> None:
     """Let every job fail that is under way."""
     jobs = list(pool._cache.values())
-    pool._quick_get.add(lambda: _fail_jobs(jobs, error))
+    pool._quick_get.add(lambda: fail_jobs(jobs, error))
 
 
-def _fail_jobs(jobs: list[Any], error: BaseException) -> None:
+def fail_jobs(jobs: list[Any], error: BaseException) -> None:
+    """Let these jobs fail, in the thread that reads results or after its end."""
     for result in jobs:
         if result._job not in result._cache:
             continue

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import CancelledError
+from functools import partial
 from multiprocessing import pool as library
 from typing import Any
 
-from nbparallel.multiprocessing.workers.dead_workers import fail_all
+from nbparallel.multiprocessing.workers.dead_workers import fail_all, fail_jobs
 from nbparallel.multiprocessing.workers.task_interrupts import INTERRUPTED
 
 
@@ -17,6 +20,43 @@ def interrupt(pool: Any | None) -> None:
         pool._quick_put.drop_jobs(list(pool._cache))
         pool._interrupt_word.interrupt(number, list(pool._pool))
         fail_all(pool, CancelledError(INTERRUPTED))
+
+
+def report_callbacks(job: Any) -> None:
+    """Have what a job's callbacks raise shown, as a thread's is; it would end the thread of all results."""
+    for name in ("_callback", "_error_callback"):
+        if (callback := getattr(job, name, None)) is not None:
+            setattr(job, name, partial(_reported, callback))
+
+
+def _reported(callback: Callable[[Any], object], value: Any) -> None:
+    try:
+        callback(value)
+    except Exception as error:  # noqa: BLE001  whatever the user's code raises
+        thread = threading.current_thread()
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
+
+
+TERMINATED = (
+    "the pool was terminated before this task had ended: a pool's `with` block terminates it at its end, so "
+    "get all results inside the block, or call close() and join() there"
+)
+"""What tasks raise that were under way."""
+
+
+def end_jobs(pool: Any) -> None:
+    """Let what is under way in a pool that was terminated fail: no result would come any more."""
+    jobs = [job for job in pool._cache.values() if not _has_result(job)]
+    for job in jobs:
+        job._error_callback = None  # as in the library; it may be what terminates the pool
+        fail_jobs([job], CancelledError(TERMINATED))  # each is raised with a traceback of its own
+
+
+def _has_result(job: Any) -> bool:
+    """Whether a job has ended: its callback is under way, which may have called `terminate`."""
+    if hasattr(job, "_number_left"):
+        return not job._number_left
+    return hasattr(job, "_success")
 
 
 class PoolResult(library.ApplyResult):  # type: ignore[type-arg]

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbparallel.errors import NbParallelError, PeerFailedError, RankDiedError
 from nbparallel.multiprocessing.starting.current_context import default_context
+from nbparallel.multiprocessing.starting.process_state import argument_tuple
 from nbparallel.multiprocessing.workers.dead_workers import signal_name
 from nbparallel.multiprocessing.workers.pipe_reader import PipeReader
 from nbparallel.multiprocessing.workers.worker_failures import WorkerFailure, failure_of, raised
@@ -266,7 +267,7 @@ def start_processes(
     -----
     As ``torch.multiprocessing.start_processes``; torch is not needed.
     """
-    ctx = default_context().get_context(start_method)
+    ctx, args = default_context().get_context(start_method), argument_tuple(args)
     processes: list[Any] = []
     reports: list[Any] = []
     try:
@@ -274,7 +275,7 @@ def start_processes(
             reading, writing = ctx.Pipe(duplex=False)
             reports.append(reading)
             with writing:
-                process = ctx.Process(target=_run, args=(fn, index, tuple(args), writing), daemon=daemon)
+                process = ctx.Process(target=_run, args=(fn, index, args, writing), daemon=daemon)
                 process.ends_with_parent = True
                 process.start()
             processes.append(process)
