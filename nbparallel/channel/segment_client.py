@@ -317,7 +317,8 @@ def _lost_error(lost: Lost, segment: int) -> NbParallelError:
     if lost.reason is LostReason.DESCRIPTORS:
         return FileDescriptorLimitError(
             "the session's supervisor has no file descriptor left for another shared array: delete shared "
-            "arrays, put small ones into one large array, or raise the limit (`ulimit -n`)"
+            "arrays, put small ones into one large array, or raise its limit (`ulimit -n`), of which it may "
+            "use all that `ulimit -Hn` shows"
         )
     if lost.reason is LostReason.REMOVED:
         return SegmentLostError(

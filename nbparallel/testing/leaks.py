@@ -3,7 +3,7 @@
 Some facts about counting what a process holds (proc(5), memfd_create(2)):
 
 * ``/proc/self/fd`` shows a memfd as ``/memfd:NAME (deleted)``, and so does ``/proc/self/maps``;
-* Python 3.11's `mmap` keeps a descriptor of its own for every mapping;
+* a `mmap` object of a file keeps a descriptor of its own, unless `file_mapping` made it;
 * importing a library maps files and may start its thread pool: threads that Python does not know are
   compared only if no shared library came along;
 * malloc maps and unmaps as it likes: anonymous private mappings are compared with room to spare.

@@ -137,3 +137,39 @@ else:
     )
     assert done.stdout == "fine\n"
     assert "Exception ignored" not in done.stderr
+
+
+def test_a_mapping_is_the_childs_as_well(connected, peer):
+    """What the parent unmaps the child reads on, and the other way round: fetched memory, no descriptor."""
+    store = connected(0)
+    arrays = [store.zeros(300_000, "u1") for _ in range(20)]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    source = """
+import gc, os
+fetched = [store.attach(handle) for handle in handles]
+before = len(os.listdir("/proc/self/fd"))
+to_child, to_parent = os.pipe(), os.pipe()
+pid = os.fork()
+if pid == 0:
+    code = 1
+    try:
+        os.close(to_child[1]); os.close(to_parent[0])
+        del fetched[:10]
+        gc.collect()
+        os.write(to_parent[1], b"dropped")
+        os.read(to_child[0], 1)
+        code = 0 if [int(a[-1]) for a in fetched] == list(range(10, 20)) else 2
+    finally:
+        os._exit(code)
+os.close(to_child[0]); os.close(to_parent[1])
+assert os.read(to_parent[0], 7) == b"dropped"
+seen = [int(a[-1]) for a in fetched]
+fetched.clear()
+gc.collect()
+store.drain(); store.trim()
+os.close(to_child[1]); os.close(to_parent[0])
+result = seen, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+    seen, code = peer.run(source, handles=[store.handle(array) for array in arrays])
+    assert (seen, code) == (list(range(20)), 0)

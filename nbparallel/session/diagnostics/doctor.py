@@ -19,7 +19,7 @@ from nbparallel.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 FILES_FREE = 512
-"""Fewer free descriptors than this are used up by a few hundred large arrays, at two for each."""
+"""Fewer free descriptors than this are used up by a few hundred large arrays."""
 PROCESSES_FREE = 64
 """A rank is one process, and libraries start threads, which count as well."""
 MAPS_FREE = 10_000

@@ -30,7 +30,7 @@ from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Notice, NoticeKind
 
 MAX_MAPPINGS = 16
-"""Kept at most: until Python 3.12 each costs a descriptor.  Less where few are allowed."""
+"""Kept at most; fewer where few descriptors are allowed, of which some mappings cost one (`file_mapping`)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -68,7 +68,7 @@ def _left(read: ReadText) -> int:
 SLACK = 8
 """A segment serves a request if no more than 1/8 of it is wasted."""
 MAX_BLOCKS = 64
-"""Kept at most: each costs one or two descriptors.  Less where few are allowed."""
+"""Kept at most: each costs a descriptor.  Less where few are allowed."""
 KEEP_SECONDS = 30.0
 """Kept at most, if it is not reused."""
 

@@ -24,7 +24,7 @@ from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.strategies import registry
 
 MOST_POSTED = 16
-"""Blocks kept that messages may hold and no array here uses: each costs one or two descriptors."""
+"""Blocks kept that messages may hold and no array here uses: each costs a descriptor."""
 
 
 class OwnSegments:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from nbparallel.errors import InternalError
 from nbparallel.sharing.memory import pages
+from nbparallel.sharing.memory.file_mapping import address_of
 
 Root: TypeAlias = npt.NDArray[np.uint8]
 Content: TypeAlias = memoryview | tuple[memoryview, ...]
@@ -68,17 +69,27 @@ class Lease(weakref.ref[Root]):
 
 
 class Mapping:
-    """The memory of one segment in this process, with one kind of access."""
+    """The memory of one segment in this process, with one kind of access.
+
+    Parameters
+    ----------
+    memory : mmap
+        All of the segment, mapped with rights that fit `access`.
+    access : Access
+        What it may be used for.
+    address : int, optional
+        Where it is mapped, if that is known.
+    """
 
     __slots__ = ("_lease", "_memory", "_populated", "access", "address", "nbytes")
 
-    def __init__(self, memory: mmap.mmap, access: Access) -> None:
+    def __init__(self, memory: mmap.mmap, access: Access, address: int | None = None) -> None:
         self._memory: mmap.mmap | None = memory
         self._lease: Lease | None = None
         self._populated = False
         self.access = access
         self.nbytes = len(memory)
-        self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+        self.address = address_of(memory) if address is None else address
 
     @property
     def end(self) -> int:

@@ -30,8 +30,13 @@ def advise(memory: mmap.mmap, fd: int) -> None:
     if hasattr(mmap, "MADV_DONTDUMP"):
         # A crash of one rank must not write gigabytes of shared arrays into a core file.
         _try(memory, mmap.MADV_DONTDUMP)
-    if len(memory) >= HUGE_NBYTES and _mode_of(fd) not in ("never", "deny"):
+    if huge_pages_offered(fd, len(memory)):
         _try(memory, mmap.MADV_HUGEPAGE)
+
+
+def huge_pages_offered(fd: int, nbytes: int) -> bool:
+    """Return whether a mapping of so many bytes of a file may have huge pages."""
+    return nbytes >= HUGE_NBYTES and _mode_of(fd) not in ("never", "deny")
 
 
 def reserve_huge(fd: int, size: int) -> bool:

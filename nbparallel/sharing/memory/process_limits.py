@@ -5,8 +5,8 @@ Descriptors (getrlimit(2), unix(7)):
 * a new descriptor gets the lowest free number, so that a high number tells that the table is nearly full;
 * what is received when the table is full is lost (``MSG_CTRUNC``): a frame of the session may be lost so.
   So shared arrays stop a few numbers earlier, and the session, the user's files and pipes go on working;
-* Python's `mmap` keeps a duplicate of the descriptor until 3.12 (``trackfd=False`` from 3.13): an own
-  segment costs two descriptors there, a fetched one costs one.
+* a mapping keeps none (`file_mapping`): an own segment costs one descriptor, a fetched one costs one while it
+  is being mapped.
 
 Mappings: beyond ``vm.max_map_count`` mmap fails for all code of the process, so shared arrays stop earlier.
 """
@@ -36,7 +36,7 @@ def spare() -> int:
 
 
 def check_descriptor(fd: int) -> None:
-    """Return if a fresh descriptor, and the duplicate that mapping it makes, leave enough to others.
+    """Return if a fresh descriptor, and a duplicate that mapping it may make, leave enough to others.
 
     Raises
     ------
@@ -58,8 +58,8 @@ def descriptor_error(error: OSError) -> FileDescriptorLimitError:
     return FileDescriptorLimitError(
         error.errno,
         f"too many open files: {_limit_that_bit(error)}. Every shared array of 256 KiB or more needs a "
-        "descriptor or two: delete shared arrays, put several into one, use `%sharing_strategy file_region`, "
-        "or raise that limit",
+        "descriptor where it was made, and one for a moment where it arrives: delete shared arrays, put "
+        "several into one, use `%sharing_strategy file_region`, or raise that limit",
     )
 
 

@@ -14,11 +14,10 @@ import errno
 import mmap
 import os
 import resource
-import sys
-from typing import Any
 
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
 from nbparallel.sharing.memory import pages
+from nbparallel.sharing.memory.file_mapping import map_file
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping, parts_of
 from nbparallel.sharing.memory.memory_limits import full_error
 from nbparallel.sharing.memory.process_limits import descriptor_error
@@ -71,15 +70,13 @@ def _write(fd: int, content: memoryview, start: int) -> None:
 
 def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
     """Map all of a segment into this process."""
-    # An untracked descriptor is one less for every mapping, where Python offers it.
-    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     flags = mmap.MAP_PRIVATE if access is Access.PRIVATE else mmap.MAP_SHARED
     prot = mmap.PROT_READ if access is Access.READ else mmap.PROT_READ | mmap.PROT_WRITE
     try:
-        memory = mmap.mmap(fd, nbytes, flags, prot, **options)
+        memory, address = map_file(fd, nbytes, flags, prot)
     except OSError as error:
         raise explained(error, nbytes) from error
-    mapping = Mapping(memory, access)
+    mapping = Mapping(memory, access, address)
     mapping.advise(fd)
     return mapping
 

@@ -14,7 +14,7 @@ from nbparallel.sharing.strategies.owned_names import process_names
 Intend: TypeAlias = Callable[[str], None]
 """Called with the path of a name before it is made."""
 PACKS_BELOW = 256 << 10
-"""Bytes; a segment of its own costs one or two descriptors, a mapping and 0.1 ms, whatever its size."""
+"""Bytes; a segment of its own costs descriptors, a mapping and 0.1 ms, whatever its size."""
 REGION_NBYTES = 16 << 20
 """Bytes; 10,000 arrays of 100 numbers fit four regions, 70,000 in eight (`file_region`: one, four)."""
 

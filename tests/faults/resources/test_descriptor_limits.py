@@ -26,7 +26,7 @@ def lower(limit, hard=None):
 """
 MANY = """
 import gc
-BITES = WHO != "ranks" or sys.version_info < (3, 13)  # from 3.13 on what a rank maps keeps no descriptor
+BITES = WHO != "ranks"  # what a rank maps keeps no descriptor
 nbp.set_sharing_strategy(STRATEGY)
 if WHO == "all":
     lower(LIMIT, LIMIT)
@@ -67,7 +67,7 @@ with nbp.Session(2) as session:
     gc.collect()
     session.run("kept.clear()\\narray = None")
     # What ranks let go of reaches the supervisor, and from there this process, a moment later; which of the
-    # three is short of descriptors depends on Python's version (from 3.13 on a mapping keeps none).
+    # three is short of descriptors depends on which limit it was.
     deadline = time.monotonic() + 10
     while True:
         fresh = nbp.ones(300_000)

@@ -124,7 +124,7 @@ def test_a_loader_in_another_process(tmp_path: Path, method: str) -> None:
 
 
 def test_a_supervisor_that_is_killed_and_few_descriptors(tmp_path: Path, method: str) -> None:
-    """Both are errors of their own class; the next epoch is whole."""
+    """Batches that are kept need no descriptors; both are errors of their own, the next epoch is whole."""
     run(
         """
         import resource
@@ -143,12 +143,23 @@ def test_a_supervisor_that_is_killed_and_few_descriptors(tmp_path: Path, method:
         assert sum(len(batch["k"]) for batch in made) == 300
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+        kept = list(made)
+        assert sum(len(batch["k"]) for batch in kept) == 300
+        iteration, files = iter(made), []
+        next(iteration)
         try:
-            kept = list(made)
+            while True:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            os.close(files.pop())  # room for what travels
+        try:
+            kept += iteration
         except FileDescriptorLimitError:
             kept = None
         else:
             raise AssertionError
+        for file in files:
+            os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert sum(len(batch["k"]) for batch in made) == 300
         del made
