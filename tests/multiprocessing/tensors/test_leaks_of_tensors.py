@@ -10,6 +10,8 @@ from tests.multiprocessing.programs import run_program
 from tests.tensors.optional import needs_torch
 
 STRATEGIES = ("file_descriptor", "file_system", "file_region", "mmap", "copy")
+SECONDS = 1750
+"""A watchdog: with spawn each of 128 processes imports torch; 550 s were too few beside other programs."""
 CASES = """
 import gc
 import torch
@@ -133,7 +135,7 @@ for repeat in range({repeats}):
         pytest.param(6, "fork", marks=pytest.mark.slow),
         *(
             pytest.param(
-                30, method, marks=[pytest.mark.stress, pytest.mark.slow, pytest.mark.time_limit(600)]
+                30, method, marks=[pytest.mark.stress, pytest.mark.slow, pytest.mark.time_limit(SECONDS + 50)]
             )
             for method in ("fork", "forkserver", "spawn")
         ),
@@ -142,4 +144,4 @@ for repeat in range({repeats}):
 def test_nothing_adds_up(tmp_path: Path, start: str, repeats: int, strategy: str) -> None:
     """Segments, messages, processes, names and descriptors are as many after thirty rounds as after one."""
     program = CASES.format(strategy=strategy, method=start, repeats=repeats)
-    run_program(program, tmp_path, start, limit=550)
+    run_program(program, tmp_path, start, limit=SECONDS)
