@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from multiprocessing import connection
 from multiprocessing import managers as library
@@ -9,6 +10,7 @@ from typing import Any
 
 from nbparallel.multiprocessing.connection import adopt_end
 from nbparallel.multiprocessing.starting.current_context import concrete_context
+from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts, late_interrupts
 from nbparallel.multiprocessing.workers.manager_calls import ProxyEnd, ServedEnd
 
 
@@ -51,6 +53,17 @@ class BaseManager(library.BaseManager):
         if serializer == "pickle":
             serializer = SERIALIZER
         super().__init__(address, authkey, serializer, ctx or concrete_context(), **options)
+
+    def start(self, *args: Any, **named: Any) -> None:
+        """Start the process that holds the objects; interrupts do not reach it."""
+        with late_interrupts():
+            super().start(*args, **named)
+
+    @classmethod
+    def _run_server(cls, *args: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the library, but it drops one that came before
+        begin_interrupts()
+        super()._run_server(*args)  # type: ignore[misc]
 
 
 class SyncManager(BaseManager, library.SyncManager):

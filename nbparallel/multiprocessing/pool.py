@@ -77,6 +77,7 @@ class Pool(library.Pool):
             interrupts = TaskInterrupts(word)
             ends = TaskReader(tasks, slot, interrupts), ResultWriter(results, slot)
             process = ctx.Process(target=run_worker, args=(interrupts, target, *ends, *rest))
+            process.interrupts_late = True
             casualties.slots[id(process)] = slot
             watch_end(process, lambda ended: _settle(self_, ended))
             return process

@@ -375,6 +375,7 @@ class Supervisor:
 
 def main(control: int, segments: int, kernel: int, log: int) -> None:
     """Run a supervisor over inherited descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that came before it had its own session
     reset_signals()
     adopt_orphans()
     children.raise_file_limit()

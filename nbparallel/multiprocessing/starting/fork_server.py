@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from multiprocessing import forkserver, popen_forkserver, reduction, util
+from multiprocessing import forkserver, popen_forkserver, reduction, resource_tracker, util
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
+from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import NEEDED, preparation_data
 
 PRELOADED = ("nbparallel.multiprocessing.pool", "multiprocessing.popen_forkserver", *NEEDED)
@@ -37,7 +38,9 @@ class PackageForkServer(forkserver.ForkServer):
             preload = self._preload_modules
             self.__init__()  # type: ignore[misc]
             self._preload_modules = preload
-        super().ensure_running()
+        resource_tracker.ensure_running()  # which would unblock it
+        with interrupts_blocked():  # it has the handler of Python while it loads, and its children begin so
+            super().ensure_running()
 
 
 _forkserver = PackageForkServer()

@@ -7,6 +7,7 @@ from multiprocessing import popen_fork
 from typing import Any
 
 from nbparallel.multiprocessing.messages.exchange import prepare_fork
+from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import NEEDED, fork_in_progress
 
 
@@ -22,7 +23,8 @@ class ForkPopen(popen_fork.Popen):
         # the child takes it up in `ValueProcess._bootstrap`, before anything else
         fork_in_progress.fork = fork = prepare_fork(daemon=process_obj.daemon or process_obj.ends_with_parent)
         try:
-            super()._launch(process_obj)  # type: ignore[misc]
+            with interrupts_blocked(late=process_obj.interrupts_late):
+                super()._launch(process_obj)  # type: ignore[misc]
         finally:
             vars(fork_in_progress).pop("fork", None)
             if fork is not None and self.pid is not None:

@@ -8,6 +8,7 @@ from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spaw
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
+from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import preparation_data
 
 
@@ -49,7 +50,8 @@ class SpawnPopen(popen_spawn_posix.Popen):
             child_r, parent_w = os.pipe()
             command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
             self._fds.extend([child_r, child_w])
-            self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
+            with interrupts_blocked(late=process_obj.interrupts_late):
+                self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
             self.sentinel = parent_r
             with open(parent_w, "wb", closefd=False) as file:
                 file.write(buffer.getbuffer())

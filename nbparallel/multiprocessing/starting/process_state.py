@@ -20,6 +20,11 @@ from nbparallel.multiprocessing.messages.light_pickling import try_pickle
 from nbparallel.multiprocessing.messages.main_globals import mark_origin
 from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
 from nbparallel.multiprocessing.starting.current_context import default_context
+from nbparallel.multiprocessing.starting.late_interrupts import (
+    are_blocked,
+    begin_interrupts,
+    starts_late,
+)
 
 NEEDED = ("nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
 """Modules that the first array on its way loads."""
@@ -47,6 +52,8 @@ class ValueProcess(library.BaseProcess):
 
     ends_with_parent = False
     """Whether it ends with its parent, however that ends, as daemonic ones do; to be set before the start."""
+    interrupts_late = False
+    """Whether SIGINT is blocked in it until its target calls `begin_interrupts`; to be set before start."""
 
     def __init__(
         self,
@@ -71,6 +78,7 @@ class ValueProcess(library.BaseProcess):
         # The library refuses daemonic parents, because their children would outlive them.
         config: dict[str, Any] = library.current_process()._config  # type: ignore[attr-defined]
         daemonic = config.pop("daemon", None)
+        self.interrupts_late = self.interrupts_late or starts_late()
         try:
             super().start()
         finally:
@@ -101,6 +109,7 @@ class ValueProcess(library.BaseProcess):
             self.daemon or self.ends_with_parent,
             present_strategy(),
             lifeline,
+            not (self.interrupts_late or are_blocked()),
         )
         return rebuild_process, (channel, given, *packed)
 
@@ -166,6 +175,8 @@ class Given(NamedTuple):
     strategy: str | None
     lifeline: Any
     """Copy of what ends it with the root, or None."""
+    interrupts: bool
+    """Whether it takes interrupts at once; a fork server's child begins with SIGINT blocked."""
 
 
 def present_strategy() -> str | None:
@@ -196,6 +207,8 @@ def rebuild_process(channel: Any, given: Given, open_process: Callable[..., Any]
     for name in ("main", "spawn_main"):  # of the library's command line
         if getattr(main.get(name), "__module__", "").startswith("multiprocessing."):
             del main[name]
+    if given.interrupts:
+        begin_interrupts()
     mark_origin(forked=False)
     default_context().force_start_method(given.start_method)
     if channel is not None:

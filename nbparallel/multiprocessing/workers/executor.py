@@ -18,6 +18,7 @@ from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.messages.parcels import wrapped
 from nbparallel.multiprocessing.queues import Queue
 from nbparallel.multiprocessing.starting.current_context import default_context
+from nbparallel.multiprocessing.starting.late_interrupts import late_interrupts
 from nbparallel.multiprocessing.starting.process_state import BEFORE_CHILDREN
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, signal_name
 from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts
@@ -241,6 +242,10 @@ class Executor(library.ProcessPoolExecutor):
             return self.submit(function)
         carrier = cast("Callable[..., Any]", _MappedFunction(function, copies))
         return self.submit(partial(_call, carrier))
+
+    def _spawn_process(self) -> None:
+        with late_interrupts():
+            super()._spawn_process()  # type: ignore[misc]
 
     def _interrupt(self) -> None:
         """Stop all calls under way: a wait for one was interrupted."""

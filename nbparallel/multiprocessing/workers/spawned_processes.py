@@ -13,6 +13,7 @@ from typing import Any
 
 from nbparallel.errors import NbParallelError, PeerFailedError, RankDiedError
 from nbparallel.multiprocessing.starting.current_context import default_context
+from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
 from nbparallel.multiprocessing.starting.process_state import argument_tuple
 from nbparallel.multiprocessing.workers.dead_workers import signal_name
 from nbparallel.multiprocessing.workers.pipe_reader import PipeReader
@@ -75,6 +76,7 @@ class ProcessExitedException(ProcessException):
 def _run(function: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any) -> None:
     """Call a function in its process, and report what it raises."""
     try:
+        begin_interrupts()
         function(index, *args)
     except KeyboardInterrupt:
         pass  # it was interrupted together with its parent, which says so
@@ -276,7 +278,7 @@ def start_processes(
             reports.append(reading)
             with writing:
                 process = ctx.Process(target=_run, args=(fn, index, args, writing), daemon=daemon)
-                process.ends_with_parent = True
+                process.ends_with_parent = process.interrupts_late = True
                 process.start()
             processes.append(process)
     except BaseException:

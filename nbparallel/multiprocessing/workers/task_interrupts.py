@@ -10,7 +10,7 @@
 
 A front end signals the whole process group, a program perhaps one process: hence the number in shared
 memory, without which a worker ignores the signal.  So none hits a later task, and a worker that waits stays
-silent.
+silent; to one that starts the signal is blocked.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from concurrent.futures import CancelledError
 from multiprocessing import sharedctypes
 from typing import Any
 
+from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
+
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
 """What other tasks raise that were under way."""
-_PLACES = 1024
-"""More than workers; of two whose pids share a place, the later has it."""
 
 
 class InterruptWord:
@@ -34,12 +34,6 @@ class InterruptWord:
 
     def __init__(self) -> None:
         self._word = sharedctypes.RawValue("q", -1)
-        self._ready = sharedctypes.RawArray("q", _PLACES)
-        """Pids of workers that have their handler; to one that starts, a signal would be the end."""
-
-    def note_ready(self) -> None:
-        """Say that this worker has its handler."""
-        self._ready[os.getpid() % _PLACES] = os.getpid()
 
     def covers(self, task: int) -> bool:
         """Return whether a task is to stop."""
@@ -50,10 +44,9 @@ class InterruptWord:
         """Stop the tasks with smaller numbers; `workers` are the processes that may run one."""
         self._word.value = number
         for worker in workers:
-            pid = worker.pid or -1
-            if self._ready[pid % _PLACES] == pid and worker.exitcode is None:
+            if worker.pid is not None and worker.exitcode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGINT)
+                    os.kill(worker.pid, signal.SIGINT)
 
 
 class TaskInterrupts:
@@ -71,7 +64,7 @@ class TaskInterrupts:
     def install(self) -> None:
         """Take over SIGINT; an initializer, which comes later, may put its own handler there."""
         signal.signal(signal.SIGINT, self._on_signal)
-        self._word.note_ready()
+        begin_interrupts()
 
     def arm(self, task: int) -> None:
         """From now on interrupts of `task` raise."""

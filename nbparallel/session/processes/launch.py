@@ -11,8 +11,10 @@ import json
 import os
 import secrets
 import select
+import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from functools import partial
 
 from nbparallel.channel import Channel
@@ -84,7 +86,7 @@ class SupervisorLaunch:
             self.segments, segments = _channel(ours, given)
             inherited = [control.fileno(), segments.fileno(), kernel, self.log]
             self._process_attributes = process_attributes()
-            with as_start_error("a process for the supervisor"):
+            with as_start_error("a process for the supervisor"), _interrupts_blocked():
                 self.popen = subprocess.Popen(
                     [*process_context.supervisor_argv(), *map(str, inherited)],
                     stdin=subprocess.DEVNULL,
@@ -144,6 +146,16 @@ class SupervisorLaunch:
 
     def _close(self) -> None:
         do_all(self.control.close, self.segments.close, partial(os.close, self.log))
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT here and in a process that is started: it could end that before it has its own session."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _channel(ours: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[Channel, socket.socket]:

@@ -15,6 +15,7 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.multiprocessing.messages.exchange import current_membership
 from nbparallel.multiprocessing.messages.kept_objects import KeptObject
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
+from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker
 from nbparallel.multiprocessing.workers.worker_failures import failure_of
 
@@ -137,6 +138,7 @@ def run_worker(
         Ends of other processes that a fork has copied, to be closed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that iterates ends this one
+    begin_interrupts()
     for end in inherited:
         end.close()
     worker = _Worker(tasks, replies)

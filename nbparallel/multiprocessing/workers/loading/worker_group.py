@@ -54,6 +54,7 @@ class LoaderProcess:
                 name=f"loader worker {number}",
                 daemon=True,
             )
+            self.process.interrupts_late = True
             self.process.start()
         except BaseException:
             self._tasks.close()
