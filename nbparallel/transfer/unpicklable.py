@@ -13,6 +13,8 @@ _OWN_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__",
 """By which a class says how it is pickled, or that it is not."""
 _DEPTH = 8
 """Levels that the search descends; deeper ones are reported as their ancestor."""
+_OF_TASK = " of a task"
+"""Ends what `name_part` calls an argument."""
 
 
 def explain(
@@ -24,13 +26,18 @@ def explain(
     ----------
     error : BaseException
         What pickling it raised.
+    name : str, optional
+        The user's name for the object: of a variable, or words that end with `_OF_TASK`.
     attempt : callable
         Pickles one part; returns what that raised, or None.
     """
-    path, culprit, reason = name or "it", obj, error
+    of_task = name is not None and name.endswith(_OF_TASK)
+    path, culprit, reason = (name or "it").removesuffix(_OF_TASK), obj, error
     if not _is_recursion(error):
         path, culprit, reason = _search(obj, error, path, attempt)
-    subject = f"variable {name!r}" if name is not None else f"an object of type {_type_name(obj)}"
+    subject = f"an object of type {_type_name(obj)}"
+    if name is not None:
+        subject = name if of_task else f"variable {name!r}"
     where = "it" if culprit is obj else f"{path}, which"
     text = f"{type(reason).__name__}: {reason}" if str(reason) else type(reason).__name__
     return (
@@ -42,10 +49,12 @@ def explain(
 def _advice(culprit: Any, reason: BaseException, name: str | None, *, inside: bool) -> str:
     if _is_recursion(reason):
         return "it is nested too deeply: flatten it"
-    what, where = (name, "inside the cell") if name else ("it", "where it is used")
+    what, where = (repr(name), "inside the cell") if name else ("'it'", "where it is used")
+    if name and name.endswith(_OF_TASK):
+        what, where = name.removesuffix(_OF_TASK), "in the task"
     if isinstance(culprit, types.GeneratorType):
         return f"turn the generator into a list, or create it {where}"
-    return f"create it {where}" + f", or leave it out of {what!r} (a __getstate__ can)" * inside
+    return f"create it {where}" + f", or leave it out of {what} (a __getstate__ can)" * inside
 
 
 def _is_recursion(error: BaseException) -> bool:

@@ -130,6 +130,21 @@ def pack_kept(obj: Any, member: Any | None) -> tuple[bytes, Any]:
     return packing.message(obj), packing
 
 
+def why_unsendable(part: Any, name: str) -> Exception | None:
+    """Return what sending an object would raise, with `name` as its name; None if it can be sent."""
+    from nbparallel.errors import NbParallelError
+    from nbparallel.transfer.pickling import serialise
+
+    try:
+        serialise(part, name=name, **_Packing(None)._options)  # copies nothing
+    except NbParallelError as error:
+        try:
+            _raise_as_library(error)
+        except Exception as found:  # noqa: BLE001  whatever the object's own code raises
+            return found
+    return None
+
+
 class _Packing:
     """Pickles an object and the globals of ``__main__`` that its functions read."""
 

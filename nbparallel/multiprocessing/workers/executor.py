@@ -73,7 +73,7 @@ class InterruptibleFuture(Future):  # type: ignore[type-arg]
             raise
 
 
-class CallQueue(Queue, library._SafeQueue):  # type: ignore[misc]
+class CallQueue(Queue, library._SafeQueue):
     """The library's queue of calls, as a queue of ours; made of one by `adopt`."""
 
     @classmethod
@@ -89,6 +89,14 @@ class CallQueue(Queue, library._SafeQueue):  # type: ignore[misc]
         if call is not None and _worker:
             call.fn = _worker[0].guard(call.work_id, call.fn)
         return call
+
+    def _on_queue_feeder_error(self, e: Exception, obj: Any) -> None:
+        if isinstance(obj, library._CallItem):
+            from nbparallel.multiprocessing.messages.task_errors import name_part
+
+            call: Any = obj
+            e = name_part(e, call.fn, call.args, call.kwargs)
+        super()._on_queue_feeder_error(e, obj)  # type: ignore[no-untyped-call]
 
     def _wrapped(self, obj: Any) -> Any:
         found = obj.fn.args[0] if isinstance(obj, library._CallItem) and isinstance(obj.fn, partial) else None

@@ -83,7 +83,13 @@ class TaskSender(_Stream):
         """Send a task; what a torn pipe swallows belongs to jobs that have failed."""
         if self.stopped or (task is not None and task[0] in self._lost):
             return
-        data, parcel = pickle_message(task, self.end.outbox, self.copies)
+        try:
+            data, parcel = pickle_message(task, self.end.outbox, self.copies)
+        except Exception as error:  # noqa: BLE001  whatever the object's own code raises
+            from nbparallel.multiprocessing.messages.task_errors import name_part
+
+            found = name_part(error, *task[2:])
+            raise found from found.__cause__
         job, index = task[:2] if task is not None and task[1] is not None else (-1, -1)
         header = HEADER.pack(job, index, present_strategy() or "")
         nbytes = len(header) + data.nbytes

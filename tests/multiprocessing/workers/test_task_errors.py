@@ -1,0 +1,89 @@
+"""A task that cannot be sent: the error names the argument as the caller wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocessing.programs import run_program
+
+SAID = """
+def said(call):
+    try:
+        call()
+    except Exception as error:
+        return "; ".join([str(error), *getattr(error, "__notes__", ())])
+    raise AssertionError("nothing was raised")
+
+def check(call, *words):
+    text = said(call)
+    for word in words:
+        assert word in text, (word, text)
+    assert "it[" not in text and "it.args" not in text, text
+
+def numbers():
+    yield 1
+
+class Box:
+    def __init__(self, content):
+        self.content = content
+
+class Refusing:
+    def __reduce__(self):
+        raise ValueError("this object stays here")
+
+lock = ctx.Lock()
+held = {"content": [lock]}
+
+def closure():
+    inner_lock = ctx.Lock()
+    return lambda *_: inner_lock
+"""
+
+
+def test_a_pools_tasks(tmp_path: Path) -> None:
+    """Position or name of the argument, and where in it; or the function."""
+    run_program(
+        SAID
+        + """
+with ctx.Pool(1) as pool:
+    check(lambda: pool.apply(print, (1, numbers())), "args[1] of a task", "it is a generator", "in the task")
+    check(lambda: pool.apply(print, (1,), {"x": [numbers()]}), "kwargs['x'][0], which is a generator")
+    check(lambda: pool.apply_async(print, (held,)).get(), "args[0]['content'][0]", "inheritance")
+    check(lambda: pool.apply(closure()), "the function with inner_lock", "initargs=")
+    check(lambda: pool.map(print, [1, 2, Box(numbers()), 4]), "args[0].content, which is a generator")
+    check(lambda: pool.map(closure(), range(4)), "the function with inner_lock")
+    check(lambda: pool.starmap(print, [(1, 2), (3, numbers())]), "args[1] of a task", "it is a generator")
+    check(lambda: list(pool.imap(print, [numbers()])), "args[0] of a task")
+    check(lambda: list(pool.imap(print, [1, numbers()], 2)), "args[0] of a task")
+    check(lambda: list(pool.imap_unordered(print, [numbers()])), "args[0] of a task")
+    check(lambda: pool.map(print, [Refusing()]), "this object stays here", "args[0] of a task")
+    try:
+        pool.apply(print, (numbers(),))
+    except UnpicklableError as error:
+        assert "generator" in str(error.__cause__), error.__cause__
+    assert pool.map(abs, [-1, 2]) == [1, 2]
+""",
+        tmp_path,
+    )
+
+
+@pytest.mark.slow
+def test_an_executors_calls(tmp_path: Path, method: str) -> None:
+    """As a pool's."""
+    run_program(
+        SAID
+        + """
+with mp.Executor(1, ctx) as executor:
+    check(lambda: executor.submit(print, 1, numbers()).result(), "args[1] of a task", "it is a generator")
+    check(lambda: executor.submit(print, x=[numbers()]).result(), "kwargs['x'][0], which is a generator")
+    check(lambda: executor.submit(closure()).result(), "the function with inner_lock")
+    check(lambda: list(executor.map(print, [1, Box(numbers())])), "args[0].content")
+    check(lambda: list(executor.map(print, [1, 2], [3, numbers()], chunksize=2)), "args[1] of a task")
+    check(lambda: executor.submit(print, Refusing()).result(), "this object stays here", "args[0] of a task")
+    assert executor.submit(abs, -1).result() == 1
+""",
+        tmp_path,
+        method,
+    )
