@@ -146,3 +146,61 @@ def test_workers_that_die_or_are_interrupted(tmp_path: Path) -> None:
         tmp_path,
         "forkserver",
     )
+
+
+FORKED = """
+import multiprocessing, joblib, warnings
+
+mp.register_joblib()
+shared = nbp.ones(8)  # a supervisor is there before the fork
+queue = ctx.Queue()
+
+def squares():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with joblib.parallel_config(backend="nbparallel", n_jobs=2):
+            found = joblib.Parallel()(joblib.delayed(pow)(k, 2) for k in range(20))
+            pids = set(joblib.Parallel()(joblib.delayed(os.getpid)() for k in range(20)))
+    return found == [k * k for k in range(20)], pids == {os.getpid()}, [str(one.message) for one in said]
+"""
+
+
+def test_a_process_of_another_library_runs_tasks_itself(tmp_path: Path) -> None:
+    """In a worker of `multiprocessing`'s pool, which would leave ours behind: one by one, with a warning."""
+    run_program(
+        FORKED
+        + """
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    right, alone, said = pool.apply(squares)
+assert right and alone
+assert said and all("forked by another library's pool" in text for text in said), said
+assert not mp.active_children()
+""",
+        tmp_path,
+        "forkserver",
+    )
+
+
+def test_a_forked_process_has_its_own_workers(tmp_path: Path) -> None:
+    """After `os.fork` tasks run in workers of the child, which end with it; its parent has its own."""
+    run_program(
+        FORKED
+        + """
+child = os.fork()
+if child == 0:
+    right, alone, said = squares()
+    assert right and not alone and not said, (right, alone, said)
+    with open("workers", "w") as file:
+        print(*(process.pid for process in mp.active_children()), file=file)
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+with open("workers") as file:
+    workers = [int(word) for word in file.read().split()]
+for pid in workers:
+    while os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.01)
+assert squares()[0]
+""",
+        tmp_path,
+        "forkserver",
+    )
