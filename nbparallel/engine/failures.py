@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 import cloudpickle
@@ -62,6 +62,8 @@ def improve(error: BaseException, state: RankState) -> BaseException:
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
     if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
         error.args = (f"{error}{_advice(str(error.name), state)}",)
+    if isinstance(error, AttributeError) and (hint := _of_ours(error, state)):
+        error.args = (f"{error}{hint}",)
     if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
         error.args = (text,)
     if isinstance(error, ValueError):
@@ -84,6 +86,20 @@ def _advice(name: str, state: RankState) -> str:
     if hasattr(sys.modules.get("nbparallel.distributed"), name):
         how = f": write `from nbparallel.distributed import {name}` in it"
     return f"; it is predefined in cells, not in a function from elsewhere{how}"
+
+
+def _of_ours(error: AttributeError, state: RankState) -> str:
+    """Return where an operation is that was looked up in a module imported as ``dist``, torch's for one."""
+    module = state.variables.get("dist")
+    if module is None or error.obj is not module or not isinstance(module, ModuleType):
+        return ""
+    ours = state.defaults.values["dist"]
+    if module is ours or error.name not in ours.__all__:
+        return ""
+    return (
+        f"; `dist` is another module here, by an import: nbparallel's operation is "
+        f"`nbp.distributed.{error.name}`"
+    )
 
 
 def _wrong_arguments(text: str, state: RankState) -> str:

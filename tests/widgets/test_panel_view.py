@@ -28,6 +28,7 @@ from tests.widgets.activities import (
 )
 
 DEAD = replace(IDLE, state="dead", operation="was killed by SIGKILL: by hand", private_nbytes=0)
+FAILED = replace(ENDED, state="failed")
 MOVING = replace(DONE, phase="moving", moving_name="data", moving_nbytes=1 << 30)
 RUNNING = replace(STRAGGLER, culprits=())
 SENTENCES = {
@@ -59,6 +60,12 @@ SENTENCES = {
     "the last call finished after 2.0 s": replace(DONE, number=0, waited=()),
     "In[3]: failed on **rank 1**, line 4, after 2.0 s": replace(
         DONE, phase="failed", failed_rank=1, failed_line=4
+    ),
+    "In[3]: failed on ranks 0-1, first on **rank 1**, line 4, after 2.0 s": replace(
+        DONE, phase="failed", failed_rank=1, failed_line=4, ranks=ranks(FAILED, FAILED)
+    ),
+    "In[3]: failed on ranks 0-1, first on **rank 1**, after 2.0 s": replace(
+        DONE, phase="failed", failed_rank=1, ranks=ranks(FAILED, FAILED, ENDED)
     ),
     "In[3]: failed after 2.0 s: **rank 1** was killed by SIGKILL": replace(
         DONE, phase="failed", failed_rank=1, ranks=ranks(ENDED, DEAD)

@@ -163,6 +163,9 @@ def _failed(activity: SessionActivity, after: str) -> str:
     if failed.state == "dead":
         return f"failed {after}: **rank {failed.rank}** {_was(failed)}"
     line = f", line {activity.failed_line}," if activity.failed_line else ""
+    alike = [rank for rank in activity.ranks if rank.state == "failed"]
+    if failed in alike and len(alike) > 1:
+        return f"failed on {_ranks(alike)}, first on **rank {failed.rank}**{line or ','} {after}"
     return f"failed on **rank {failed.rank}**{line} {after}"
 
 
