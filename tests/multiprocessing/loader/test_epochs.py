@@ -155,7 +155,7 @@ def test_a_supervisor_that_is_killed_and_few_descriptors(tmp_path: Path, method:
         try:
             kept += iteration
         except FileDescriptorLimitError:
-            kept = None
+            kept = iteration = None
         else:
             raise AssertionError
         for file in files:
