@@ -212,8 +212,8 @@ def _shares() -> bool:
 def _raise_as_library(error: BaseException) -> NoReturn:
     """Raise what the library would raise: the exception of the object's own code, or a `TypeError`."""
     cause = error.__cause__
-    if cause is None or isinstance(cause, TypeError | pickle.PicklingError):
-        raise error
+    if not isinstance(cause, Exception) or isinstance(cause, TypeError | pickle.PicklingError):
+        raise error  # a SystemExit would end the thread that sends, without a word
     note = str(error)
     if "inheritance" in str(cause):
         note += "; locks and queues go to a process when it starts: args=, or a pool's initargs="

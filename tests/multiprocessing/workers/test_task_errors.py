@@ -33,6 +33,10 @@ class Refusing:
     def __reduce__(self):
         raise ValueError("this object stays here")
 
+class Exiting:
+    def __reduce__(self):
+        sys.exit(3)
+
 lock = ctx.Lock()
 held = {"content": [lock]}
 
@@ -59,6 +63,7 @@ with ctx.Pool(1) as pool:
     check(lambda: list(pool.imap(print, [1, numbers()], 2)), "args[0] of a task")
     check(lambda: list(pool.imap_unordered(print, [numbers()])), "args[0] of a task")
     check(lambda: pool.map(print, [Refusing()]), "this object stays here", "args[0] of a task")
+    check(lambda: pool.apply_async(print, (Exiting(),)).get(20), "args[0] of a task", "SystemExit")
     try:
         pool.apply(print, (numbers(),))
     except UnpicklableError as error:
