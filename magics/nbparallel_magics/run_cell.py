@@ -130,6 +130,7 @@ def _run_on_ranks(
         "show_values": options.out is None,
         "seed": getattr(options, "seed", None),
         "on_error": getattr(options, "on_error", "stop"),
+        "ran_here": getattr(options, "local", False),
     }
     if options.draw:
         wanted["draw"] = options.draw

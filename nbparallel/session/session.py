@@ -187,6 +187,7 @@ class Session:
         seed: int | None = None,
         on_error: str = "stop",
         draw: str | Iterable[str] = (),
+        ran_here: bool = False,
     ) -> CellResult:
         """Run a cell's source on the ranks and wait for all of them.
 
@@ -215,6 +216,8 @@ class Session:
             When a rank fails: stop the others, or let them run to their end unless they wait for it.
         draw : str or collection of str
             Names whose beginnings ``.drawn`` of the result has, before and after the cell.
+        ran_here : bool
+            The caller has run the cell as well: names that it assigns are the caller's too.
 
         Returns
         -------
@@ -227,15 +230,13 @@ class Session:
         ParallelError
             Ranks failed; ``.errors`` maps rank to exception, the root cause first; ``.result`` holds
             values and output.
-        KeyboardInterrupt
-            It was interrupted; ``.result`` too.
-        CellTimeoutError
-            The time-out passed.
+        KeyboardInterrupt, CellTimeoutError
+            It was interrupted; the time-out passed; ``.result`` too.
         """
         options = CellOptions(
             namespace=namespace, share=share, timeout=timeout, sink=sink, execution_count=execution_count,
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
-            on_error=on_error, draw=draw,
+            on_error=on_error, draw=draw, ran_here=ran_here,
         )  # fmt: skip
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)

@@ -96,7 +96,7 @@ def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
         wait_until_asleep(kernel.pid, int(before[0]))  # rank 0 is done; signals at once are one
     assert cell.wait().ename == "KeyboardInterrupt"
     again = kernel.run("%%parallel\n'kept' in globals()")
-    assert "rank 1 was ended, because it did not answer" in text(again)
+    assert "rank 1 was ended: no answer to the interrupt" in text(again)
     assert "without its variables" in text(again)
     assert text(again).endswith("Out[rank 0]: True\nOut[rank 1]: False\n")
     kernel.run("%rank 1 kept = rank + 7")

@@ -90,6 +90,7 @@ class CellOptions:
     seed: int | None = None
     on_error: str = "stop"
     draw: str | Iterable[str] = ()
+    ran_here: bool = False
 
     def __post_init__(self) -> None:
         """Split the names of `share` and `draw`, which can be one string, as after the magic's flag."""

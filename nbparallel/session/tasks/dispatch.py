@@ -296,7 +296,9 @@ class TaskDispatcher:
                 self._names.delivered(outcome.rank, preparation)
             for note in outcome.notes:
                 ranks.setdefault(note, []).append(outcome.rank)
-        if preparation is not None and not self._told_of_assignments and run.request.options.show_values:
+        options = run.request.options
+        tells = not (self._told_of_assignments or options.want_values or options.ran_here)  # there is no -o
+        if preparation is not None and tells:
             done = [outcome.rank for outcome in run.outcomes.values() if outcome.ok]
             if preparation.rebound and done:
                 self._told_of_assignments = True
