@@ -41,7 +41,7 @@ REST_SHARE = 3
 """Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
-WARN_SECONDS = 5.0
+WARN_SECONDS = 3.0
 """A test of the quick tier that takes longer is named at the end of the run."""
 FAIL_SECONDS = 10.0
 """A test of the quick tier that takes longer fails, unless the machine is busy: mark it ``slow``."""

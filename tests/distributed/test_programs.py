@@ -120,6 +120,7 @@ def changed(program: list[Step], at: int, change: str, n: int) -> list[Step]:
     return [*before, other, *after]
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(2, 3))
 @settings(max_examples=examples(25), deadline=None)
 @pytest.mark.fault("F31")

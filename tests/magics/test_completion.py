@@ -55,6 +55,7 @@ def test_flags_values_and_strategies_without_ranks(kernel: Kernel) -> None:
     assert offered(kernel, "%%parallel\nno_such_name_anywhere") == []
 
 
+@pytest.mark.slow
 def test_names_of_ranks_in_cells_for_ranks(shared_kernel: Kernel) -> None:
     """Names, attributes and keys of rank 0; not in the notebook's own cells, whose names stay as they are."""
     assert shared_kernel.run("%load_ext nbparallel" + HELPER).status == "ok"

@@ -72,6 +72,7 @@ def test_in_a_kernel(shared_kernel: Kernel) -> None:
     assert run("%parallel_timeline").displays[0]["text/plain"].startswith("In[")
 
 
+@pytest.mark.slow
 @pytest.mark.may_leave("descriptor", reason="nbclient keeps the event loop that it has made")
 def test_the_saved_notebook(tmp_path: Any) -> None:
     """Nbclient's file has the picture as SVG and as text."""

@@ -72,6 +72,7 @@ def test_an_interrupt_ends_the_question(shared_kernel: Kernel) -> None:
     assert printed(again.wait()).endswith("Out[rank 0]: 'yes'\n")
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F2", "F5")
 @pytest.mark.parametrize("end", ["raise ValueError('mine')", "os.kill(os.getpid(), 9)"])

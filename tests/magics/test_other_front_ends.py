@@ -79,6 +79,7 @@ def test_a_panel_above_output_that_is_put_in_order() -> None:
     assert printed["text"] == "[rank 0] 0\n[rank 1] 1\n"
 
 
+@pytest.mark.slow
 @IN_PROCESS
 def test_nbclient_names_the_root_cause() -> None:
     """What its log shows, and papermill's: the error's own name and text, with rank and line."""
@@ -106,6 +107,7 @@ Client(nbformat.v4.new_notebook(cells=cells), timeout=60, kernel_name="python3")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("name", "setting"),

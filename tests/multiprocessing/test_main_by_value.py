@@ -209,6 +209,7 @@ print(mp.get_start_method(), [float(x[0]) for x in arrays], all(map(nbp.is_share
 """
 
 
+@pytest.mark.slow
 @pytest.mark.every_kernel
 def test_producer_and_consumer_in_a_notebook(any_kernel: Kernel) -> None:
     """Functions of cells are targets and tasks; the start method is forkserver."""

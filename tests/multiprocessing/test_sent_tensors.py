@@ -21,6 +21,7 @@ def run(body: str, folder: Path, method: str) -> None:
     run_program(TORCH + ECHO + textwrap.dedent(body) + END, folder, method)
 
 
+@pytest.mark.slow
 def test_a_private_tensor_is_copied_once(tmp_path: Path, method: str) -> None:
     """It arrives in shared memory from 256 KiB on; the sender's stays private and unchanged."""
     run(
@@ -75,6 +76,7 @@ def test_a_shared_tensor_is_the_same_memory(tmp_path: Path, method: str) -> None
     )
 
 
+@pytest.mark.slow
 def test_what_is_preserved(tmp_path: Path, method: str) -> None:
     """Views, tied storages, strides, shapes without elements, and modules, private and shared."""
     run(
@@ -113,6 +115,7 @@ def test_what_is_preserved(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_gradients_stay(tmp_path: Path) -> None:
     """A tensor that autograd has computed arrives as a leaf that requires a gradient, without its history."""
     run(

@@ -161,6 +161,7 @@ def _notebook(path: Path, *sources: str, raises: str = "") -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_the_script_fails_loudly(tmp_path: Path) -> None:
     """A cell that raises ends the run with status 1, its traceback in plain text; later cells do not run."""

@@ -140,6 +140,7 @@ def test_a_script_that_raises_is_shown_with_its_own_lines(script: Path) -> None:
     assert "engine" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_exit_status_is_the_scripts_own(script: Path) -> None:
     """``sys.exit(7)`` of a rank is the command's status; ``sys.exit()`` is success."""
     assert _run("-n", 2, script, "exit").returncode == 7
@@ -147,6 +148,7 @@ def test_the_exit_status_is_the_scripts_own(script: Path) -> None:
     assert (left.returncode, left.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run_is_said_once_before_anything_starts(tmp_path: Path) -> None:
     """A missing file, a syntax error, a missing module, too many ranks."""
     broken = tmp_path / "broken.py"

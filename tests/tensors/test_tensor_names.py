@@ -152,6 +152,7 @@ def test_a_rank_writes_to_its_own_value(pair):
     assert float(pair.run("t.sum()")) == 100_000
 
 
+@pytest.mark.slow
 def test_a_module_arrives_with_tied_weights_and_learns(pair):
     """Parameters and buffers, tied as they were, with gradients of the rank's own."""
     pair.type(MODEL)

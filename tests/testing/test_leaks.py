@@ -80,6 +80,7 @@ def test_child_of_a_fixtures_process(server):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_every_kind_of_leak_is_caught(pytester: pytest.Pytester) -> None:
     """What stays behind is named, by kind; clean tests pass, and so does what a longer-lived fixture owns."""

@@ -26,6 +26,7 @@ run_ranks(2, work, seconds=600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F9")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -181,6 +181,7 @@ def test_late(promised):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_repetitions_fail_at_the_promise(pytester: pytest.Pytester) -> None:
     """One run may be late on a shared machine, and says how late; repetitions may not."""

@@ -159,6 +159,7 @@ def test_after_it():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_a_hang_is_described_however_long_that_takes(pytester: pytest.Pytester) -> None:
     """The watchdog does not raise again inside the runner, which would end the run."""

@@ -64,6 +64,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.slow
 def test_gradients_compressed_in_halves(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """Hooks of torch that send gradients as halves, in Python and in C++, give gloo's gradients."""
     values = both(

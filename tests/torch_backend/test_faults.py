@@ -72,6 +72,7 @@ def test_other_errors_of_operations(session: nbp.Session) -> None:
     assert done.values[0] == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_an_error_in_a_backward_hook(session: nbp.Session) -> None:
     """The user's own error comes out of the backward pass, and the other rank is released."""
     expected = gradients(session)

@@ -107,6 +107,7 @@ def test_spawn_of_torch(tmp_path: Path, entry_point: str) -> None:
     wait_until(lambda: not list(tmp_path.glob("nbparallel-*")))
 
 
+@pytest.mark.slow
 def test_importing_torch_loads_next_to_nothing(tmp_path: Path, entry_point: str) -> None:
     """The entry point makes a name known; operations and the backend's classes are not loaded."""
     code = """

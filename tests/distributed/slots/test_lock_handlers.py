@@ -90,6 +90,7 @@ def test_a_kept_lock_is_held_by_what_python_cannot_guard(ranks: Any) -> None:
     ranks(1, work, seconds=60)
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_a_handler_that_raises_while_an_operation_fails(ranks: Any) -> None:
     """At most the operation is not tried again in this cell: none is "inside an operation already"."""

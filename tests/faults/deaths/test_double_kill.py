@@ -120,6 +120,7 @@ def test_f11_everything_killed_at_once(way: str) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f11_a_script_without_a_session() -> None:
     """`nbp.share` in a plain script that is killed: the next one's session removes it."""

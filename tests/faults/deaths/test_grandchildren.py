@@ -106,6 +106,7 @@ def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str, prom
             wait_until(lambda: not any(map(alive, [supervisor, *pids])), pids)
 
 
+@pytest.mark.slow
 @pytest.mark.alone  # every new session of this machine ends what a killed one left
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", ["setsid", "daemon", "subprocess in a session of its own"])

@@ -94,6 +94,7 @@ def test_f10_a_killed_owner_leaves_nothing(state: str, how: str, promised: Promi
     close(owner)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", ["returns", "raises", "exits"])
 def test_f13_an_owner_that_exits_while_ranks_compute_ends_them_and_itself(

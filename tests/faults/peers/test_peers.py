@@ -40,6 +40,7 @@ def test_ours_leaves_nothing_after_the_sweep() -> None:
     assert found["nbparallel, owner and janitor, after the next session"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(110)
 @pytest.mark.parametrize("peer", ["multiprocessing.shared_memory", "torch.multiprocessing"])
 def test_peers_leave_their_segments_for_good(peer: str) -> None:

@@ -92,6 +92,7 @@ def use(*arrays):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("what", SCRIPTS)

@@ -98,6 +98,7 @@ def run(script, *, before=(), **constants):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])

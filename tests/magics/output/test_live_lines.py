@@ -185,6 +185,7 @@ def updates_of(outcome: CellOutcome) -> list[str]:
     return [content["data"]["text/plain"] for content in found]
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("flags", ["", " --output stream"])
 @pytest.mark.parametrize("options", ["", ", position=rank", ", position=rank, leave=True, file=sys.stdout"])

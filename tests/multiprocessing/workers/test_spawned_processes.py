@@ -137,6 +137,7 @@ def test_failures(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_grace_period(tmp_path: Path, method: str) -> None:
     """The others may end by themselves when one has failed; one that ignores SIGTERM is killed."""
     run(

@@ -44,6 +44,7 @@ CALLS: list[tuple[str, str, str, list[Any]]] = [
 """What is called, what the error advises, what is typed then, and what each rank gets."""
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_what_errors_advise_works() -> None:
     """Every operation of the list, on an array of the notebook, or a shared one that ranks may write."""

@@ -110,6 +110,7 @@ def test_a_low_recursion_limit_explains_nothing_else(session: Session) -> None:
     session.run("sys.setrecursionlimit(1000)")
 
 
+@pytest.mark.slow
 def test_a_recursion_without_end_stays_what_it_is(session: Session) -> None:
     """With a limit that is high enough."""
     assert isinstance(error_of(session, "def f(): return f()\nf()"), RecursionError)

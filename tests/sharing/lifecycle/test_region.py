@@ -200,6 +200,7 @@ def test_descriptors_and_mappings_of_many(exchange, strategy):
         assert not array.flags.writeable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [False, True])
 def test_what_stays_keeps_no_end_of_what_went(exchange, monkeypatch, sent):
     """One array that stays in every thousand, and was sent, does not keep all others' memory for ever."""

@@ -31,6 +31,7 @@ def test_special_dtypes_survive_description(dtype):
     assert rebuild_dtype(describe_dtype(dtype)) == dtype
 
 
+@pytest.mark.slow
 @given(hnp.array_dtypes(allow_subarrays=True) | hnp.scalar_dtypes())
 def test_every_dtype_survives_description(dtype):
     """Whatever numpy can make without objects comes back equal."""
