@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from functools import partial
 from multiprocessing import connection
 from multiprocessing import managers as library
@@ -39,8 +40,37 @@ SERIALIZER = _Serializer("nbparallel")
 library.listener_client[SERIALIZER] = (_Listener, _connect)  # type: ignore[attr-defined]
 
 
+class _Accepting:
+    """A server that goes on accepting when a thread cannot be started: the library's never accepts again."""
+
+    listener: Any
+    handle_request: Any
+
+    def accepter(self) -> None:
+        """Serve each connection in a thread of its own."""
+        while True:
+            try:
+                end = self.listener.accept()
+            except OSError:
+                continue
+            try:
+                threading.Thread(target=self.handle_request, args=(end,), daemon=True).start()
+            except (RuntimeError, MemoryError):  # no memory, or too many threads
+                end.close()  # the caller has an EOFError
+
+
+class _Server(_Accepting, library.Server):
+    """The server of `BaseManager`."""
+
+
+class _SharedMemoryServer(_Accepting, library.SharedMemoryServer):
+    """The server of `SharedMemoryManager`."""
+
+
 class BaseManager(library.BaseManager):
     """A process that holds objects, and what makes proxies of them."""
+
+    _Server: Any = _Server
 
     def __init__(
         self,
@@ -72,6 +102,8 @@ class SyncManager(BaseManager, library.SyncManager):
 
 class SharedMemoryManager(BaseManager, library.SharedMemoryManager):
     """A manager of blocks of `shared_memory`."""
+
+    _Server: Any = _SharedMemoryServer
 
 
 def __getattr__(name: str) -> Any:

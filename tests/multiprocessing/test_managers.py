@@ -227,3 +227,36 @@ def test_in_a_notebook(kernel: Kernel) -> None:
         assert ask("print(names['a'])") == "1\n"
         assert ask(f"queue.put({number})\nprint(queue.get(timeout=30))") == f"{number}\n"
     ask("del queue, names\nmanager.shutdown()")
+
+
+def test_a_manager_goes_on_after_a_caller_for_which_it_has_no_thread(tmp_path: Path, method: str) -> None:
+    """Which has an EOFError, as if the manager had ended; the next caller is served."""
+    run_program(
+        """
+import threading
+
+def starve():
+    "Let the start of this process's third thread fail: the second caller's."
+    start, left = threading.Thread.start, [3]
+
+    def fail_once(thread):
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = fail_once
+
+manager = mp.managers.SyncManager(ctx=ctx)
+manager.start(starve)
+try:
+    manager.list()  # one call to make it, and one to know that it is used
+except EOFError:
+    pass
+else:
+    raise AssertionError("nothing failed")
+assert list(manager.list([1])) == [1]
+""",
+        tmp_path,
+        method,
+    )
