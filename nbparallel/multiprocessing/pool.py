@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -14,11 +15,12 @@ from typing import Any, NamedTuple
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.starting.current_context import concrete_context
 from nbparallel.multiprocessing.starting.process_state import argument_tuple, watch_end
+from nbparallel.multiprocessing.starting.sliced_waits import SLICE_SECONDS, wait_in_slices
 from nbparallel.multiprocessing.workers.dead_workers import Casualties
 from nbparallel.multiprocessing.workers.pool_results import (
     INTERRUPTIBLE,
     end_jobs,
-    interrupt,
+    interrupting,
     report_callbacks,
 )
 from nbparallel.multiprocessing.workers.pool_streams import ResultReader, TaskSender, renew_pipes
@@ -94,6 +96,30 @@ class Pool(library.Pool):
         self._outqueue.put = self._quick_get.put_end
         self._inqueue.stop = partial(_stop, self._quick_put, self._quick_get)
 
+    def apply(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        """Call a function in a worker and return what it returns."""
+        with interrupting(self):  # an interrupt may come before the wait begins
+            return super().apply(func, args, kwds)
+
+    def map(
+        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None
+    ) -> list[Any]:
+        """Call a function for each item, in the workers; return the results in order."""
+        with interrupting(self):
+            return super().map(func, iterable, chunksize)
+
+    def starmap(
+        self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
+    ) -> list[Any]:
+        """Call a function for each tuple of arguments, in the workers; return the results in order."""
+        with interrupting(self):
+            return super().starmap(func, iterable, chunksize)
+
     def apply_async(
         self,
         func: Callable[..., Any],
@@ -150,28 +176,34 @@ class Pool(library.Pool):
 
     def join(self) -> None:
         """Wait for the end of the workers, also if one dies with a lock that the others want."""
-        try:
+        with interrupting(self):
             self._join()
-        except KeyboardInterrupt:
-            interrupt(self)
-            raise
 
     def _join(self) -> None:
         if self._state == library.RUN:  # type: ignore[attr-defined]
             raise ValueError("Pool is still running: call close() or terminate() before join()")
         if self._state == library.CLOSE:  # type: ignore[attr-defined]
-            self._worker_handler.join()  # type: ignore[attr-defined]  # it replaced the dead until now
+            _await_end(self._worker_handler)  # type: ignore[attr-defined]  # it replaced the dead until now
             results = self._outqueue._reader
             while running := [worker.sentinel for worker in self._pool if not _has_ended(worker)]:  # type: ignore[attr-defined]
                 if self._result_handler.is_alive():  # type: ignore[attr-defined]
                     wait(running, _LOOK_SECONDS)
-                elif results in wait([*running, results]):  # of tasks that are lost: a worker waits for room
+                elif results in wait([*running, results], SLICE_SECONDS):
+                    # a worker waits for room for the results of tasks that are lost
                     os.read(results.fileno(), 1 << 20)
             self._quick_put.stop()  # no process would take it
         super().join()
 
     def _renew_streams(self) -> None:
         renew_pipes((self._inqueue, self._quick_put), (self._outqueue, self._quick_get))
+
+
+def _await_end(thread: threading.Thread) -> None:
+    def ended(seconds: float | None) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    wait_in_slices(ended)
 
 
 def _stop(*streams: TaskSender | ResultReader) -> None:

@@ -43,8 +43,10 @@ QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
 WARN_SECONDS = 3.0
 """A test of the quick tier that takes longer is named at the end of the run."""
-FAIL_SECONDS = 10.0
-"""A test of the quick tier that takes longer fails, unless the machine is busy: mark it ``slow``."""
+FAIL_SECONDS = 30.0
+"""A test of the quick tier that takes longer fails, unless the machine is busy: mark it ``slow``.
+
+Generous: a slow machine took 12 s for what takes 5 s on another, without a word in /proc/loadavg."""
 _T = TypeVar("_T")
 _tier = ALL
 _durations = pytest.StashKey[dict[str, float]]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import threading
@@ -25,6 +26,7 @@ from nbparallel.multiprocessing.starting.late_interrupts import (
     begin_interrupts,
     starts_late,
 )
+from nbparallel.multiprocessing.starting.sliced_waits import is_readable_within, wait_in_slices
 
 NEEDED = ("nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
 """Modules that the first array on its way loads."""
@@ -87,10 +89,21 @@ class ValueProcess(library.BaseProcess):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process ends, at most `timeout` seconds."""
+        if self._popen is not None and self._parent_pid == os.getpid():  # type: ignore[attr-defined]
+            timeout = None if wait_in_slices(self._ended_within, timeout) else 0
         super().join(timeout)
         if (ended := _watchers.get(self)) is not None and self.exitcode is not None:
             del _watchers[self]
             ended(self)
+
+    def _ended_within(self, seconds: float | None) -> bool:
+        popen: Any = self._popen  # type: ignore[attr-defined]
+        # A process that it forked may hold the sentinel, but then it has ended nevertheless.
+        return (
+            popen.returncode is not None
+            or is_readable_within(popen.sentinel, seconds)
+            or popen.poll() is not None
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if get_spawning_popen() is None or getattr(_packing, "process", None) is self:

@@ -20,6 +20,7 @@ from nbparallel.multiprocessing.queues import Queue
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.starting.late_interrupts import late_interrupts
 from nbparallel.multiprocessing.starting.process_state import BEFORE_CHILDREN
+from nbparallel.multiprocessing.starting.sliced_waits import wait_in_slices
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, signal_name
 from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts
 
@@ -63,14 +64,20 @@ class InterruptibleFuture(Future):  # type: ignore[type-arg]
         return error
 
     def _wait(self, wait: Callable[[float | None], Any], timeout: float | None) -> Any:
-        ended = self.done()
-        try:
+        if self.done():
             return wait(timeout)
+        try:
+            ended = wait_in_slices(self._done_within, timeout)
         except KeyboardInterrupt:
             executor = self._executor()
-            if executor is not None and not ended:
+            if executor is not None:
                 executor._interrupt()
             raise
+        return wait(None if ended else 0)
+
+    def _done_within(self, seconds: float | None) -> bool:
+        with self._condition:
+            return self._condition.wait_for(self.done, seconds)
 
 
 class CallQueue(Queue, library._SafeQueue):

@@ -15,6 +15,7 @@ from nbparallel.errors import NbParallelError, PeerFailedError, RankDiedError
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
 from nbparallel.multiprocessing.starting.process_state import argument_tuple
+from nbparallel.multiprocessing.starting.sliced_waits import SLICE_SECONDS
 from nbparallel.multiprocessing.workers.dead_workers import signal_name
 from nbparallel.multiprocessing.workers.pipe_reader import PipeReader
 from nbparallel.multiprocessing.workers.worker_failures import WorkerFailure, failure_of, raised
@@ -176,11 +177,11 @@ class ProcessContext:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             reports = [reader.end for reader in self._readers if not reader.ended]
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = connection.wait([*self.sentinels, *reports], left)
+            left = SLICE_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = connection.wait([*self.sentinels, *reports], min(left, SLICE_SECONDS))
             self._read()  # one that writes a long report goes on
             ended = [sentinel for sentinel in self.sentinels if sentinel in ready]
-            if ended or (left is not None and not left):
+            if ended or not left:
                 return ended
 
     def _await_all(self, seconds: float) -> None:

@@ -212,6 +212,55 @@ with mp.Pool(1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_I
     )
 
 
+@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "pool.map(slow, range(9), 1)",
+        "pool.apply_async(slow, (1,)).get()",
+        "pool.apply_async(slow, (1,)).get(50)",
+        "next(pool.imap(slow, range(9)))",
+        "list(pool.imap_unordered(slow, range(9)))",
+        "executor.submit(slow, 1).result()",
+        "executor.submit(slow, 1).exception(50)",
+        "list(executor.map(slow, range(9)))",
+        "child.join()",
+        "child.join(50)",
+        "mp.start_processes(slow, (), 2, start_method='fork')",
+    ],
+)
+def test_an_interrupt_just_before_the_system_call(tmp_path: Path, wait: str) -> None:
+    """Nothing wakes a wait then; another thread that takes the signal has the same effect, each time."""
+    run_program(
+        PRESS
+        + f"""
+executor = mp.Executor(2, ctx)
+with ctx.Pool(2) as pool, executor:
+    pids = set()
+    while len(pids) < 4:  # all have begun
+        pids |= set(pool.map(pid_of, range(6), 1)) | set(executor.map(pid_of, range(6)))
+    child = ctx.Process(target=slow, args=(1,))
+
+    def call():
+        if "child" in {wait!r}:
+            child.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in this thread, which waits
+        {wait}
+
+    try:
+        interrupted(call, False)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    if "child" in {wait!r}:
+        child.kill()
+        child.join()
+    assert set(pool.map(pid_of, range(6), 1)) | set(executor.map(pid_of, range(6))) <= pids
+""",
+        tmp_path,
+        "fork",
+    )
+
+
 SETUP = """
 import os, time
 import nbparallel.multiprocessing as mp
