@@ -1,19 +1,21 @@
 """Three tiers of tests: a quick one before each commit, what it left out, and all tests.
 
-``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs the slow ones and
-a third of the cases that were left out of matrices; ``--tier all``, the default, runs every test.  Which
-cases a tier takes depends on a seed that changes from day to day, so that a week of runs sees most of them;
-the header prints it and ``--matrix-seed`` sets it.
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs half of the slow
+ones and a third of the cases that were left out of matrices; ``--tier all``, the default, runs every test.
+Which ones a tier takes depends on a seed that changes from day to day, so that a week of runs sees most of
+them; the header prints it and ``--matrix-seed`` sets it.
 
 Markers
 -------
 ``slow``
-    Not in the quick tier.
+    Not in the quick tier; in the rest every second day.
+``by_turns``
+    In the quick tier every third day, on the others as if it were slow: of about a second.
 ``matrix(cover=None, size=1, across_classes=False)``
     The quick tier runs a sample of this test's parametrised cases: at least `size`, and each value of each
     parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases
-    are those of all classes that inherit the test.  Of a test that is ``slow`` as well, the rest is this
-    sample.
+    are those of all classes that inherit the test.  Of a test that is ``slow`` as well, the rest runs at
+    most this sample.
 ``every_kernel``
     The quick tier runs this test on the older ipykernel as well (fixtures ``any_kernel``, ``shared_kernel``);
     of other tests with these fixtures, the rest runs a third on it.
@@ -39,6 +41,8 @@ from nbparallel.testing import processes
 QUICK, REST, ALL = "quick", "rest", "all"
 REST_SHARE = 3
 """Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
+QUICK_TURNS, REST_TURNS = 3, 2
+"""Of tests that run by turns the quick tier takes one in so many; of slow ones, the rest."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
 WARN_SECONDS = 3.0
@@ -71,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Announce the markers; choose the seed, once for all workers."""
     global _tier  # `examples` is called while modules are imported
     config.addinivalue_line("markers", "slow: not in the quick tier")
+    config.addinivalue_line("markers", "by_turns: every third day in the quick tier, else slow")
     config.addinivalue_line(
         "markers", "matrix(cover=None, size=1): but for the whole, a sample of the cases runs"
     )
@@ -114,7 +119,7 @@ def left_out(
     config: pytest.Config, items: Sequence[pytest.Item]
 ) -> tuple[set[pytest.Item], set[pytest.Item]]:
     """Return the items that the quick tier leaves out, and those of them that only the whole runs."""
-    slow = {item for item in items if item.get_closest_marker("slow")}
+    slow = {item for item in items if _is_slow(item)}
     matrices: dict[str, list[pytest.Function]] = defaultdict(list)
     older: list[pytest.Item] = []
     for item in items:
@@ -128,6 +133,7 @@ def left_out(
             name = item.originalname if across else item.nodeid.partition("[")[0]
             matrices[f"{name} {parameters.get('repetition', 0)}"].append(item)
     only_whole = _without_share(config, "6.31", older)
+    only_whole |= {item for item in slow if not _has_turn(item, "rest", REST_TURNS)}
     out = slow.union(older)
     for name, group in matrices.items():
         marker = group[0].get_closest_marker("matrix")
@@ -140,6 +146,20 @@ def left_out(
             out.update(unused)
             only_whole.update(unused if is_slow else _without_share(config, name, unused))
     return out, only_whole
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    """Tell whether the quick tier of this day leaves a test out as a whole."""
+    if item.get_closest_marker("by_turns") is not None and not _has_turn(item, "quick", QUICK_TURNS):
+        return True
+    return item.get_closest_marker("slow") is not None
+
+
+def _has_turn(item: pytest.Item, tier: str, days: int) -> bool:
+    """Tell whether it is a test's turn, which comes once in so many days."""
+    name = f"{tier} {item.nodeid.partition('[')[0]}"
+    seed: int = item.config.option.matrix_seed
+    return (zlib.crc32(name.encode()) + seed) % days == 0
 
 
 def _without_share(config: pytest.Config, name: str, left: Sequence[pytest.Item]) -> set[pytest.Item]:
@@ -179,7 +199,7 @@ def sampled(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     In the quick tier (for a slow test: in the rest) it returns every seventh case, from the first, second …
     by the seed; otherwise all.
     """
-    thinned_in = REST if request.node.get_closest_marker("slow") else QUICK
+    thinned_in = REST if _is_slow(request.node) else QUICK
 
     def take(cases: Sequence[_T], one_in: int) -> list[_T]:
         if request.config.option.tier != thinned_in:

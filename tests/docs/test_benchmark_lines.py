@@ -15,6 +15,7 @@ from nbparallel.testing.ranks import run_ranks
 SIZES = (8, KIB)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_line_is_measured(ranks: int) -> None:

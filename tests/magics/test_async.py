@@ -75,6 +75,7 @@ def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) 
     assert "Out[rank 0]: 1\nOut[rank 1]: 2" in printed(kernel.run("%parallel_result")), values
 
 
+@pytest.mark.by_turns
 def test_cells_in_flight(shared_kernel: Kernel) -> None:
     """With --queue they run one after the other, each with a handle that can be kept, in its own cell."""
     kernel = prepared(shared_kernel)
@@ -130,6 +131,7 @@ def test_the_stop_button_between_two_cells(shared_kernel: Kernel) -> None:
     assert kernel.run("%parallel 1").status == "ok"
 
 
+@pytest.mark.by_turns
 def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: Kernel) -> None:
     """With the cell's own line."""
     kernel = prepared(shared_kernel)
@@ -142,6 +144,7 @@ def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: K
     assert kernel.run("%parallel_tb -r 1").status == "ok"
 
 
+@pytest.mark.by_turns
 def test_a_cell_that_was_cancelled_is_not_called_done(shared_kernel: Kernel) -> None:
     """The handle says where the values will be; after `cancel` the cell and its result say what happened."""
     kernel = prepared(shared_kernel)
@@ -156,6 +159,7 @@ def test_a_cell_that_was_cancelled_is_not_called_done(shared_kernel: Kernel) -> 
     assert printed(kernel.run("%parallel_result")).endswith(" s; its values are in parts\n")
 
 
+@pytest.mark.by_turns
 def test_interrupting_the_wait_interrupts_the_cell(shared_kernel: Kernel) -> None:
     """Another cell's interrupt does not; the ranks keep their variables."""
     kernel = prepared(shared_kernel)

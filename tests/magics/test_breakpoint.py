@@ -25,6 +25,7 @@ def debug(kernel: Kernel, code: str, commands: Sequence[str]) -> CellOutcome:
     return cell.wait()
 
 
+@pytest.mark.by_turns
 def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     """Behind a cell's last statement too; an assignment is the rank's, and nothing is left in its names."""
     kernel = with_ranks(shared_kernel)
@@ -101,6 +102,7 @@ def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
     assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
+@pytest.mark.by_turns
 def test_it_is_refused_where_nobody_can_answer(shared_kernel: Kernel) -> None:
     """On several ranks, and as in nbclient: an error on the cell's line that says what to write."""
     kernel = with_ranks(shared_kernel)

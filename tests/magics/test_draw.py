@@ -48,6 +48,7 @@ def test_help() -> None:
     assert "Example:\n\n    %parallel_draw x, y" in text
 
 
+@pytest.mark.by_turns
 def test_in_a_kernel(shared_kernel: Kernel) -> None:
     """A cell has its picture below its output, also one that fails; `%parallel_draw` has it now."""
     run = shared_kernel.run

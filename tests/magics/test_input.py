@@ -57,6 +57,7 @@ def test_a_front_end_that_cannot_ask_is_told(shared_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F20")
 def test_an_interrupt_ends_the_question(shared_kernel: Kernel) -> None:
     """The cell ends in KeyboardInterrupt; the ranks are there, the next cell runs and can ask."""

@@ -11,6 +11,7 @@ from nbparallel.testing.kernel import Kernel
 pytestmark = pytest.mark.time_limit(60)
 
 
+@pytest.mark.by_turns
 def test_the_notebook_s_ranks_do_it(shared_kernel: Kernel) -> None:
     """The ranks of the last cell do it; a function reads the notebook's globals; the results are in order."""
     kernel = shared_kernel

@@ -41,6 +41,7 @@ def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) 
     assert kernel.run("%parallel_tb").status == "ok"
 
 
+@pytest.mark.by_turns
 def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
     """No table, and no silence."""
     kernel = with_ranks(shared_kernel)
@@ -109,6 +110,7 @@ def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
     assert (text(again).count("printed"), again.result) == (1, "")
 
 
+@pytest.mark.by_turns
 def test_a_monitored_barrier_calls_itself_so(shared_kernel: Kernel) -> None:
     """In its time-out, and when another rank calls something else."""
     kernel = with_ranks(shared_kernel)
@@ -161,6 +163,7 @@ def test_an_alarm_in_the_notebook_shows_the_notebooks_frames(shared_kernel: Kern
     kernel.run("timer.join()")
 
 
+@pytest.mark.by_turns
 def test_an_assigned_name_and_a_cell_without_a_value_are_explained(shared_kernel: Kernel) -> None:
     """Both once wondered at: the notebook's name stays as it was, and ``-o`` gives None."""
     kernel = with_ranks(shared_kernel)

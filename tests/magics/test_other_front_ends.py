@@ -32,6 +32,7 @@ def executed(*cells: str) -> Any:
     return notebook
 
 
+@pytest.mark.by_turns
 @IN_PROCESS
 def test_nbclient_runs_it_and_saves_what_is_left() -> None:
     """Output in rank order, once; top-level await; nothing is left when the client ends the kernel."""

@@ -66,6 +66,7 @@ def test_the_first_cell_uses_what_waits(any_kernel: Kernel) -> None:
     assert kernel.run(operations).result == "[]", "the notebook needs none of them, and they take a while"
 
 
+@pytest.mark.by_turns
 def test_a_first_cell_at_once_joins_the_start(kernel: Kernel) -> None:
     """No second supervisor and no second template, however soon the cell comes."""
     outcome = kernel.run(f"{LOAD}\n%parallel -n 2 --quiet rank")
@@ -115,6 +116,7 @@ def test_what_waits_may_die(kernel: Kernel) -> None:
     assert kernel.run("%parallel -n 1 rank").stdout.endswith("Out[rank 0]: 0\n")
 
 
+@pytest.mark.by_turns
 def test_nobody_who_does_not_want_it_keeps_it(kernel: Kernel) -> None:
     """`%parallel_stop`, unloading, `%config`: no child of ours is left, whether it has come up or not."""
     for end in ("%parallel_stop", "%unload_ext nbparallel"):
@@ -126,6 +128,7 @@ def test_nobody_who_does_not_want_it_keeps_it(kernel: Kernel) -> None:
             assert kernel.descendants() == []
 
 
+@pytest.mark.by_turns
 def test_a_child_of_the_notebook_has_no_part_in_it(kernel: Kernel) -> None:
     """What it forks can neither end what waits, as it exits itself, nor keep it, while it lives."""
     kernel.run(LOAD)
@@ -144,6 +147,7 @@ def test_a_child_of_the_notebook_has_no_part_in_it(kernel: Kernel) -> None:
     kernel.run("for child in children: os.kill(child, signal.SIGKILL), os.waitpid(child, 0)")
 
 
+@pytest.mark.by_turns
 def test_it_can_be_switched_off(kernel: Kernel) -> None:
     """Before loading nothing is started; afterwards what waits is ended with the cell that says so."""
     kernel.run(OFF + LOAD)

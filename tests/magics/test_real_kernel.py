@@ -88,6 +88,7 @@ def test_output_is_labelled_live_and_in_its_cell(shared_kernel: Kernel) -> None:
     assert "[rank 0] late words\n" in "".join(m.content.get("text", "") for m in mine)
 
 
+@pytest.mark.by_turns
 def test_errors_and_syntax_errors(shared_kernel: Kernel) -> None:
     """The cell's one error message names the root cause; a cell that does not compile is one SyntaxError."""
     loaded(shared_kernel, prestarted=False)
@@ -123,6 +124,7 @@ def test_an_interrupt_leaves_the_ranks_alive(shared_kernel: Kernel) -> None:
     assert text(shared_kernel.run("%parallel x")) == "Out[rank 0]: 10\nOut[rank 1]: 11\n"
 
 
+@pytest.mark.by_turns
 def test_what_the_notebook_printed_stays(shared_kernel: Kernel) -> None:
     """Printing again in rank order keeps what the notebook itself showed in the cell."""
     loaded(shared_kernel)
@@ -196,6 +198,7 @@ def test_two_kernels_do_not_meet(kernel: Kernel) -> None:
         assert {record.pid for record in kernel.descendants()} == mine
 
 
+@pytest.mark.by_turns
 def test_status_and_stop(kernel: Kernel) -> None:
     """`%parallel_status` is a table as text and as HTML; `%parallel_stop` leaves no process."""
     loaded(kernel)
@@ -217,6 +220,7 @@ def test_loading_is_quick(kernel: Kernel) -> None:
     assert float(kernel.run("t").result) < 0.15
 
 
+@pytest.mark.by_turns
 def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(shared_kernel: Kernel) -> None:
     """A function defined in a notebook cell fails on a rank: the traceback names its own cell and line."""
     loaded(shared_kernel)
@@ -234,6 +238,7 @@ def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(shared_kernel: K
         assert "Could not get source" not in shown
 
 
+@pytest.mark.by_turns
 def test_memory_goes_back_when_its_cell_ends(kernel: Kernel) -> None:
     """`del x` in a cell of the notebook frees the array's segment, without a parallel cell."""
     assert (

@@ -48,6 +48,7 @@ def wait_until_asleep(*pids: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.by_turns
 def test_await_at_top_level(shared_kernel: Kernel) -> None:
     """It ends, with the value of the last expression; tasks and operations between ranks go on with it."""
     kernel = with_ranks(shared_kernel)
@@ -79,6 +80,7 @@ def test_one_interrupt_frees_every_rank(shared_kernel: Kernel) -> None:
         assert pids(kernel) == before, doing
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F22", "F24")
 def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     """The second press names it, the third ends it; it comes back, and the other one has lost nothing."""
@@ -104,6 +106,7 @@ def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     assert (after[0], after[1] != before[1]) == (before[0], True)
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F1", "F2")
 def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> None:
     """Killed in a cell or between two: the next cell works, on the same numbers, and says what is gone."""
@@ -130,6 +133,7 @@ def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> Non
     assert pids(kernel, 3)[0] == before[0]
 
 
+@pytest.mark.by_turns
 def test_an_error_does_not_leave_others_waiting(shared_kernel: Kernel) -> None:
     """One rank raises while others wait for it or compute: the cell ends, with what was printed before."""
     kernel = with_ranks(shared_kernel)
@@ -159,6 +163,7 @@ def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
     assert len(pids(kernel, 3)) == 3
 
 
+@pytest.mark.by_turns
 def test_ranks_come_go_and_restart(shared_kernel: Kernel) -> None:
     """`-n` adds ranks and takes idle ones away; a restart of one leaves the others as they are."""
     kernel = with_ranks(shared_kernel)

@@ -109,6 +109,7 @@ print(*(set(sys.modules) - before))
     assert len(added) <= MOST_MODULES, sorted(added)
 
 
+@pytest.mark.by_turns
 def test_start_methods(tmp_path: Path) -> None:
     """Outside a notebook the default is Python's own; starting a process decides no default."""
     run_program(

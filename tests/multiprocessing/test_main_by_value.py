@@ -93,6 +93,7 @@ def test_globals_of_workers(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_a_number_that_changed_before_the_first_task(tmp_path: Path, method: str) -> None:
     """A worker that has had no task yet has the new value, and what its initializer assigned or filled."""
     run_program(
@@ -118,6 +119,7 @@ def test_a_number_that_changed_before_the_first_task(tmp_path: Path, method: str
     )
 
 
+@pytest.mark.by_turns
 def test_plain_pickle_in_a_child_finds_classes(tmp_path: Path, method: str) -> None:
     """A class that arrived is an attribute of the child's ``__main__``."""
     run_program(
@@ -138,6 +140,7 @@ def test_plain_pickle_in_a_child_finds_classes(tmp_path: Path, method: str) -> N
     )
 
 
+@pytest.mark.by_turns
 def test_exceptions_keep_type_and_traceback(tmp_path: Path, method: str) -> None:
     """An exception of the script's own class arrives as that, with the remote traceback as its cause."""
     run_program(
@@ -178,6 +181,7 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     assert "initargs=" in out
 
 
+@pytest.mark.by_turns
 def test_daemonic_processes_may_have_children(tmp_path: Path, method: str) -> None:
     """A pool inside a pool's worker."""
     run_program(

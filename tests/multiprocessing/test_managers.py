@@ -50,6 +50,7 @@ def in_thread(call, *args):
 pytestmark = pytest.mark.time_limit(60)
 
 
+@pytest.mark.by_turns
 def test_a_wait_is_interrupted(tmp_path: Path, method: str) -> None:
     """What the abandoned call would have taken, an item or a lock, is there for the next one."""
     run_program(

@@ -108,6 +108,7 @@ def test_shared_arrays_are_one_box(three_ranks: Session) -> None:
     assert "rank 2: 0 0 0 0 0 … 15 more" in repr(DrawnView(drawn))
 
 
+@pytest.mark.by_turns
 def test_a_slow_look_at_a_shared_array_is_not_the_last(two_ranks: Session) -> None:
     """What a rank writes while another one looks is in the picture, however long that look takes."""
     names: dict[str, Any] = {"z": np.zeros(2), "looked": np.zeros(1)}

@@ -113,6 +113,7 @@ def _run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
+@pytest.mark.by_turns
 def test_a_script_runs_as_main_on_every_rank(script: Path) -> None:
     """With its arguments, its neighbours importable, its classes the same on all ranks."""
     done = _run("--nproc", 2, script, "-a", "--nproc", "5")
@@ -171,6 +172,7 @@ def test_what_cannot_be_run_is_said_once_before_anything_starts(tmp_path: Path) 
     assert "100000" in many.stderr
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault
 def test_interrupting_the_command_ends_all_ranks(script: Path) -> None:
     """Ctrl-C, as a shell sends it: status 130, one line, nobody left (the fixture looks)."""

@@ -289,6 +289,7 @@ def test_growing_and_shrinking() -> None:
         assert session.run("mine + world_size").values == [2, 3]
 
 
+@pytest.mark.by_turns
 def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
     """A rank that has only modules and names of the notebook may go; not one that may have changed them."""
 
@@ -355,6 +356,7 @@ def test_impossible_numbers_of_ranks_are_refused_with_the_reason(
         Session(size)  # type: ignore[arg-type]
 
 
+@pytest.mark.by_turns
 def test_an_idle_session_uses_no_cpu() -> None:
     """No process of a session wakes up while nothing runs."""
     import psutil

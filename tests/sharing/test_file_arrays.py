@@ -205,6 +205,7 @@ def test_numpy_saves_a_shared_array(tmp_path, strategy):
     assert np.array_equal(np.load(tmp_path / "y.npy"), x)
 
 
+@pytest.mark.by_turns
 def test_ranks_see_the_same_file(tmp_path):
     """A file opened for reading is read-only on ranks; one opened for writing is written by all of them."""
     path = tmp_path / "x.npy"

@@ -121,6 +121,7 @@ wire.close()
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(90)
 def test_f48_a_rank_that_talks_nonsense_harms_only_itself():
     """Bytes that are no frame cost that rank its connection or its life; the others go on."""

@@ -302,6 +302,7 @@ def _run(operation: Callable[[Case], None], dtype: str) -> None:
     values_of(program, 3)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("operation", MOVING)

@@ -39,6 +39,7 @@ def test_interrupt_and_descendants(kernel: Kernel) -> None:
     kernel.run("child.kill(); child.wait()")
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_kill_and_restart(kernel: Kernel) -> None:
     """A killed kernel's cell is reported as died; a restarted kernel has forgotten its names."""

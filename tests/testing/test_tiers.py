@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -27,6 +28,11 @@ def test_two(kind):
 
 @pytest.mark.slow
 def test_slow():
+    pass
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize("kind", range(2))
+def test_by_turns(kind):
     pass
 
 @pytest.mark.slow
@@ -85,26 +91,43 @@ def test_a_sample_holds_every_value() -> None:
     assert len(tiers.sample(cases, random.Random(1), size=20)) == 20
 
 
+def counted(names: set[str]) -> Counter[str]:
+    """Return how many cases of each test there are."""
+    return Counter(re.sub(r"\[.*", "", name) for name in names)
+
+
 @pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_quick_and_rest_take_of_the_whole(pytester: pytest.Pytester) -> None:
-    """Every test is in one, but for cases of matrices; a seed is repeatable; loops run in both."""
+    """In two days each test is in one, but for cases of matrices; seeds are repeatable; loops run in both."""
     pytester.makepyfile(MATRICES)
-    whole, quick, rest = (chosen(pytester, tier, 7) for tier in (tiers.ALL, tiers.QUICK, tiers.REST))
-    assert len(whole) == 20 + 9 + 1 + 8 + 1 + 1 + 12 + 2
-    names = [re.sub(r"\[.*", "", name) for name in rest]
-    assert names.count("test_slow_three") == 3
-    assert names.count("test_two") == 3, "a third of those that the quick tier leaves out"
-    assert names.count("test_kernels") == 2
-    assert chosen(pytester, tiers.REST, 7) == rest != chosen(pytester, tiers.REST, 8)
-    only_whole = {re.sub(r"\[.*", "", name) for name in whole - quick - rest}
+    whole, quick = (chosen(pytester, tier, 7) for tier in (tiers.ALL, tiers.QUICK))
+    assert len(whole) == 20 + 9 + 1 + 2 + 8 + 1 + 1 + 12 + 2
+    rest, next_rest = (chosen(pytester, tiers.REST, seed) for seed in (7, 8))
+    for name, number in (("test_slow_three", 3), ("test_slow", 1), ("test_slow_loop", 1)):
+        assert sorted(counted(names)[name] for names in (rest, next_rest)) == [0, number], "by turns"
+    assert counted(rest)["test_two"] == 3, "a third of those that the quick tier leaves out"
+    assert counted(rest)["test_kernels"] == 2
+    assert chosen(pytester, tiers.REST, 7) == rest != next_rest
+    only_whole = set(counted(whole - quick - rest - next_rest)) - {"test_by_turns"}
     assert only_whole == {"test_every_value", "test_two", "test_slow_three", "test_kernels"}
     assert quick & rest == {"test_loop"}, "it does more in the whole"
-    names = [re.sub(r"\[.*", "", name) for name in quick]
-    assert 5 <= names.count("test_every_value") <= 7
-    assert names.count("test_two") == 2
-    assert sum(name.endswith("test_inherited") for name in names) == 1
+    assert 5 <= counted(quick)["test_every_value"] <= 7
+    assert counted(quick)["test_two"] == 2
+    assert sum(name.endswith("test_inherited") for name in quick) == 1
     assert chosen(pytester, tiers.QUICK, 7) == quick != chosen(pytester, tiers.QUICK, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(90)
+def test_turns(pytester: pytest.Pytester) -> None:
+    """All cases of a test are quick every third day; on half of the others they are in the rest."""
+    pytester.makepyfile(MATRICES)
+    days = [
+        [counted(chosen(pytester, tier, seed)) for tier in (tiers.QUICK, tiers.REST)] for seed in range(6)
+    ]
+    found = sorted((quick["test_by_turns"], rest["test_by_turns"]) for quick, rest in days)
+    assert found == [(0, 0), (0, 0), (0, 2), (0, 2), (2, 0), (2, 0)]
 
 
 @pytest.mark.slow
@@ -115,8 +138,11 @@ def test_a_loop_of_a_slow_test_is_thinned_in_the_rest(
 ) -> None:
     """The whole tries every case."""
     pytester.makepyfile(MATRICES)
-    options = ("-p", "nbparallel.testing.plugin", "-k", "slow_loop", "-s", "--tier", tier)
-    result = pytester.runpytest_subprocess(*options, timeout=40)
+    for seed in ("7", "8"):  # one is its day
+        options = ("-p", "nbparallel.testing.plugin", "-k", "slow_loop", "-s", "--tier", tier)
+        result = pytester.runpytest_subprocess(*options, "--matrix-seed", seed, timeout=40)
+        if tier == tiers.ALL or result.ret != pytest.ExitCode.NO_TESTS_COLLECTED:
+            break
     result.stdout.fnmatch_lines([f"*slowly taken {cases}*"])
 
 

@@ -18,6 +18,7 @@ def matrix(**choices: object) -> str:
     return COLLECTIVES + CALL.format(**choices)
 
 
+@pytest.mark.by_turns
 def test_collectives_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """Every collective of the world and of a group gives gloo's bits, blocking or not."""
     choices = {"dtypes": ["float32", "int64"], "shapes": [(2, 3)], "members": [None, [0, 1]]}

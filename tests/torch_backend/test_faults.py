@@ -90,6 +90,7 @@ finally:
     assert session.run("step()", namespace={}).values[0] == expected
 
 
+@pytest.mark.by_turns
 def test_an_interrupt_in_a_backward_pass(
     session: nbp.Session, interrupted: Callable[[nbp.Session, str], None]
 ) -> None:

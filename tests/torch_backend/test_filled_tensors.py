@@ -33,6 +33,7 @@ def names(session: nbp.Session) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_memory_for_reading_only(session: nbp.Session, names: dict[str, Any], call: str) -> None:
     """A tensor over an array that ranks may only read is refused: writing would end the rank."""

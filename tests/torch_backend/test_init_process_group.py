@@ -91,6 +91,7 @@ def test_a_backend_that_torch_lacks(session: nbp.Session, backend: str) -> None:
     assert session.run(f"td.init_process_group()\n{REDUCE}", namespace={}).values[0][2] == [2.0, 2.0]
 
 
+@pytest.mark.by_turns
 def test_time_outs(session: nbp.Session) -> None:
     """A time-out of the group or of a call ends an operation, and names the rank that has not come."""
     cell = """

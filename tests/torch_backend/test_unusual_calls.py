@@ -9,6 +9,7 @@ import pytest
 import nbparallel as nbp
 
 
+@pytest.mark.by_turns
 def test_scalars_in_one_tensor(session: nbp.Session) -> None:
     """Tensors of no dimension are gathered into one tensor, and scattered from one."""
     found = session.run(
@@ -147,6 +148,7 @@ time.sleep(60) if rank == 1 else work.wait()
     session.run("del work", namespace={})
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("wrong", ["rank=rank, world_size=4", "rank=0, world_size=2"])
 def test_a_world_that_cannot_come_about(session: nbp.Session, wrong: str) -> None:
     """A wrong rank or world size is an error: torch would wait for half an hour, and take no interrupt."""

@@ -55,6 +55,7 @@ assert not dist.is_initialized()
     assert launcher.places() == []
 
 
+@pytest.mark.by_turns
 def test_a_file_is_a_place_to_meet(launcher: Launcher) -> None:
     """Processes meet at a path, with ranks as arguments, while others meet at another one."""
     code = """\

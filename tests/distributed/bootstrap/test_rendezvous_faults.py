@@ -106,6 +106,7 @@ def test_versions_that_differ(launcher: Launcher) -> None:
         assert "nbparallel other" in script.wait()["text"]
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_one_that_ends_while_the_others_come(launcher: Launcher, number: int) -> None:
@@ -212,6 +213,7 @@ def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
         stranger.close()
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("opened", [False, True])
 def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
@@ -316,6 +318,7 @@ attempt(dist.all_reduce, x)
     scripts[1].wait(-signal.SIGKILL)
 
 
+@pytest.mark.by_turns
 def test_a_rank_that_is_killed_within(launcher: Launcher) -> None:
     """A death at any moment of a loop of collectives frees the others."""
     code = """\
@@ -360,6 +363,7 @@ time.sleep(1000)
     assert not [name for name in names if os.path.exists(name)]
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("ending", ["raise", "exit"])
 def test_a_rank_that_fails_or_forgets(launcher: Launcher, ending: str) -> None:
@@ -396,6 +400,7 @@ def test_a_deadlock_is_seen(launcher: Launcher) -> None:
         assert script.wait()["kind"] == "DeadlockError"
 
 
+@pytest.mark.by_turns
 def test_a_supervisor_that_is_killed(launcher: Launcher) -> None:
     """Nobody would notice a dead rank any more, so a wait says that; work without waits goes on."""
     code = """\

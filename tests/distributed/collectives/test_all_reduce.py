@@ -70,6 +70,7 @@ def test_the_mean_is_called_avg(name: str) -> None:
         find_operator(name)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("n", [2, 3])
 def test_layouts(ranks: Any, n: int) -> None:
     """Arrays that lie differently on each rank meet, elements beside them stay, and 0-d arrays work."""

@@ -13,6 +13,7 @@ from nbparallel.distributed.collectives import broadcast, direct
 from nbparallel.testing.ranks import context_of
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:

@@ -86,6 +86,7 @@ def check(found: list[RankOutcome], victim: int, *, died: bool) -> None:
             assert ended - found[victim].death_ns < 1e9  # five times the promise: this machine is shared
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
@@ -102,6 +103,7 @@ def test_killed(outcomes: Any, operation: str) -> None:
         check(found, victim, died=True)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
@@ -146,6 +148,7 @@ def test_killed_while_waiting(outcomes: Any, operation: str) -> None:
     check(outcomes(3, work, faults="waiting:1:1:kill"), 1, died=True)
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F21")
 def test_every_rank_interrupted(outcomes: Any) -> None:
     """SIGINT to all ranks ends every collective: by it, or because another rank was interrupted first."""
@@ -172,6 +175,7 @@ def test_every_rank_interrupted(outcomes: Any) -> None:
                 assert "was interrupted" in str(outcome.error), (operation, outcome)
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F3")
 def test_no_late_writer_into_the_root(outcomes: Any) -> None:
     """A root of reduce that is interrupted raises only when no stopped peer can still write its part."""

@@ -180,6 +180,7 @@ def test_results_are_the_callers_own(ranks: Any) -> None:
     ranks(3, work)
 
 
+@pytest.mark.by_turns
 def test_the_sender_may_write_at_once(ranks: Any) -> None:
     """What a rank writes into its array after the call reaches nobody."""
 

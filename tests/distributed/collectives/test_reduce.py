@@ -16,6 +16,7 @@ SIZES = (0, 1, 7, 3000, 9000, 300_000)
 """Inside a slot, beyond it, several chunks."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

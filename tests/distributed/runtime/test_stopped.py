@@ -25,6 +25,7 @@ def stopped(running: Running, rank: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F60")
 @pytest.mark.time_limit(600)
@@ -96,6 +97,7 @@ def test_who_acts_on_what_came_does_not_wait_any_more(outcomes: Any) -> None:
     assert [outcome.value for outcome in outcomes(2, work)] == [7, 7]
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F63")
 @pytest.mark.time_limit(600)
 def test_clocks_that_jump(outcomes: Any) -> None:

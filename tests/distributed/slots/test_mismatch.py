@@ -117,6 +117,7 @@ CHANGES = {
 """What must be the same on all ranks; `gather`, `scatter` and the others without lists move anything."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(90)
@@ -370,6 +371,7 @@ def test_a_source_that_finished(outcomes: Any) -> None:
         assert outcome.error is None, outcome
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize("n", [2, 4])

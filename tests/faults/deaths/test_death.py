@@ -149,6 +149,7 @@ def test_f8_a_template_that_cannot_start_tells_why(monkeypatch: pytest.MonkeyPat
         Session(2).start()
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("state", ["idle", "computing", "waiting"])
 def test_f9_a_killed_supervisor_takes_all_ranks_and_the_next_cell_starts_new_ones(

@@ -87,6 +87,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str, promised: Promised) -> None:

@@ -220,6 +220,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.by_turns
 def test_the_second_janitor_cleans_up_after_the_notebook() -> None:
     """First the supervisor is killed, a cell later the notebook: nothing is left, without any sweep."""
     with subprocess.Popen(

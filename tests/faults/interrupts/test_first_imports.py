@@ -38,6 +38,7 @@ def test_f20_an_interrupt_in_the_first_await(session: Session, milliseconds: int
     assert list(session.run(cell).values) == [7]
 
 
+@pytest.mark.by_turns
 def test_f20_an_awaiting_cell_does_not_go_on_in_the_next(session: Session) -> None:
     """It is cancelled, its cleaning up runs, and the error names its line."""
     session.run("import asyncio\nseen = []")
@@ -53,6 +54,7 @@ def test_f20_an_awaiting_cell_does_not_go_on_in_the_next(session: Session) -> No
     assert list(session.run("await asyncio.sleep(0.5)\nseen").values) == [["cleaned"]]
 
 
+@pytest.mark.by_turns
 def test_f20_a_cell_that_does_not_end_when_it_is_cancelled(session: Session) -> None:
     """Its loop is left behind: the next cell has one of its own."""
     session.run("import asyncio")
@@ -75,6 +77,7 @@ def module(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.by_turns
 def test_f20_an_import_is_finished_first(session: Session, module: Path) -> None:
     """An interrupt that meets an import raises behind it; what it has imported is whole."""
     cell = f"import sys, time\nsys.path.append({str(module.parent)!r})\nimport slow_module\ntime.sleep(30)"

@@ -115,6 +115,7 @@ def test_a_rank_that_swallows_interrupts_is_ended_after_the_ladder(two_ranks: Se
     assert note.startswith("rank 1 was ended: no answer to the interrupt; it was started again")
 
 
+@pytest.mark.by_turns
 def test_a_time_out_interrupts_and_says_where(three_ranks: Session) -> None:
     """CellTimeoutError is a TimeoutError with the result, and with where each rank was."""
     cell = "import time; print('began')\nif rank == 1: recv(src=0)\nif rank == 0:\n    time.sleep(60)"
@@ -131,6 +132,7 @@ def test_a_time_out_interrupts_and_says_where(three_ranks: Session) -> None:
     assert three_ranks.run("rank").values == [0, 1, 2]
 
 
+@pytest.mark.by_turns
 def test_the_first_failure_ends_ranks_that_compute_after_a_second_of_grace(
     promised: Promised, three_ranks: Session
 ) -> None:
@@ -143,6 +145,7 @@ def test_the_first_failure_ends_ranks_that_compute_after_a_second_of_grace(
     assert "ranks 0, 2 were released" in str(caught.value)
 
 
+@pytest.mark.by_turns
 def test_a_session_in_a_thread_is_interrupted_from_another(two_ranks: Session) -> None:
     """`Session.interrupt` reaches a run wherever it waits, and is no trap for the main thread."""
     caught: list[BaseException] = []

@@ -112,6 +112,7 @@ def test_a_timer_that_fires_again_and_again(tmp_path: Path) -> None:
         check_stopped(session, pids)
 
 
+@pytest.mark.by_turns
 def test_an_exception_of_another_thread_stops_the_ranks(tmp_path: Path) -> None:
     """So do time-outs that raise in the waiting thread through the interpreter."""
     started, main = tmp_path / "started", threading.get_ident()

@@ -234,6 +234,7 @@ def test_f44_the_limit_leaves_room():
     assert limit // 2 < process_limits.most_mappings() < limit
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("nbytes", [800, 800_000])
@@ -260,6 +261,7 @@ def test_f45_a_name_that_somebody_removes(nbytes):
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_f42_what_the_supervisor_refused_goes_out_when_there_is_room_again():
     """The same array, from the notebook as from a rank; not only a new one."""

@@ -129,6 +129,7 @@ assert names() == [], names()
     assert "--memory" not in nothing_left, "the container's memory is not what is full"
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 def test_f40_four_ranks_eat_at_once(small: Callable[..., str]) -> None:
@@ -253,6 +254,7 @@ assert np.load(path, mmap_mode="r").sum() == 7 << 20
     assert "--memory" not in done.stdout
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(90)
 def test_f41_a_containers_limit(container: Callable[[int, str], None]) -> None:
     """Beyond a memory cgroup's limit there is an exception before the kernel kills anybody."""

@@ -48,6 +48,7 @@ def test_f66_what_a_cell_changes_on_a_rank_does_no_harm() -> None:
                 )
 
 
+@pytest.mark.by_turns
 def test_f69_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that found another numpy than the notebook runs: nothing starts, the error says what to do."""
     here = np.__version__

@@ -57,6 +57,7 @@ def doors(inodes: set[int]) -> list[str]:
     return found
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_f80_nothing_listens_and_nothing_has_a_name(start_method: str) -> None:
     """Of all sockets of kernel, supervisor, template and ranks none can be connected to."""
@@ -138,6 +139,7 @@ def refusals(pids: list[int]) -> dict[str, str]:
     return answer
 
 
+@pytest.mark.by_turns
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can become another user (setuid): run the tests as root to see it"
 )
@@ -163,6 +165,7 @@ def uncovered(pid: int | str) -> list[str]:
     return found
 
 
+@pytest.mark.by_turns
 def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the notebook's environment or variables is in no command line, log or core file of ours."""
     monkeypatch.setenv("NBP_TEST_TOKEN", SECRET)

@@ -41,6 +41,7 @@ def test_names_of_ranks_have_help_in_the_notebook(shared_kernel: Kernel) -> None
     assert "Object `all_reduce` not found." in shown(kernel, "all_reduce?")
 
 
+@pytest.mark.by_turns
 def test_a_missing_name_that_ranks_have_is_found(shared_kernel: Kernel) -> None:
     """A line below the NameError says that ranks have the name, and what to write; no line about others."""
     kernel = shared_kernel

@@ -63,6 +63,7 @@ def test_a_trace_is_written_again(notebook: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["producer"] == "nbparallel"
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(120)
 def test_a_real_cell(kernel: Kernel) -> None:
     """The picture of a cell shows who waited for whom on which line, also of an --async cell that failed."""

@@ -18,6 +18,7 @@ def write_new(path):
 """
 
 
+@pytest.mark.by_turns
 def test_the_server_has_loaded_what_a_process_needs(tmp_path: Path) -> None:
     """A process that the fork server forks imports nothing, wherever its function was defined."""
     (tmp_path / "recorder.py").write_text(RECORDER)
@@ -60,6 +61,7 @@ class Stateful(mp.get_context("forkserver").Process):
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_plain_process_needs_no_pickler_of_ours(method: str, tmp_path: Path) -> None:
     """If all that it has can be imported, it travels as from the library: name, key and arguments too."""
@@ -82,6 +84,7 @@ def test_a_plain_process_needs_no_pickler_of_ours(method: str, tmp_path: Path) -
     )
 
 
+@pytest.mark.by_turns
 def test_a_class_with_a_state_of_its_own(tmp_path: Path) -> None:
     """Its `__getstate__` is asked."""
     (tmp_path / "plain.py").write_text(PLAIN)

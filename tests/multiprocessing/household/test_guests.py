@@ -59,6 +59,7 @@ def test_what_a_child_inherited_is_not_used_again(root):
     await_held(lambda rows: not [row for row in rows if row.segment in segments and row.holders != (0,)])
 
 
+@pytest.mark.by_turns
 def test_a_spawned_process_introduces_itself(root):
     """It has the array by its handle, as the same memory, and is listed with its parent."""
     pipe = MailPipe()
@@ -193,6 +194,7 @@ def test_a_guest_whose_parent_is_killed(root, daemon, promised):
     os.close(pipe.write_end)
 
 
+@pytest.mark.by_turns
 def test_the_root_is_killed(promised):
     """Its guests, their guests and the supervisor are gone within a second, and so are the names."""
     code = """

@@ -78,6 +78,7 @@ def test_operations_and_arrays_of_the_household(tmp_path: Path, method: str) -> 
     )
 
 
+@pytest.mark.by_turns
 def test_what_was_sent_outlives_its_sender(tmp_path: Path) -> None:
     """A rank that left, by the call or by its function's end, and ended: what it sent is received."""
     run(
@@ -139,6 +140,7 @@ def test_a_rank_that_fails(tmp_path: Path, method: str) -> None:
     assert "rank 1 failed: KeyError" in said
 
 
+@pytest.mark.by_turns
 def test_how_a_rank_died_is_told(tmp_path: Path) -> None:
     """The rank that waits has the exit code or signal of the one that died."""
     run(

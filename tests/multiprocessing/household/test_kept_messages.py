@@ -55,6 +55,7 @@ def run(body: str, folder: Path, method: str, count: int, limit: int) -> None:
     run_program(PRELUDE.format(count=count, limit=limit) + body, folder, method, limit=100)
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(110)
 def test_more_arrays_than_descriptors(tmp_path: Path, method: str) -> None:
     """Producer and consumer may have 128 descriptors; the consumer keeps 300 arrays."""

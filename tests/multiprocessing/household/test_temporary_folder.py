@@ -36,6 +36,7 @@ def test_it_goes_with_a_root_that_is_killed(number, tmp_path, promised):
             wait_until(lambda: not list(tmp_path.iterdir()))
 
 
+@pytest.mark.by_turns
 def test_it_stays_while_the_root_lives(tmp_path):
     """The end of a household does not take away what the process still uses; that is its own last step."""
     code = ROOT + (

@@ -58,6 +58,7 @@ def run(body: str, folder: Path, method: str, *, limit: float = 60) -> None:
     run_program(head + textwrap.dedent(body) + "\nwait_until(nothing_left)\n", folder, method, limit=limit)
 
 
+@pytest.mark.by_turns
 def test_workers_change_nothing_but_where_batches_lie(tmp_path: Path, method: str) -> None:
     """Values, order and random numbers are those of 0 workers, in two epochs; arrays are shared."""
     run(

@@ -130,6 +130,7 @@ def test_initializer_and_replaced_workers(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_a_context_of_the_library(tmp_path: Path) -> None:
     """It stands for ours of the same start method; ``fork``, which cannot replace workers, gives way."""
     run_program(
@@ -145,6 +146,7 @@ def test_a_context_of_the_library(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_one_copy_for_the_tasks_of_a_call(tmp_path: Path, method: str) -> None:
     """What several tasks of a map hold is copied once, in whatever way; each task writes to its own."""
     run_program(

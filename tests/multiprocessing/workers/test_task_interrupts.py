@@ -212,6 +212,7 @@ with mp.Pool(1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_I
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize(
     "wait",

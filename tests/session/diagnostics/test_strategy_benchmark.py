@@ -32,6 +32,7 @@ def two() -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.by_turns
 def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     """Every step of every strategy and size has a time; what it costs besides differs as it should."""
     assert (min(strategy_benchmark.SIZES), max(strategy_benchmark.SIZES)) == (1 << 10, 256 << 20)
@@ -91,6 +92,7 @@ class Tired(FileDescriptorStrategy):
         return super().create(nbytes, *args, **options)
 
 
+@pytest.mark.by_turns
 def test_a_strategy_that_fails_is_told_and_the_others_go_on(two: Session) -> None:
     """It is measured as far as it goes, and named with its reason."""
     with temporary_registry():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
@@ -13,6 +14,7 @@ from nbparallel.session.monitoring.process_memory import ProcessMemory, read_mem
 MIB = 1 << 20
 
 
+@pytest.mark.by_turns
 def test_a_shared_array_is_no_memory_of_the_rank() -> None:
     """A rank that touches 100 MiB of the notebook's has them as shared pages; what it makes is its own."""
     namespace: dict[str, Any] = {"x": nbp.share(np.ones(100 * MIB // 8))}

@@ -124,6 +124,7 @@ def test_a_file_opened_for_reading_is_written_by_nobody(tmp_path: Path) -> None:
             del x
 
 
+@pytest.mark.by_turns
 def test_a_segment_of_another_session_is_not_mistaken_for_one_of_ours() -> None:
     """Ids of ranks' segments are unique in their session only."""
     with Session(1) as one, Session(1) as other:
@@ -137,6 +138,7 @@ def test_a_segment_of_another_session_is_not_mistaken_for_one_of_ours() -> None:
         del kept
 
 
+@pytest.mark.by_turns
 def test_statistics_wait_for_nobody_who_cannot_answer() -> None:
     """A stopped supervisor costs at most about a second, and the picture says that it is not complete."""
     with Session(2) as session:
@@ -154,6 +156,7 @@ def test_statistics_wait_for_nobody_who_cannot_answer() -> None:
         assert session.statistics().ledger_answered
 
 
+@pytest.mark.by_turns
 def test_statistics_from_several_threads() -> None:
     """Threads that ask at the same time each get a whole answer, also while a cell runs."""
     x = nbp.zeros(1 << 17)

@@ -139,6 +139,7 @@ def test_a_busy_rank_is_not_waited_for(three_ranks: Session) -> None:
     assert three_ranks.run("rank").values == [0, 1, 2]
 
 
+@pytest.mark.by_turns
 def test_asking_while_cells_come_and_go(two_ranks: Session) -> None:
     """A thread that asks all the time disturbs neither values nor output of the cells."""
     stop = threading.Event()

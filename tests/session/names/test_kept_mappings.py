@@ -52,6 +52,7 @@ said["FETCH"], said["HOLD"]
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_a_view_that_arrives_again_is_not_fetched(ranks):
     """Twenty times the same array: one question, and the content of now."""
@@ -187,6 +188,7 @@ def test_the_supervisor_dies():
     assert mapped("self") <= before
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(90)
 def test_interrupts_while_views_come_and_go(ranks):
     """Wherever an interrupt falls, nothing is held for ever, and the next cell finds its content."""

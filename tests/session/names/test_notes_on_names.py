@@ -159,6 +159,7 @@ def test_what_ranks_change_in_a_copy_is_said_once(notebook: Notebook, make: str,
     assert notebook.say("if rank == 1:\n    " + change.replace("\n", "\n    ")) == [lost("x", "rank 1")]
 
 
+@pytest.mark.by_turns
 def test_a_name_that_ranks_assigned_is_explained_once() -> None:
     """By the first cell that surely assigns values under names which the notebook has as well.
 

@@ -72,6 +72,7 @@ def test_names_of_another_namespace_stay(monkeypatch: pytest.MonkeyPatch) -> Non
         assert session.run(has, namespace=one).values == [["x", "y"]]
 
 
+@pytest.mark.by_turns
 def test_lines_of_a_cell_that_could_not_be_prepared() -> None:
     """What was done for it all the same is said by the next cell, once."""
     names: dict[str, Any] = {"a": np.zeros(4), "gen": (n for n in [1])}

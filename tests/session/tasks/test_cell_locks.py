@@ -47,6 +47,7 @@ def session() -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F39")
 @pytest.mark.time_limit(60)
 def test_the_first_holder_after_a_death_is_warned(session: Session) -> None:
@@ -121,6 +122,7 @@ def test_a_wait_for_a_lock_is_on_the_timeline(session: Session) -> None:
     assert sum(wait.seconds for wait in waits) > 0.05
 
 
+@pytest.mark.by_turns
 def test_many_abandoned_locks() -> None:
     """Ten that no rank takes again hide no newer one, and a rank that has learned of ten can hold others."""
     dies = """

@@ -43,6 +43,7 @@ both = gather(rank, dst=2, group=pair) if rank != 1 else None
     assert three_ranks.run("all_gather(rank, group=pair) if rank != 1 else 'outside'").values[1] == "outside"
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_work_that_nobody_waited_for(two_ranks: Session) -> None:
     """It is named under the cell with its line, on the rank that forgot it; the next cell goes on."""

@@ -59,6 +59,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", BROKEN)
 def test_broken_builtins_are_named_and_put_back(session: Session, how: str) -> None:
@@ -82,6 +83,7 @@ def test_a_rank_without_most_builtins_lives(two_ranks: Session) -> None:
     assert [rank.pid for rank in two_ranks.statistics().ranks] == before
 
 
+@pytest.mark.by_turns
 def test_a_function_that_was_replaced_on_purpose_stays() -> None:
     """`print` of another library, or a counting `len`, is no damage, whatever else fails."""
     with Session(1) as session:

@@ -81,6 +81,7 @@ def inside(array, store, nbytes):
         assert start <= low <= high <= start + root.nbytes
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_handles_never_map_outside(exchange, seed):
@@ -129,6 +130,7 @@ def mutated_form(random_, form):
     return random_.choice([*DTYPES, *ODD, *NUMBERS])
 
 
+@pytest.mark.by_turns
 def test_f47_a_mutated_handle_is_refused_or_lies_inside():
     """A mutated handle is refused, or is one of an array inside its segment."""
     check_mutated_handles(20_000)

@@ -182,6 +182,7 @@ def test_where_little_is_left_a_region_is_small():
         store.close()
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_descriptors_and_mappings_of_many(exchange, strategy):

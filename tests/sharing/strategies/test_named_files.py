@@ -211,6 +211,7 @@ def test_an_unrelated_process_opens_the_memory_by_name(strategy):
     current_store().drain()
 
 
+@pytest.mark.by_turns
 def test_names_of_a_killed_rank_go_within_a_second():
     """``kill -9`` of a rank: its names in /dev/shm are gone within a second, while the session lives."""
     with nbp.Session(2) as session:
@@ -225,6 +226,7 @@ def test_names_of_a_killed_rank_go_within_a_second():
     assert names_of(os.getpid()) == []
 
 
+@pytest.mark.by_turns
 def test_names_of_a_killed_notebook_go_with_the_session():
     """``kill -9`` of the notebook: its own names and the ranks' are gone once the supervisor has ended."""
     before = names()
