@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import queues as library
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from nbparallel.multiprocessing.connection import adopt_pipe
-from nbparallel.multiprocessing.messages.parcels import pickle_message, unwrapped, withdraw_parcel, wrapped
+from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
+
+
+def _over_names(function: Any, **names: Any) -> Callable[..., Any]:
+    """Return a function of the library's that finds these instead of its module's globals of that name."""
+    return FunctionType(function.__code__, {**vars(library), **names})
 
 
 class Queue(library.Queue):  # type: ignore[type-arg]
-    """A queue between processes."""
+    """A queue between processes; a thread pickles and sends what is put."""
 
     _reader: Any
     _writer: Any
@@ -20,20 +28,21 @@ class Queue(library.Queue):  # type: ignore[type-arg]
         self._reader, self._writer = adopt_pipe(self._reader, self._writer)
         self._reset()  # type: ignore[attr-defined]
 
-    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Put an object; a thread pickles and sends it."""
-        super().put(self._wrapped(obj), block, timeout)
-
-    def _wrapped(self, obj: Any) -> Any:
-        return wrapped(obj, self._writer.outbox)
-
     def _start_thread(self) -> None:
-        report = self._on_queue_feeder_error  # type: ignore[has-type]
-        self._on_queue_feeder_error = lambda error, obj: report(error, unwrapped(obj))
-        try:
-            super()._start_thread()  # type: ignore[misc]
-        finally:
-            del self._on_queue_feeder_error
+        # it names the library's class where others say ``self``
+        _over_names(library.Queue._start_thread, Queue=type(self))(self)  # type: ignore[attr-defined]
+
+    @classmethod
+    def _feed(cls, buffer: Any, notempty: Any, send_bytes: Any, *others: Any) -> None:
+        # The library's loop with our pickling.  Not the queue's own method: the thread would keep the queue.
+        pickler = SimpleNamespace(dumps=partial(cls._message, mailbox=send_bytes.__self__.outbox))
+        feed = _over_names(library.Queue._feed, _ForkingPickler=pickler)  # type: ignore[attr-defined]
+        feed(buffer, notempty, send_bytes, *others)
+
+    @classmethod
+    def _message(cls, obj: Any, mailbox: int) -> memoryview:
+        """Pickle what was put, in the thread."""
+        return pickle_message(obj, mailbox)[0]
 
 
 class JoinableQueue(Queue, library.JoinableQueue):  # type: ignore[type-arg]

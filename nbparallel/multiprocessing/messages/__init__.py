@@ -2,9 +2,9 @@
 
 One message of a queue::
 
-    sender    Queue.put                  parcels.wrapped; the library's own thread pickles it
-                WrappedObject.__reduce__   light_pickling.try_pickle, if it needs nothing of ours; else pack:
-                  transfer.pickling        a shared array becomes a handle, a large private one is copied once
+    sender    Queue.put                  the library's own thread calls parcels.pickle_message:
+                light_pickling.try_pickle  what the library would write, if that needs nothing of ours; else:
+                  parcels.pack, transfer   a shared array becomes a handle, a large private one is copied once
                   HouseholdMember.post     a parcel holds the segments while the message is under way
     receiver  pickle.loads               parcels.open_parcel: maps the segments
                 HouseholdMember.take       this process holds them now, and the parcel ends

@@ -6,10 +6,12 @@ An attempt ends at the first object that may need us, *before* its own code runs
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
 import types
+from collections import ChainMap
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -17,6 +19,11 @@ _PLAIN_MODULES = frozenset(
     {"builtins", "multiprocessing.managers", "multiprocessing.pool", "multiprocessing.process"}
 )
 """Modules whose classes reduce without effects; what such objects hold is looked at in turn."""
+_REDUCERS = ChainMap[Any, Any](
+    ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
+    copyreg.dispatch_table,
+)
+"""The tables that the library's pickler copies for each message."""
 _MAIN = frozenset({"__main__", "__mp_main__"})
 
 
@@ -24,7 +31,9 @@ class _Unfit(Exception):  # noqa: N818 - it is no error
     """The object needs our own pickler."""
 
 
-class _LightPickler(ForkingPickler):
+class _LightPickler(pickle.Pickler):
+    dispatch_table = _REDUCERS
+
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
             if _is_importable(obj):

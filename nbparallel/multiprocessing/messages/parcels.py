@@ -23,7 +23,6 @@ from nbparallel.multiprocessing.messages.main_globals import (
     split_message,
 )
 
-_ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 INLINE = -1
 """In place of a parcel's number: all memory is in the message itself."""
 
@@ -35,41 +34,6 @@ class Packed(NamedTuple):
     """Number of the parcel that holds its memory; 0: it needs none; `INLINE`."""
     data: bytes
     """What `open_parcel` takes."""
-
-
-class WrappedObject:
-    """An object that `pickle` takes apart our way: what a queue of the library is given instead of it.
-
-    Parameters
-    ----------
-    content
-        The object.
-    mailbox : int
-        Of the pipe that it goes through; 0: unknown.
-    copies : CallCopies, optional
-        Of the call that it is a task of.
-    """
-
-    __slots__ = ("content", "copies", "mailbox")
-
-    def __init__(self, content: Any, mailbox: int = 0, copies: CallCopies | None = None) -> None:
-        self.content, self.mailbox, self.copies = content, mailbox, copies
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        light = try_pickle(self.content)
-        if light is not None:
-            return pickle.loads, (bytes(light),)
-        return open_parcel, tuple(pack(self.content, self.mailbox, self.copies))
-
-
-def wrapped(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> Any:
-    """Return what the library is to pickle instead of `obj`."""
-    return obj if type(obj) in _ATOMS else WrappedObject(obj, mailbox, copies)
-
-
-def unwrapped(obj: Any) -> Any:
-    """Return what `wrapped` was given."""
-    return obj.content if type(obj) is WrappedObject else obj
 
 
 def pickle_message(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> tuple[memoryview, int]:

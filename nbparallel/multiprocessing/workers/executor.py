@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from nbparallel.errors import WorkerDiedError
 from nbparallel.multiprocessing.connection import adopt_pipe
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
-from nbparallel.multiprocessing.messages.parcels import wrapped
+from nbparallel.multiprocessing.messages.parcels import pickle_message
 from nbparallel.multiprocessing.queues import Queue
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.starting.late_interrupts import late_interrupts
@@ -103,14 +103,15 @@ class CallQueue(Queue, library._SafeQueue):
 
             call: Any = obj
             e = name_part(e, call.fn, call.args, call.kwargs)
-        super()._on_queue_feeder_error(e, obj)  # type: ignore[no-untyped-call]
+        super()._on_queue_feeder_error(e, obj)
 
-    def _wrapped(self, obj: Any) -> Any:
+    @classmethod
+    def _message(cls, obj: Any, mailbox: int) -> memoryview:
         found = obj.fn.args[0] if isinstance(obj, library._CallItem) and isinstance(obj.fn, partial) else None
         if not isinstance(found, _MappedFunction):
-            return super()._wrapped(obj)
+            return super()._message(obj, mailbox)
         obj.fn = partial(obj.fn.func, found.function)
-        return wrapped(obj, self._writer.outbox, found.copies)
+        return pickle_message(obj, mailbox, found.copies)[0]
 
 
 class _MappedFunction(NamedTuple):
