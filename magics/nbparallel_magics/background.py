@@ -160,8 +160,14 @@ def fetch(
 def _assign_ended(variables: MutableMapping[str, Any]) -> None:
     """Bind the names of ``-o`` of all other cells that have ended to their values, too."""
     for name, value in list(variables.items()):
+        if name in _LAST_OUTPUTS:
+            continue
         if isinstance(value, PendingValues) and (values := value.ended_values()) is not None:
             variables[name] = values
+
+
+_LAST_OUTPUTS = {"_", "__", "___"}
+"""IPython's own: it stops setting them when one is bound to another value than it has shown."""
 
 
 def _wait(pending: PendingCell) -> None:

@@ -79,6 +79,8 @@ def improve(error: BaseException, state: RankState) -> BaseException:
 def _advice(name: str, state: RankState) -> str:
     """Return what to write for a name that the code did not find."""
     if name not in state.defaults.values:
+        if name in state.defaults.values["dist"].__all__:
+            return f"; did you mean `dist.{name}`?"
         return resembling(name, state.defaults.values)
     if name not in state.variables:
         return ""  # the cell has deleted it

@@ -60,10 +60,12 @@ def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) 
     assert (busy.status, busy.ename) == ("error", "BusyError")
     assert len("".join(busy.traceback).splitlines()) == 1
     first.wait_for("begun")
+    assert "no values yet" in value(kernel.run("parts"))  # IPython's `_` is what stands for the values, too
     other = kernel.run("print('here', flag.tolist()); flag[0] = 1")
     assert printed(other) == "here [0.0]\n"
     result = kernel.run("%parallel_result")
     assert result.status == "ok", result.traceback
+    assert value(kernel.run("3")) + value(kernel.run("_")) == "33"
     assert printed(result) == "[ranks 0-1]\nbegun\nended\n"
     assert value(kernel.run("list(parts)")) == "[0, 10]"
     late = "".join(m.content["text"] for m in first.messages if m.kind == "stream")

@@ -162,13 +162,18 @@ def test_ranks_that_were_stopped(panel: Panel, scene: Scene, outputs: Outputs) -
     scene.now = None
     panel.begin(outputs)
     panel.end()
-    assert outputs.figures.startswith("(the ranks were stopped; this is what they did last)\nIn[3]: finished")
+    advice = "%parallel_panel shows the next ones"
+    assert outputs.figures.startswith(
+        f"(the ranks were stopped; this is what they did last; {advice})\nIn[3]: finished"
+    )
     assert "data, x" in outputs.now["folded"]["text/plain"]
 
 
 def test_closing(panel: Panel, scene: Scene, outputs: Outputs) -> None:
     """What was shown stays where it was shown, without the words on how to close it; again is fine."""
     assert "--close" in outputs.now["folds"]["text/html"]
+    again = "after you load the page again, call %parallel_panel again"
+    assert outputs.now["folds"]["text/plain"].endswith(again)
     scene.now = DONE
     panel.close()
     panel.close()

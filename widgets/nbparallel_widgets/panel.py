@@ -35,7 +35,7 @@ OUTPUTS = ("figures", "folds", "folded")
 """What a panel consists of, in order."""
 JOIN_SECONDS = 2.0
 """How long `close` waits for a look that has begun."""
-ENDED = "(the ranks were stopped; this is what they did last)"
+ENDED = "(the ranks were stopped; this is what they did last; %parallel_panel shows the next ones)"
 
 Look = Callable[[], SessionActivity | None]
 Survey = Callable[[], Sequence[SharedSegment] | None]

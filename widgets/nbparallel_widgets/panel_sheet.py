@@ -75,7 +75,8 @@ INTERRUPT = (
 
 HOW = (
     '<span class="nbp-word">■ in the toolbar, or I I, interrupts the ranks; </span>'
-    "<code>%parallel_panel --close</code> closes the panel"
+    "<code>%parallel_panel --close</code> closes the panel; "
+    "after you load the page again, call <code>%parallel_panel</code> again"
 )
 
 

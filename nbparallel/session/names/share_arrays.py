@@ -25,7 +25,7 @@ from nbparallel.errors import (
     UnknownNameError,
     resembling,
 )
-from nbparallel.session.names.free_names import is_ipythons
+from nbparallel.session.names.free_names import is_ipythons, is_ipythons_function
 from nbparallel.sharing.shared_tensors import holds_tensors
 from nbparallel.wire.units import size_text
 
@@ -264,7 +264,12 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
         The notebook itself may not write it.
     """
     if name not in namespace or is_ipythons(name):
-        hint = resembling(name, (key for key in namespace if not is_ipythons(key)))
+        own = (
+            key
+            for key, value in namespace.items()
+            if not (is_ipythons(key) or is_ipythons_function(key, value))
+        )
+        hint = resembling(name, own)
         raise UnknownNameError(f"the notebook has no variable {name!r}{hint}")
     value = namespace[name]
     if holds_tensors(value):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from IPython.core import interactiveshell
 
 import nbparallel
 from nbparallel.engine import failures
@@ -264,6 +265,13 @@ def test_bad_names_to_share(pair, make, error, text):
     with pytest.raises(error, match=text):
         pair.prepare("1", share=["good", "xx"])
     assert pair.notebook["good"] is good
+
+
+def test_a_suggestion_is_a_name_of_the_user(pair):
+    """IPython's own `open`, which is in the notebook's namespace, is not suggested."""
+    pair.notebook["open"] = interactiveshell._modified_open
+    with pytest.raises(UnknownNameError, match=r"the notebook has no variable 'ope'$"):
+        pair.prepare("1", share=["ope"])
 
 
 # objects --------------------------------------------------------------------------------------------------

@@ -155,6 +155,7 @@ def test_a_misspelt_operation_is_suggested(session: Session) -> None:
     """As an attribute of `dist` and `nbp`, and as a name of the rank."""
     for call in ("dist.all_reduse(1)", "all_reduse(1)"):
         assert "did you mean 'all_reduce'" in str(error_of(session, call))
+    assert str(error_of(session, "lock")).endswith("; did you mean `dist.lock`?")
     assert "did you mean 'share'" in str(error_of(session, "nbp.shara"))
     assert str(error_of(session, "own_name")) == "name 'own_name' is not defined"
     with pytest.raises(AttributeError, match="did you mean 'Session'"):
