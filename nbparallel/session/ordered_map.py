@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from nbparallel import sharing
+from nbparallel.errors import BusyError
 from nbparallel.session import running_sessions
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.item_map import ItemMap
@@ -82,5 +83,7 @@ def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = T
         if hasattr(interrupt, "failures"):  # the ranks were interrupted, and its text says where they were
             raise interrupt.with_traceback(None)  # noqa: B904  it is the same, without the frames that waited
         raise
+    except BusyError as busy:
+        raise busy.with_traceback(None)  # noqa: B904  its text says all, and our frames stand above it
     finally:
         sink.finish()  # before an error is shown; the session has done so unless it could not start

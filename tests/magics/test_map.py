@@ -6,9 +6,14 @@ import re
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from nbparallel.testing.kernel import CellOutcome, Kernel
 
 pytestmark = pytest.mark.time_limit(60)
+
+
+def files_in(outcome: CellOutcome) -> list[str]:
+    """Return the files whose frames a traceback shows."""
+    return re.findall(r"File .*?([\w]+\.py)", re.sub(r"\x1b\[[0-9;]*m", "", "".join(outcome.traceback)))
 
 
 @pytest.mark.by_turns
@@ -65,8 +70,7 @@ def test_an_interrupt_and_an_error_leave_the_ranks_usable(shared_kernel: Kernel)
     kernel.interrupt()
     stopped = begun.wait()
     assert stopped.ename == "KeyboardInterrupt"
-    frames = re.findall(r"File .*?([\w]+\.py)", re.sub(r"\x1b\[[0-9;]*m", "", "".join(stopped.traceback)))
-    assert frames in ([], ["ordered_map.py"]), stopped.traceback
+    assert files_in(stopped) in ([], ["ordered_map.py"]), stopped.traceback
     failed = kernel.run("nbp.map(lambda x: 1 / x, [2, 0], progress=False)")
     assert failed.ename == "ParallelError"
     assert "item 1 (0)" in failed.evalue
@@ -76,3 +80,14 @@ def test_an_interrupt_and_an_error_leave_the_ranks_usable(shared_kernel: Kernel)
     assert f"line 2 of {cell}" in failed.evalue
     assert f"Cell {cell}, line 2, in inverse(x)" in re.sub(r"\x1b\[[0-9;]*m", "", "".join(failed.traceback))
     assert kernel.run("%parallel -o kept_there kept\nassert kept_there == [0, 1]").status == "ok"
+
+
+def test_busy_ranks_are_said_without_our_frames(shared_kernel: Kernel) -> None:
+    """While a cell runs with ``--async``, the message is below one frame of the library at most."""
+    kernel = shared_kernel
+    kernel.run("%load_ext nbparallel\nimport nbparallel as nbp\nflag = nbp.zeros(1)\n%parallel -n 2 pass")
+    kernel.run("%%parallel --async\nwhile not flag[0]:\n    pass")
+    refused = kernel.run("nbp.map(abs, [1])")
+    assert refused.ename == "BusyError"
+    assert files_in(refused) in ([], ["ordered_map.py"]), refused.traceback
+    assert kernel.run("flag[0] = 1\n%parallel_result").status == "ok"
