@@ -2,7 +2,7 @@
 
 from nbparallel.sharing.arrays import empty, full, is_shared, ones, segments, share, zeros
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.current import current_store, set_current_store
+from nbparallel.sharing.current import begin_in_session, current_store, set_current_store
 from nbparallel.sharing.file_arrays import from_file
 from nbparallel.sharing.lifecycle.segment import Location, SegmentStatistics
 from nbparallel.sharing.memory.mapping import Access, Mapping
@@ -26,6 +26,7 @@ __all__ = [
     "SharingStrategies",
     "Store",
     "Strategy",
+    "begin_in_session",
     "current_store",
     "empty",
     "from_file",

@@ -71,7 +71,7 @@ class Fork:
         ChannelClosedError
             The parent or the supervisor has ended meanwhile.
         """
-        from nbparallel.sharing import Store, set_current_store
+        from nbparallel.sharing import begin_in_session, current_store
 
         parent = self._member
         end = -1 if parent.lifeline is None else parent.lifeline.fileno()
@@ -81,11 +81,10 @@ class Fork:
             )
         finally:
             parent.broker.close()  # the copy: otherwise the parent's would seem to live as long as this one
-        store = Store(broker.client)
-        store.connect(broker)
-        store.inherit(self._inherited, broker)
-        set_current_store(store)
-        member = HouseholdMember(broker, store, lifeline)
+        begin_in_session(broker)
+        if self._inherited:
+            current_store().inherit(self._inherited, broker)
+        member = HouseholdMember(broker, lifeline)
         member.inherit_mailboxes(parent)
         set_current(member)
         return member

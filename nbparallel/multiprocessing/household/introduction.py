@@ -56,16 +56,14 @@ def introduce(fd: int, *, daemon: bool, lifeline: int = -1) -> HouseholdMember:
     RuntimeError
         This process is a client already.
     """
-    from nbparallel.sharing import Store, set_current_store
+    from nbparallel.sharing import begin_in_session
 
     if current_membership() is not None:
         for copy in (fd, *([lifeline] if lifeline >= 0 else [])):
             os.close(copy)
         raise RuntimeError(f"process {os.getpid()} is a client of a supervisor already")
     broker, followed = introduce_followed(fd, lifeline, daemon=daemon)
-    store = Store(broker.client)
-    store.connect(broker)
-    set_current_store(store)
-    membership = HouseholdMember(broker, store, followed)
+    begin_in_session(broker)
+    membership = HouseholdMember(broker, followed)
     set_current(membership)
     return membership

@@ -25,8 +25,6 @@ class HouseholdMember:
     ----------
     broker : SegmentClient
         The connection to the supervisor; pass it on as ``broker=``.
-    store : Store
-        The arrays of this process.
     lifeline : Lifeline or None
         What ends this process's guests, or this guest, with the root.
 
@@ -36,13 +34,20 @@ class HouseholdMember:
     ended (`supervised` makes that a `SupervisorDiedError`), and `ForkedRankError` in a forked child.
     """
 
-    def __init__(self, broker: SegmentClient, store: Store, lifeline: Lifeline | None) -> None:
-        self.broker, self.store, self.lifeline = broker, store, lifeline
+    def __init__(self, broker: SegmentClient, lifeline: Lifeline | None) -> None:
+        self.broker, self.lifeline = broker, lifeline
         self.pid = os.getpid()
         self._serials = itertools.count(1)
         self._lock = threading.RLock()
         self._open: dict[int, int] = {}
         """Mailbox -> how many reading ends this process has."""
+
+    @property
+    def store(self) -> Store:
+        """The arrays of this process."""
+        from nbparallel.sharing import current_store
+
+        return current_store()
 
     @property
     def client(self) -> int:

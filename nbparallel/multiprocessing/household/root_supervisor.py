@@ -55,7 +55,7 @@ class RootSupervisor:
         self._number = 0
         try:
             broker = SegmentClient(self._launch.segments, client=0)
-            self.member = HouseholdMember(broker, store, own_lifeline())
+            self.member = HouseholdMember(broker, own_lifeline())
             store.connect(self.member.broker, aside=True)
         except BaseException:
             self._launch.terminate()
@@ -144,7 +144,7 @@ def _begin() -> HouseholdMember:
             raise SupervisorDiedError(
                 f"the supervisor of process {os.getpid()} has ended, so that it cannot send arrays any more"
             )
-        member = HouseholdMember(brokers[0], store, own_lifeline())
+        member = HouseholdMember(brokers[0], own_lifeline())
     else:
         root = _root()
         if root is not None and root.ended:

@@ -72,8 +72,10 @@ class PrivateStore:
 
 def prepare_fork(*, daemon: bool) -> Any | None:
     """Return what lets a forked child keep what it inherits; None where this process takes no part."""
-    if join_household() is None:
-        return None
+    from nbparallel.errors import ForkedRankError
     from nbparallel.multiprocessing import household
 
-    return household.prepare_fork(daemon=daemon)
+    try:
+        return household.prepare_fork(daemon=daemon)
+    except ForkedRankError:
+        return None

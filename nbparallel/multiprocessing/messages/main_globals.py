@@ -35,12 +35,24 @@ _inherited: dict[str, Any] = {}
 """What of these a forked child found in its ``__main__``, by name."""
 
 
-def mark_origin(*, forked: bool) -> None:
-    """Note that this process was started by another: forked from it, or with an empty ``__main__``."""
-    _ORIGIN["forked" if forked else "fresh"] = True
-    if forked:
-        found = vars(sys.modules["__main__"])
-        _inherited.update((name, value) for name, value in found.items() if isinstance(value, _UNCHANGING))
+def unchanging_globals() -> dict[str, Any]:
+    """Return those of ``__main__`` that a child which is forked now inherits, and nothing changes in place.
+
+    To be called in the parent: in the child it would copy the page of each value that it looks at.
+    """
+    found = vars(sys.modules["__main__"]).copy()  # at once: other threads bind names meanwhile
+    return {name: value for name, value in found.items() if isinstance(value, _UNCHANGING)}
+
+
+def mark_forked(inherited: Mapping[str, Any]) -> None:
+    """Note that this process was forked from another, whose `unchanging_globals` it has."""
+    _ORIGIN["forked"] = True
+    _inherited.update(inherited)
+
+
+def mark_fresh() -> None:
+    """Note that this process was started by another, with an empty ``__main__``."""
+    _ORIGIN["fresh"] = True
 
 
 def join_message(body: bytes, parts: Mapping[str, bytes | str], digests: Mapping[str, bytes]) -> bytes:

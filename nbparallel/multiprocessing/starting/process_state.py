@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from nbparallel.multiprocessing.messages.exchange import join_household
 from nbparallel.multiprocessing.messages.light_pickling import try_pickle
-from nbparallel.multiprocessing.messages.main_globals import mark_origin
+from nbparallel.multiprocessing.messages.main_globals import mark_forked, mark_fresh
 from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.starting.late_interrupts import (
@@ -137,8 +137,9 @@ class ValueProcess(library.BaseProcess):
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
         forking: Any = vars(fork_in_progress).pop("fork", None)
         if forking is not None:
-            forking.child()
-            mark_origin(forked=True)
+            fork, inherited = forking
+            fork.child()
+            mark_forked(inherited)
         if self._start_method is not None:  # type: ignore[attr-defined]
             default_context().force_start_method(self._start_method)  # type: ignore[attr-defined]
         code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
@@ -177,7 +178,7 @@ def watch_end(process: ValueProcess, ended: Callable[[Any], None]) -> None:
 
 
 fork_in_progress = threading.local()
-"""The fork that this thread is about to do."""
+"""The fork that this thread is about to do, with what a child takes of it: `ForkPopen`."""
 
 
 class Given(NamedTuple):
@@ -222,7 +223,7 @@ def rebuild_process(channel: Any, given: Given, open_process: Callable[..., Any]
             del main[name]
     if given.interrupts:
         begin_interrupts()
-    mark_origin(forked=False)
+    mark_fresh()
     default_context().force_start_method(given.start_method)
     if channel is not None:
         from nbparallel.multiprocessing import household

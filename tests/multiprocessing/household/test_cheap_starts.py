@@ -129,3 +129,43 @@ def test_a_fork_with_nothing_to_inherit(tmp_path: Path) -> None:
         tmp_path,
         "fork",
     )
+
+
+SHARES_NOTHING = """
+import os
+import nbparallel as nbp
+from nbparallel.errors import ForkedRankError
+from nbparallel.sharing import current
+
+def child():
+    assert not current._current
+    pid = os.fork()
+    if not pid:
+        try:
+            current.current_store()
+        except ForkedRankError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert not current._current
+    array = nbp.ones(3)
+    assert current._current["store"].connected() and nbp.is_shared(array)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_process_that_shares_nothing_has_no_store(method: str, tmp_path: Path) -> None:
+    """It makes one when it first needs it; a plain fork of it shares nothing, as of any other."""
+    (tmp_path / "nothing.py").write_text(SHARES_NOTHING)
+    run_program(
+        """
+        import nothing
+
+        process = ctx.Process(target=nothing.child)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        """,
+        tmp_path,
+        method,
+    )
