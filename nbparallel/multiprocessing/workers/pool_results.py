@@ -95,16 +95,17 @@ class PoolMapResult(library.MapResult):  # type: ignore[type-arg]
     wait = PoolResult.wait
 
 
-def _await_item(results: Any, timeout: float | None) -> None:
-    """Wait until the next result is there, or it is known that none comes."""
-    if results._items:
-        return
+def _next(results: Any, timeout: float | None) -> Any:
+    """Wait until the next result is there, or it is known that none comes; return it."""
 
     def wait(seconds: float | None) -> object:
         with results._cond:
             return results._items or results._index == results._length or results._cond.wait(seconds)
 
-    _wait(results, wait, timeout)
+    if not results._items:
+        _wait(results, wait, timeout)
+    # Not `super().next`: the class is another one when the iteration has failed meanwhile.
+    return library.IMapIterator.next(results, None if timeout is None else 0)
 
 
 class PoolIterator(library.IMapIterator):  # type: ignore[type-arg]
@@ -112,8 +113,7 @@ class PoolIterator(library.IMapIterator):  # type: ignore[type-arg]
 
     def next(self, timeout: float | None = None) -> Any:
         """Return the next result; an interrupt of the wait stops the pool's tasks."""
-        _await_item(self, timeout)
-        return super().next(None if timeout is None else 0)
+        return _next(self, timeout)
 
     __next__ = next
 
@@ -123,8 +123,7 @@ class UnorderedPoolIterator(library.IMapUnorderedIterator):  # type: ignore[type
 
     def next(self, timeout: float | None = None) -> Any:
         """Return the next result; an interrupt of the wait stops the pool's tasks."""
-        _await_item(self, timeout)
-        return super().next(None if timeout is None else 0)
+        return _next(self, timeout)
 
     __next__ = next
 
