@@ -131,6 +131,30 @@ def test_it_is_live(notebook: NotebookPage, running: tuple[LabCell, LabCell]) ->
     cell.wait()
 
 
+def test_a_page_that_was_loaded_again_says_that_it_stands_still(
+    open_notebook: Callable[..., NotebookPage],
+    notebook: NotebookPage,
+    running: tuple[LabCell, LabCell],
+    pictures: Path,
+) -> None:
+    """Outputs of a cell that runs do not reach another page; on the page that they reach nothing is said."""
+    panel, cell = running
+    stale = ".nbp-stale"
+    until = time.monotonic() + 7
+    while time.monotonic() < until:
+        assert not panel.output.locator(stale).is_visible()
+        time.sleep(0.1)
+    notebook.save()
+    again = open_notebook().cell(2)
+    again.output.locator(stale).wait_for(state="visible")
+    assert "%parallel_panel shows it as it is" in again.text
+    again.picture(pictures / "stands-still.png")
+    assert again.violations() == ""
+    _release(notebook)
+    cell.wait()
+    assert panel.output.locator(stale).count() == 0
+
+
 def test_the_button_interrupts(notebook: NotebookPage, running: tuple[LabCell, LabCell]) -> None:
     """Beside the panel is a button that interrupts the cell, while the kernel is busy."""
     panel, cell = running

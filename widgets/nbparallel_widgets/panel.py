@@ -138,7 +138,7 @@ class Panel:
         if activity is None:
             self._view = PanelView(old.activity, old.segments, ENDED if old.activity is not None else "")
             return False
-        changing = activity.phase in ("starting", "moving", "running")
+        changing = PanelView(activity).changing
         # A survey waits for an array that is on its way into shared memory: never while the notebook is busy.
         segments = self._survey() if at_end or not (changing or self._busy) else old.segments
         self._view = PanelView(activity, segments)

@@ -48,6 +48,8 @@ white-space:nowrap;line-height:1.5;min-width:0}
 .nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px}
 .nbp-folds summary{cursor:pointer}
 .nbp.nbp code{white-space:nowrap}
+.nbp-stale{visibility:hidden;height:0;animation:nbp-stale 0s 5s forwards}
+@keyframes nbp-stale{to{visibility:visible;height:auto}}
 .nbp-press{display:none}
 #main .nbp-word{display:none}
 #main .nbp-press{display:inline-block!important;font:inherit;color:inherit;background:none;border:1px solid;
@@ -66,6 +68,12 @@ border-radius:3px;padding:0 8px;cursor:pointer}
 .nbp.nbp .nbp-ranks th.nbp-own{white-space:normal;line-height:1.2}}
 </style>"""
 """Sent once with a panel, not with each of its figures."""
+
+STALE = (
+    '<div class="nbp"><p class="nbp-stale">No news for 5 s: after the page was loaded again, or in another '
+    "window, this panel stands still. <code>%parallel_panel</code> shows it as it is.</p></div>"
+)
+"""Shown by the style sheet if a figure of a cell that runs is not replaced by the next one."""
 
 INTERRUPT = (
     '<button type="button" class="nbp-press" style="display:none" '

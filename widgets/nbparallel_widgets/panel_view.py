@@ -12,7 +12,7 @@ from nbparallel.text.escaping import escape_html
 from nbparallel_widgets.panel_matrices import matrix_grids
 from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
 from nbparallel_widgets.panel_rows import ranks_html, ranks_text
-from nbparallel_widgets.panel_sheet import STYLE, details_html, folded_html
+from nbparallel_widgets.panel_sheet import STALE, STYLE, details_html, folded_html
 
 NOTHING_YET = "known when a cell has ended"
 """What a fold opens before there is anything."""
@@ -37,9 +37,15 @@ class PanelView:
             return self._figures_html()
         return f'{STYLE}{self._figures_html()}<div class="nbp">{details_html(self._folded())}</div>'
 
+    @property
+    def changing(self) -> bool:
+        """Whether a cell runs, or is about to."""
+        return self.activity is not None and self.activity.phase in ("starting", "moving", "running")
+
     def figures_bundle(self) -> dict[str, str]:
         """Return the output that changes while a cell runs."""
-        return {"text/plain": self._figures_text(), "text/html": self._figures_html()}
+        stale = STALE if self.changing else ""
+        return {"text/plain": self._figures_text(), "text/html": self._figures_html() + stale}
 
     def folded_bundle(self, identity: str) -> dict[str, str]:
         """Return the output that the folds of `identity` open."""
