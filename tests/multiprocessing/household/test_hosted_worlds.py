@@ -41,10 +41,10 @@ def nothing_is_left():
 """
 
 
-def run(body: str, folder: Path, method: str) -> str:
+def run(body: str, folder: Path, method: str, limit: float = 60) -> str:
     """Run a script that has these functions."""
     head = START.format(method=method, folder=folder)
-    return run_program(head + textwrap.dedent(body), folder, method)
+    return run_program(head + textwrap.dedent(body), folder, method, limit=limit)
 
 
 def test_operations_and_arrays_of_the_household(tmp_path: Path, method: str) -> None:
@@ -286,6 +286,7 @@ print("done")
 
 @needs_torch
 @pytest.mark.slow
+@pytest.mark.time_limit(160)  # five processes import torch, some seconds each beside others
 def test_torchs_init_process_group(tmp_path: Path, method: str) -> None:
     """torch.distributed with the backend nbparallel, and with gloo, as its tutorials write it."""
     run(
@@ -315,4 +316,5 @@ def test_torchs_init_process_group(tmp_path: Path, method: str) -> None:
         """,
         tmp_path,
         method,
+        limit=150,
     )

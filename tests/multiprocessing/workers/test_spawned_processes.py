@@ -143,14 +143,13 @@ def test_grace_period(tmp_path: Path, method: str) -> None:
     run(
         """
         def work(index, ready):
-            if index == 0:
-                ready.wait()
-                raise ValueError("first")
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            ready.set()
+            ready.wait()  # the grace is none for what has not begun
+            if index == 0:
+                raise ValueError("first")
             time.sleep(0.3 if index == 1 else 60)
             os._exit(9)
-        ready = ctx.Event()  # kept: the others open it by its name
+        ready = ctx.Barrier(3)  # kept: the others open it by its name
         context = start(work, ready, nprocs=3, join=False)
         try:
             while not context.join(grace_period=1):
