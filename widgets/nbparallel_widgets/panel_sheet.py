@@ -48,7 +48,7 @@ white-space:nowrap;line-height:1.5;min-width:0}
 .nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px}
 .nbp-folds summary{cursor:pointer}
 .nbp.nbp code{white-space:nowrap}
-.nbp-stale{visibility:hidden;height:0;animation:nbp-stale 0s 5s forwards}
+.nbp-stale{visibility:hidden;height:0;overflow:hidden;animation:nbp-stale 0s 5s forwards}
 @keyframes nbp-stale{to{visibility:visible;height:auto}}
 .nbp-press{display:none}
 #main .nbp-word{display:none}
