@@ -105,7 +105,7 @@ class LabCell:
     def picture(self, path: Path) -> bytes:
         """Write what stands below the cell as a PNG; return it as well."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture = self.output.screenshot(animations="disabled")
+        picture = self.output.screenshot()  # animations go on: their end is what a page shows much later
         path.write_bytes(picture)  # Playwright would write it in a thread that stays
         return picture
 

@@ -44,9 +44,7 @@ def take(browser: Browser, lab: LabServer, theme: str) -> bytes:
         boxes = [box for part in (first, timeline, panel, running) if (box := part.node.bounding_box())]
         left, top = boxes[0]["x"], boxes[0]["y"]
         width, height = boxes[0]["width"], boxes[-1]["y"] + boxes[-1]["height"] - top
-        picture = page.page.screenshot(
-            animations="disabled", clip={"x": left, "y": top, "width": width, "height": height}
-        )
+        picture = page.page.screenshot(clip={"x": left, "y": top, "width": width, "height": height})
         page.page.evaluate("() => jupyterapp.commands.execute('notebook:interrupt-kernel')")
         running.wait()
         return picture
