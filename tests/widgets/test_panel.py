@@ -169,6 +169,15 @@ def test_ranks_that_were_stopped(panel: Panel, scene: Scene, outputs: Outputs) -
     assert "data, x" in outputs.now["folded"]["text/plain"]
 
 
+def test_closing_while_a_cell_runs(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """What stays does not claim that news are missing."""
+    scene.now = STRAGGLER
+    panel.begin(outputs)
+    wait_until(lambda: "No news" in outputs.now["figures"]["text/html"], "figures of the cell")
+    panel.close()
+    assert "No news" not in outputs.now["figures"]["text/html"]
+
+
 def test_closing(panel: Panel, scene: Scene, outputs: Outputs) -> None:
     """What was shown stays where it was shown, without the words on how to close it; again is fine."""
     assert "--close" in outputs.now["folds"]["text/html"]

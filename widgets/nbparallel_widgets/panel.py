@@ -147,7 +147,7 @@ class Panel:
     def _outputs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         view = self._view
         made: dict[str, Callable[[], dict[str, str]]] = {
-            "figures": view.figures_bundle,
+            "figures": lambda: view.figures_bundle(live=not self._closed),
             "folds": lambda: folds_bundle(self._identity, live=not self._closed),
             "folded": lambda: view.folded_bundle(self._identity),
         }

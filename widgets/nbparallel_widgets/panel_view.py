@@ -42,9 +42,9 @@ class PanelView:
         """Whether a cell runs, or is about to."""
         return self.activity is not None and self.activity.phase in ("starting", "moving", "running")
 
-    def figures_bundle(self) -> dict[str, str]:
-        """Return the output that changes while a cell runs."""
-        stale = STALE if self.changing else ""
+    def figures_bundle(self, *, live: bool = True) -> dict[str, str]:
+        """Return the output that changes while a cell runs; not `live`: it is the last one."""
+        stale = STALE if live and self.changing else ""
         return {"text/plain": self._figures_text(), "text/html": self._figures_html() + stale}
 
     def folded_bundle(self, identity: str) -> dict[str, str]:
