@@ -4,7 +4,7 @@
 
     pool's process   a wait for a result raises KeyboardInterrupt    `pool_results`
                        InterruptWord.interrupt                       every task before this number is to stop
-                         SIGINT to each worker
+                         SIGINT to each worker, and once more         `REPEAT_AFTER`
     worker           TaskInterrupts._on_signal                       such a task runs: KeyboardInterrupt
                      InterruptibleTask                               its result is a CancelledError
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from multiprocessing import sharedctypes
@@ -27,6 +28,9 @@ from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
 """What other tasks raise that were under way."""
+REPEAT_AFTER = 0.5
+"""Seconds until the signal is sent again: Python runs its handler between two instructions, and so one that
+comes just before a task's system call is seen when the call ends (an executor's end would wait for it)."""
 
 
 class InterruptWord:
@@ -43,10 +47,20 @@ class InterruptWord:
     def interrupt(self, number: int, workers: Iterable[Any]) -> None:
         """Stop the tasks with smaller numbers; `workers` are the processes that may run one."""
         self._word.value = number
-        for worker in workers:
-            if worker.pid is not None and worker.exitcode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGINT)
+        running = [worker for worker in workers if worker.pid is not None and worker.exitcode is None]
+        _signal(running)
+        again = threading.Timer(REPEAT_AFTER, _signal, [running])
+        again.daemon = True
+        with contextlib.suppress(RuntimeError):  # no further thread can be started
+            again.start()
+
+
+def _signal(workers: list[Any]) -> None:
+    for worker in workers:
+        # Not `exitcode`, which would reap a process that another thread waits for.
+        if (popen := worker._popen) is not None and popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(popen.pid, signal.SIGINT)
 
 
 class TaskInterrupts:

@@ -262,6 +262,34 @@ with ctx.Pool(2) as pool, executor:
     )
 
 
+@pytest.mark.matrix(cover=(), size=1)
+@pytest.mark.parametrize("of", ["pool.apply_async(loses_it, (1,)).get()", "[*executor.map(loses_it, [1])]"])
+def test_a_task_misses_the_signal(tmp_path: Path, of: str) -> None:
+    """As if it came just before the task's system call: no handler runs."""
+    run_program(
+        PRESS
+        + f"""
+def loses_it(x):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    with open("begun", "a") as file:
+        print(x, file=file)
+    signal.sigwait([signal.SIGINT])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    time.sleep(60)
+
+executor = mp.Executor(1, ctx)
+with ctx.Pool(1) as pool, executor:
+    pids = pool.map(pid_of, [1]) + list(executor.map(pid_of, [1]))
+    interrupted(lambda: {of}, False)
+    began = time.monotonic()
+    assert pool.map(pid_of, [1]) + list(executor.map(pid_of, [1])) == pids
+    assert time.monotonic() - began < 20, "the tasks were not interrupted"
+""",
+        tmp_path,
+        "fork",
+    )
+
+
 SETUP = """
 import os, time
 import nbparallel.multiprocessing as mp
