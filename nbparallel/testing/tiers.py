@@ -1,16 +1,16 @@
 """Three tiers of tests: a quick one before each commit, what it left out, and all tests.
 
-``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs half of the slow
-ones and a third of the cases that were left out of matrices; ``--tier all``, the default, runs every test.
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs a third of the slow
+ones and of the cases that were left out of matrices; ``--tier all``, the default, runs every test.
 Which ones a tier takes depends on a seed that changes from day to day, so that a week of runs sees most of
 them; the header prints it and ``--matrix-seed`` sets it.
 
 Markers
 -------
 ``slow``
-    Not in the quick tier; in the rest every second day.
+    Not in the quick tier; in the rest every third day.
 ``by_turns``
-    In the quick tier every third day, on the others as if it were slow: of about a second.
+    In the quick tier every fourth day, on the others as if it were slow: of about a second.
 ``matrix(cover=None, size=1, across_classes=False)``
     The quick tier runs a sample of this test's parametrised cases: at least `size`, and each value of each
     parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases
@@ -41,7 +41,7 @@ from nbparallel.testing import processes
 QUICK, REST, ALL = "quick", "rest", "all"
 REST_SHARE = 3
 """Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
-QUICK_TURNS, REST_TURNS = 3, 2
+QUICK_TURNS, REST_TURNS = 4, 3
 """Of tests that run by turns the quick tier takes one in so many; of slow ones, the rest."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Announce the markers; choose the seed, once for all workers."""
     global _tier  # `examples` is called while modules are imported
     config.addinivalue_line("markers", "slow: not in the quick tier")
-    config.addinivalue_line("markers", "by_turns: every third day in the quick tier, else slow")
+    config.addinivalue_line("markers", "by_turns: every fourth day in the quick tier, else slow")
     config.addinivalue_line(
         "markers", "matrix(cover=None, size=1): but for the whole, a sample of the cases runs"
     )
