@@ -1,0 +1,123 @@
+"""MemoryAccess log: what one rank of a checked cell did with shared memory, and which events put it in order.
+
+An interval of a rank lies between two of its events: interval k after event k - 1 and before event k.  An
+access in interval i of one rank comes before one in interval j of another if the first has published, in
+an event i or later, what the second has acquired, itself or through others, in an event before j.
+Standard library only: it crosses the border between processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+READ, WRITE, POSSIBLE = 1, 2, 4
+"""Bits of a kind; POSSIBLE: it went through a function that may touch less, or nothing."""
+
+
+class Box(NamedTuple):
+    """The elements of a strided array, in bytes from the beginning of the segment."""
+
+    offset: int
+    """Of the element whose indices are all 0."""
+    shape: tuple[int, ...]
+    """No length is 0."""
+    strides: tuple[int, ...]
+    """May be negative."""
+    itemsize: int
+    """Bytes of one element."""
+
+
+class Elements(NamedTuple):
+    """Single elements of one size."""
+
+    itemsize: int
+    """Bytes of one element."""
+    offsets: bytes
+    """Of each, from the beginning of the segment: int64, ascending, each once."""
+
+
+class MemoryAccess(NamedTuple):
+    """What one line did in one interval to a part of a segment."""
+
+    interval: int
+    """Of this rank."""
+    segment: int
+    """The segment's id in the session."""
+    site: int
+    """Which of the log's sites."""
+    kind: int
+    """READ, WRITE, or both; and POSSIBLE."""
+    region: Box | Elements
+    """Where."""
+    stored: bytes | None = None
+    """The number that was written to each element, as text, if it was one number."""
+
+
+class Site(NamedTuple):
+    """A place in the user's code."""
+
+    label: str
+    """Empty: the cell itself; else ``In[2]`` or ``steps.py``."""
+    line: int
+    """0: unknown."""
+    door: str = ""
+    """The function through which it may have been touched: ``torch.from_numpy``; empty: it was."""
+
+
+class ArrayName(NamedTuple):
+    """A name for a part of a segment."""
+
+    name: str
+    segment: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+
+Key = tuple[Any, ...]
+"""Strings, numbers and tuples of them."""
+
+
+class Publish(NamedTuple):
+    """What the rank has done so far is before everything that acquires the key."""
+
+    key: Key
+
+
+class Acquire(NamedTuple):
+    """What the rank does from now on is after all that was published under the keys.
+
+    A key that nothing has published orders nothing.
+    """
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLog:
+    """What one rank did in a checked cell, or in a part of it."""
+
+    rank: int
+    """Its number."""
+    events: tuple[Publish | Acquire, ...] = ()
+    """In program order."""
+    accesses: tuple[MemoryAccess, ...] = ()
+    """In the order of their intervals."""
+    sites: tuple[Site, ...] = ()
+    """What accesses refer to."""
+    names: tuple[ArrayName, ...] = ()
+    """Names that this rank has given to shared arrays."""
+    count: int = 0
+    """How many accesses there were: those of one line to one place in one interval are one above."""
+    unexplained: tuple[tuple[int, int, int], ...] = ()
+    """Segment, start and stop of bytes on pages that the rank wrote, and no access explains."""
+    filled: tuple[tuple[int, int, int], ...] = ()
+    """Likewise of arrays that operations have filled: other ranks may have done that for this one."""
+    refused: str = ""
+    """Why pages could not be watched; empty: they were."""
+    notebook_names: tuple[ArrayName, ...] = ()
+    """Names under which the notebook has delivered them."""
+    first_event: int = 0
+    """How many events earlier parts of this rank's log have; sites and names begin anew in each part."""

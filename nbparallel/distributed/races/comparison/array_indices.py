@@ -1,0 +1,198 @@
+"""Indices of bytes in a named array: what a user would type for them, as ``m[1, :]`` or ``a[1::4]``."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from nbparallel.distributed.races.access_log import ArrayName
+from nbparallel.distributed.races.comparison.byte_sets import ByteSet, Offsets
+
+
+class Slice(NamedTuple):
+    """What is taken of an axis."""
+
+    start: int
+    length: int
+    step: int = 1
+
+    @property
+    def last(self) -> int:
+        """The last index."""
+        return self.start + (self.length - 1) * self.step
+
+    def in_common(self, other: Slice) -> Slice | None:
+        """Return the indices in common with another slice; None: there are none."""
+        coarse, fine = (self, other) if self.step >= other.step else (other, self)
+        step, high = math.lcm(self.step, other.step), min(self.last, other.last)
+        low = coarse.start + max(0, -(-(fine.start - coarse.start) // coarse.step)) * coarse.step
+        for first in range(low, min(high, low + step - 1) + 1, coarse.step):
+            if (first - fine.start) % fine.step == 0:
+                return Slice(first, (high - first) // step + 1, step)
+        return None
+
+
+MOST_LISTED = 4
+"""Single elements that are listed if no slices take them."""
+Slices = tuple[Slice, ...]
+"""Of each axis."""
+
+
+class _Axis(NamedTuple):
+    number: int
+    length: int
+    stride: int
+    """Positive."""
+
+
+class NamedArray:
+    """An array that has a name, and its axes in the order of memory.
+
+    Attributes
+    ----------
+    owner : str
+        ``"rank 2"``, if the name is another array on another rank; else empty.
+    start, stop : int
+        First byte in the segment, and the one after the last.
+    nested : bool
+        Each byte belongs to one index at most.
+    """
+
+    def __init__(self, name: ArrayName, owner: str = "") -> None:
+        self.name, self.shape, self.itemsize = name.name, name.shape, name.itemsize
+        self.owner = owner
+        self._reversed = [stride < 0 for stride in name.strides]
+        self.start, self.stop, self.nested = name.offset, name.offset + name.itemsize, True
+        axes = []
+        for number, (length, stride) in enumerate(zip(name.shape, name.strides, strict=True)):
+            reach = (length - 1) * stride
+            self.start += min(reach, 0)
+            self.stop += max(reach, 0)
+            if length > 1:
+                axes.append(_Axis(number, length, abs(stride)))
+        self._axes = sorted(axes, key=lambda axis: axis.stride)
+        inner = name.itemsize
+        for axis in self._axes:
+            self.nested &= axis.stride >= inner
+            inner = axis.stride * axis.length
+
+    def slices(self, touched: ByteSet) -> Slices | None:
+        """Return what slices take just the elements in which bytes are touched; None: none do."""
+        if not self.nested or touched.start < self.start or touched.stop > self.stop:
+            return None
+        if touched.offsets is not None:
+            return self.slices_of_runs(touched.offsets, touched.run)
+        return self._of_box(touched)
+
+    def _of_box(self, touched: ByteSet) -> Slices | None:
+        first = self._indices(touched.start)
+        if first is None:
+            return None
+        indices, inside = first
+        taken = [Slice(index, 1) for index in indices]
+        elements = -(-(inside + touched.run) // self.itemsize)
+        for length, stride in ((elements, self.itemsize), *touched.dims):
+            if not self._spread(taken, length, stride):
+                return None
+        return self._in_order(taken)
+
+    def _spread(self, taken: list[Slice], count: int, stride: int) -> bool:
+        """Take elements at a distance of each other, on the axis of that distance and those outside of it."""
+        while count > 1:
+            found = [place for place, axis in enumerate(self._axes) if stride % axis.stride == 0]
+            if not found or taken[found[-1]].length > 1:
+                return False
+            place = found[-1]
+            axis, (index, _, _), step = self._axes[place], taken[place], stride // self._axes[place].stride
+            if index + (count - 1) * step < axis.length:
+                taken[place] = Slice(index, count, step)
+                return True
+            if axis.length % step or index >= step or count % (axis.length // step):
+                return False
+            taken[place] = Slice(index, axis.length // step, step)
+            count, stride = count // (axis.length // step), axis.length * axis.stride
+        return True
+
+    def _indices(self, byte: int) -> tuple[list[int], int] | None:
+        """Return a byte's index on each axis in the order of memory, and its place in the element."""
+        rest, indices = byte - self.start, []
+        if rest < 0:
+            return None
+        for axis in reversed(self._axes):
+            index, rest = divmod(rest, axis.stride)
+            if index >= axis.length:
+                return None
+            indices.append(index)
+        return (indices[::-1], rest) if rest < self.itemsize else None
+
+    def listed(self, offsets: Offsets, run: int) -> str | None:
+        """Return an index that lists the elements in which runs of bytes begin; None: there are many."""
+        if not self.nested or run > self.itemsize or len(offsets) > MOST_LISTED:
+            return None
+        found = [self._indices(byte) for byte in offsets.tolist()]
+        places = [self._in_order([Slice(index, 1) for index in place[0]]) for place in found if place]
+        if len(places) < len(offsets) or not self.shape:
+            return None
+        axes = [str([part.start for part in parts]) for parts in zip(*places, strict=True)]
+        return f"{self.name}[{', '.join(axes)}]"
+
+    def slices_of_runs(self, offsets: Offsets, run: int) -> Slices | None:
+        """Return what slices take just the elements in which runs of bytes begin."""
+        if not self.nested or run > self.itemsize or offsets[0] < self.start:
+            return None
+        rest, taken = offsets - self.start, []
+        for axis in reversed(self._axes):
+            index = rest // axis.stride
+            rest = rest % axis.stride
+            values = np.unique(index)
+            step = int(values[1] - values[0]) if values.size > 1 else 1
+            if values[0] < 0 or values[-1] >= axis.length or (np.diff(values) != step).any():
+                return None
+            taken.append(Slice(int(values[0]), int(values.size), step))
+        if (rest >= self.itemsize).any() or math.prod(part.length for part in taken) != len(offsets):
+            return None
+        return self._in_order(taken[::-1])
+
+    def _in_order(self, taken: list[Slice]) -> Slices:
+        """Return slices of the axes in the order of the shape, counted from the end of reversed ones."""
+        slices = [Slice(0, 1)] * len(self.shape)
+        for axis, part in zip(self._axes, taken, strict=True):
+            if self._reversed[axis.number]:
+                part = Slice(axis.length - 1 - part.last, part.length, part.step)
+            slices[axis.number] = part
+        return tuple(slices)
+
+    def around(self, start: int, stop: int) -> Slices:
+        """Return slices that hold a range of bytes: of the outermost axis in memory."""
+        slices = [Slice(0, length) for length in self.shape]
+        if self._axes and self.nested:
+            axis = self._axes[-1]
+            low = max(0, (start - self.start) // axis.stride)
+            high = min(axis.length - 1, (stop - 1 - self.start) // axis.stride)
+            if self._reversed[axis.number]:
+                low, high = axis.length - 1 - high, axis.length - 1 - low
+            slices[axis.number] = Slice(low, max(1, high - low + 1))
+        return tuple(slices)
+
+    def written(self, slices: Slices) -> str:
+        """Return what takes these slices: the name, and an index if it is not the whole array."""
+        if all(part == Slice(0, length) for part, length in zip(slices, self.shape, strict=True)):
+            # an array of one element is a counter: the user has typed an index
+            return self.name + (f"[{', '.join('0' * len(slices))}]" if set(self.shape) == {1} else "")
+        parts = [_written(part, length) for part, length in zip(slices, self.shape, strict=True)]
+        while len(parts) > 2 and parts[-1] == parts[-2] == ":":
+            parts.pop()
+        return f"{self.name}[{', '.join(parts)}]"
+
+
+def _written(part: Slice, length: int) -> str:
+    if part == Slice(0, length) and length > 1:
+        return ":"
+    if part.length == 1:
+        return str(part.start)
+    if part.step == 1:
+        return f"{part.start}:{part.last + 1}"
+    stop = part.last + 1 if part.last + part.step < length else ""
+    return f"{part.start or ''}:{stop}:{part.step}"

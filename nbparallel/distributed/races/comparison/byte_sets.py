@@ -1,0 +1,129 @@
+"""Sets of bytes that accesses touch, in a form in which two of them are quickly compared.
+
+A box becomes runs of bytes at regular distances: lengths of 1 and strides of 0 are left out, negative strides
+turned round, and what lies without a gap is one run.  ``m[2:5, :]`` of a C array is one run, ``m[:, 1]`` is
+one of 8 bytes for each row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.distributed.races.access_log import Box, Elements
+
+Offsets = npt.NDArray[np.int64]
+Run = tuple[int, int]
+"""How many, and how many bytes from one to the next."""
+
+
+class ByteSet:
+    """The bytes of a box or of elements, counted from the beginning of their segment.
+
+    Attributes
+    ----------
+    start, stop : int
+        First byte, and the one after the last.
+    run : int
+        Bytes without a gap, from each offset.
+    dims : tuple of Run
+        Number and distance of the runs, from the innermost dimension outwards; empty: there is one run, or
+        `offsets` has them.
+    offsets : int64 array, ascending, or None
+        Where the runs begin, if they are irregular.
+    period : int
+        A divisor of all distances; 0 if there are none.
+    nested : bool
+        The runs of an inner dimension end before the next one of the outer dimension begins.
+    """
+
+    __slots__ = ("dims", "dummy", "nested", "offsets", "period", "region", "run", "start", "stop")
+
+    def __init__(self, region: Box | Elements) -> None:
+        self.region = region
+        self.dummy: npt.NDArray[np.uint8] | None = None
+        self.offsets: Offsets | None = None
+        self.dims: tuple[Run, ...] = ()
+        self.period, self.nested, self.run = 0, True, region.itemsize
+        if isinstance(region, Elements):
+            self.offsets = np.frombuffer(region.offsets, np.int64)
+            self.start = int(self.offsets[0])
+            self.stop = int(self.offsets[-1]) + region.itemsize
+            return
+        self.start = region.offset
+        reach = 0
+        for length, stride in zip(region.shape, region.strides, strict=True):
+            reach += (length - 1) * abs(stride)
+            if stride < 0:
+                self.start += (length - 1) * stride
+        self.stop = self.start + reach + region.itemsize
+        if reach:
+            self._join_runs(region)
+
+    def _join_runs(self, region: Box) -> None:
+        dims: list[Run] = []
+        for stride, length in sorted((abs(s), n) for n, s in zip(region.shape, region.strides, strict=True)):
+            if length == 1 or stride == 0:
+                continue
+            inner, step = dims[-1] if dims else (0, 0)
+            if not dims and stride <= self.run:
+                self.run += (length - 1) * stride
+            elif dims and stride % step == 0 and stride <= inner * step:
+                dims[-1] = inner + (length - 1) * (stride // step), step
+            else:
+                dims.append((length, stride))
+        extent = self.run
+        for length, stride in dims:
+            self.nested &= stride >= extent
+            extent += (length - 1) * stride
+        self.dims = tuple(dims)
+        self.period = math.gcd(*(stride for _, stride in dims))
+
+    @property
+    def is_solid(self) -> bool:
+        """Whether it is one run."""
+        return self.stop - self.start == self.run
+
+    @property
+    def count(self) -> int:
+        """How many runs there are, those counted twice that two indices reach."""
+        return self.offsets.size if self.offsets is not None else math.prod(n for n, _ in self.dims)
+
+    def run_starts(self) -> Offsets:
+        """Return where runs begin, ascending, each once."""
+        if self.offsets is not None:
+            return self.offsets
+        starts = np.array([self.start], np.int64)
+        for length, stride in self.dims:
+            starts = (np.arange(length, dtype=np.int64)[:, None] * stride + starts).reshape(-1)
+        return starts if self.nested else np.unique(starts)
+
+    def last_runs(self, limits: Offsets) -> Offsets:
+        """Return for each limit where the last run begins at or before it; -1 if none does.
+
+        Only with offsets, or if the dimensions are nested.
+        """
+        if self.offsets is not None:
+            places = np.searchsorted(self.offsets, limits, "right") - 1
+            return np.where(places < 0, -1, self.offsets[places])
+        rest = limits - self.start
+        found = np.full_like(limits, self.start)
+        for length, stride in reversed(self.dims):
+            steps = np.minimum(rest // stride, length - 1) * stride
+            found += steps
+            rest -= steps
+        return np.where(limits < self.start, -1, found)
+
+    def is_touched(self, start: int, stop: int) -> bool:
+        """Tell whether any byte of a range belongs to this box; only if its dimensions are nested."""
+        rest = stop - 1 - self.start
+        if rest < 0:
+            return False
+        last = self.start
+        for length, stride in reversed(self.dims):
+            step = min(rest // stride, length - 1) * stride
+            last += step
+            rest -= step
+        return last + self.run > start

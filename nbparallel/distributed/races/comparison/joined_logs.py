@@ -1,0 +1,104 @@
+"""Logs of ranks, put together: the parts of each rank's log in one, and sites under common numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from mmap import PAGESIZE
+
+from nbparallel.distributed.races.access_log import (
+    WRITE,
+    AccessLog,
+    Acquire,
+    ArrayName,
+    MemoryAccess,
+    Publish,
+    Site,
+)
+
+Bytes = tuple[int, int, int]
+"""Segment, start and stop."""
+
+
+@dataclass(slots=True)
+class RankLog:
+    """All that one rank has recorded in a cell."""
+
+    rank: int
+    events: list[Publish | Acquire] = field(default_factory=list)
+    accesses: list[MemoryAccess] = field(default_factory=list)
+    """In the order of their intervals; a site is the number that `JoinedLogs` gives it."""
+    names: dict[ArrayName, None] = field(default_factory=dict)
+    unexplained: list[Bytes] = field(default_factory=list)
+    refused: str = ""
+    count: int = 0
+
+
+class JoinedLogs:
+    """Logs of a cell.
+
+    Attributes
+    ----------
+    ranks : list of RankLog
+        Ascending.
+    sites : list of Site
+        Of all ranks, each once.
+    contended : set of int
+        Segments that several ranks have touched, one of which has written: elsewhere there is no race.
+    """
+
+    def __init__(self, logs: Iterable[AccessLog]) -> None:
+        self.sites: list[Site] = []
+        self._numbers: dict[Site, int] = {}
+        self._filled: set[Bytes] = set()
+        found: dict[int, RankLog] = {}
+        for log in sorted(logs, key=lambda log: (log.rank, log.first_event)):
+            self._add(found.setdefault(log.rank, RankLog(log.rank)), log)
+        self.ranks = list(found.values())
+        for rank in self.ranks:  # an operation may have written for another rank
+            rank.unexplained = list(_without(rank.unexplained, self._filled))
+        self.contended = self._contended()
+
+    def _add(self, joined: RankLog, log: AccessLog) -> None:
+        joined.events += log.events
+        joined.names.update(dict.fromkeys(log.names))
+        joined.unexplained += log.unexplained
+        self._filled.update(log.filled)
+        joined.refused = joined.refused or log.refused
+        joined.count += log.count
+        sites = [self._number(site) for site in log.sites]
+        if sites == list(range(len(sites))):  # as on most ranks: they run the same lines
+            joined.accesses += log.accesses
+        else:
+            joined.accesses += [access._replace(site=sites[access.site]) for access in log.accesses]
+
+    def _number(self, site: Site) -> int:
+        number = self._numbers.setdefault(site, len(self.sites))
+        if number == len(self.sites):
+            self.sites.append(site)
+        return number
+
+    def _contended(self) -> set[int]:
+        written: set[int] = set()
+        ranks_of: dict[int, set[int]] = {}
+        for log in self.ranks:
+            touched = {(access.segment, access.kind & WRITE) for access in log.accesses}
+            for segment, writes in touched:
+                ranks_of.setdefault(segment, set()).add(log.rank)
+                if writes:
+                    written.add(segment)
+        return {segment for segment in written if len(ranks_of[segment]) > 1}
+
+
+def _without(ranges: Iterable[Bytes], filled: Iterable[Bytes]) -> Iterator[Bytes]:
+    """Yield those parts of ranges of pages on which nothing was filled."""
+    holes = sorted(filled)
+    for segment, start, stop in ranges:
+        for other, low, high in holes:
+            if other == segment and low < stop and high > start:
+                low, high = low // PAGESIZE * PAGESIZE, -(-high // PAGESIZE) * PAGESIZE
+                if low > start:
+                    yield segment, start, low
+                start = max(start, high)
+        if start < stop:
+            yield segment, start, stop

@@ -1,0 +1,90 @@
+"""Sentences about races: ranks, lines, what was done there, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Site
+
+Kinds = frozenset[int]
+"""Of one rank's accesses, as the log has them."""
+BOTH = READ | WRITE
+_VERBS = {READ: ("read", "read"), WRITE: ("wrote", "written"), BOTH: ("read and wrote", "read and written")}
+
+LOCK = '`with dist.lock("{name}"):` around it, or add up your own and `all_reduce`'
+LOCKS = '`with dist.lock("{name}"):` around each of the two'
+OWN_PART = "have each rank write its own part: `dist.local_slice`"
+OWN_PART_OR_LOCK = OWN_PART + '; or `with dist.lock("{name}"):` around it'
+BARRIER = "`barrier()` between them"
+READ_FIRST = "have all ranks read first, then `barrier()`, then write; or write into a second array"
+ONE_RANK = "harmless, one rank is enough"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Name ranks.
+
+    >>> ranks_text([0]), ranks_text([0, 1]), ranks_text([0, 1, 2, 5])
+    ('rank 0', 'ranks 0 and 1', 'ranks 0-2 and 5')
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    parts: list[str] = []
+    for span in spans:
+        parts += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
+    if len(parts) == 1:
+        return f"rank{'s' * ('-' in parts[0])} {parts[0]}"
+    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def line_text(site: Site) -> str:
+    """Name a line, and its cell if it is another one."""
+    line = f"line {site.line}" if site.line else "a line that is not known"
+    return f"{line} of {site.label}" if site.label else line
+
+
+def verb(kinds: Iterable[int]) -> str:
+    """Return what accesses did."""
+    surely = possibly = 0
+    for kind in kinds:
+        if kind & POSSIBLE:
+            possibly |= kind & BOTH
+        else:
+            surely |= kind & BOTH
+    possibly &= ~surely
+    parts = [_VERBS[surely][0]] if surely else []
+    parts += [f"may have {_VERBS[possibly][1]}"] if possibly else []
+    return " and ".join(parts)
+
+
+def door_text(site: Site, kinds: Iterable[int]) -> str:
+    """Return through which function it may have happened."""
+    if not site.door:
+        return ""
+    return f" (passed to `{site.door}`{', which may write' * any(kind & WRITE for kind in kinds)})"
+
+
+def advice_for(array: str, first: int, second: int, *, same_line: bool, same_elements: bool) -> str:
+    """Return what to do if two lines, or one on several ranks, read and write what they have in common."""
+    advice = _advice(first, second, same_line=same_line, same_elements=same_elements)
+    return advice.format(name=array or "name")
+
+
+def _advice(first: int, second: int, *, same_line: bool, same_elements: bool) -> str:
+    if not same_line:
+        if first == second == BOTH:
+            return LOCKS
+        return f"{OWN_PART}; or {BARRIER}" if first & second & WRITE else BARRIER
+    if first == second == WRITE:
+        return OWN_PART
+    if first == second == BOTH:
+        return LOCK if same_elements else OWN_PART_OR_LOCK
+    return READ_FIRST
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Return parts of a sentence as a list in words."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,364 @@
+"""The report of a checked cell: which names it uses, how much it shows, and what it could not check."""
+
+from __future__ import annotations
+
+import html.parser
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed.races.access_log import (
+    POSSIBLE,
+    READ,
+    WRITE,
+    AccessLog,
+    ArrayName,
+    MemoryAccess,
+    Site,
+)
+from nbparallel.distributed.races.comparison import RaceReport, compare
+from nbparallel.distributed.races.comparison import overlap as overlap_module
+from nbparallel.distributed.races.comparison import walk as walk_module
+from nbparallel.distributed.races.comparison.sentences import ranks_text, verb
+from tests.races.comparison.recorded import AnyArray, Recorded, box_of, elements
+
+
+def two_writers(array: AnyArray, **arrays: AnyArray) -> Recorded:
+    """Return a cell in which two ranks write to an array."""
+    cell = Recorded(2, a=array, **arrays)
+    for rank in cell:
+        rank.write(array, 1)
+    return cell
+
+
+def name_of(name: str, array: AnyArray, *, offset: int = 0, segment: int = 1) -> ArrayName:
+    """Return a name for a part of the first segment."""
+    return ArrayName(name, segment, offset, array.shape, array.strides, array.itemsize)
+
+
+def shown(cell: Recorded, *names: ArrayName, rank_names: tuple[ArrayName, ...] = ()) -> str:
+    """Return what is said to have been touched."""
+    logs = [rank.log(rank_names) for rank in cell]
+    return compare(logs, names).races[0].sentence.partition(": ")[0]
+
+
+def test_the_notebook_s_names_come_first() -> None:
+    """Then those of ranks; of several the one that holds most, and that no underscore hides."""
+    big = np.zeros((4, 5))
+    cell = Recorded(2, x=big)
+    for rank in cell:
+        rank.write(big[1, 2:4], 1)
+    whole, hidden, row = name_of("x", big), name_of("_", big), name_of("row", big[1], offset=40)
+    assert shown(cell, rank_names=(row, hidden, whole)) == "`x[1, 2:4]`"
+    assert shown(cell, row, rank_names=(whole,)) == "`row[2:4]`"
+    assert shown(cell, hidden, whole) == "`x[1, 2:4]`"
+    assert shown(cell, name_of("other", big, segment=2), rank_names=(row,)) == "`row[2:4]`"
+
+
+def test_an_array_without_a_name() -> None:
+    """It is described by where it lies; the race has an empty name."""
+    cell = two_writers(np.zeros(4))
+    assert shown(cell) == "bytes 0 to 31 of a shared array without a name"
+    assert compare(cell.logs(named=False)).races[0].array == ""
+    part = name_of("part", np.zeros(2))
+    assert shown(cell, part) == "bytes 0 to 31 of a shared array without a name"
+
+
+def test_a_name_of_several_arrays() -> None:
+    """A name that is another array on each rank is shown with its rank."""
+    memory = np.zeros(12)
+    cell = Recorded(2, memory=memory)
+    logs = []
+    for rank in cell:
+        rank.write(memory[5 * rank.rank :][:7], 1)
+        logs.append(rank.log((name_of("mine", memory[:7], offset=40 * rank.rank),)))
+    (race,) = compare(logs).races
+    assert race.sentence.startswith("`mine[5:7]` of rank 0: ranks 0 and 1 each wrote it")
+    assert (race.array, race.indices) == ("mine", "mine[5:7]")
+    assert compare(logs, [name_of("memory", memory)]).races[0].sentence.startswith("`memory[5:7]`: ranks")
+
+
+def test_many_places_of_a_race() -> None:
+    """They are not counted: not all are kept."""
+    memory = np.zeros(90)
+    cell = Recorded(2, a=memory)
+    for rank in cell:
+        for number in range(80):
+            rank.write(memory[number : number + 2], 1)
+    (race,) = compare(cell.logs()).races
+    assert " Likewise `a[1]` (ranks 0 and 1), `a[1:3]` (ranks 0 and 1) and many more places. " in str(race)
+
+
+def test_a_place_that_no_index_takes() -> None:
+    """What was touched is then within an index that takes more."""
+    array = np.zeros((6, 6))
+    cell = Recorded(2, a=array)
+    for rank in cell:
+        rank.write(array[1:4, 1:4].diagonal(), 1)
+    (race,) = compare(cell.logs()).races
+    assert str(race).startswith("within `a[1:4, :]`: ranks 0 and 1 each wrote it on line 1")
+
+
+def test_a_few_scattered_elements() -> None:
+    """They are listed as numpy takes them; of many, what they lie within is shown."""
+    array = np.zeros((6, 6))
+    lists = ([0, 2, 5], [1, 3, 4])
+    for turned in (array, array[::-1]):
+        cell = Recorded(2, a=array)
+        segment, _ = cell.region(turned)
+        bytes_of_elements = [
+            turned[i : i + 1, j : j + 1].ctypes.data - array.ctypes.data for i, j in zip(*lists, strict=True)
+        ]
+        logs = []
+        for rank in range(2):
+            access = MemoryAccess(0, segment, 0, WRITE, elements(8, bytes_of_elements))
+            logs.append(AccessLog(rank, (), (access,), (Site("", 1),), (), 1))
+        box = box_of(array, turned)
+        names = [ArrayName("a", segment, box.offset, box.shape, box.strides, 8)]
+        shown = compare(logs, names).races[0].indices
+        taken = np.zeros((6, 6), bool)
+        taken[eval(shown[1:])[0], eval(shown[1:])[1]] = True
+        assert sorted(zip(*np.nonzero(taken), strict=True)) == sorted(zip(*lists, strict=True))
+
+
+def test_other_cells_and_files() -> None:
+    """A line of another cell is named with it; one that is not known is called so."""
+    cell = Recorded(2, a=np.zeros(3))
+    cell[0].write(cell.arrays["a"], 3, label="In[2]")
+    cell[1].write(cell.arrays["a"], 0, label="steps.py")
+    (race,) = compare(cell.logs()).races
+    assert (
+        "rank 0 wrote it on line 3 of In[2], rank 1 wrote it on a line that is not known of steps.py"
+        in str(race)
+    )
+    assert (race.lines, race.cells) == ((3, 0), ("In[2]", "steps.py"))
+
+
+def many_races(count: int) -> Recorded:
+    """Return a cell with a race on each of its arrays."""
+    cell = Recorded(2, **{f"a{number}": np.zeros(3) for number in range(count)})
+    for rank in cell:
+        for number, array in enumerate(cell.arrays.values()):
+            rank.write(array, number + 1)
+    return cell
+
+
+def test_five_races_are_shown() -> None:
+    """Of more, how many there are; the list has all."""
+    report = compare(many_races(8).logs())
+    lines = str(report).splitlines()
+    assert (len(report.races), len(lines), lines[0], lines[-1]) == (8, 7, "8 data races", "and 3 more")
+    assert "more" not in str(compare(many_races(5).logs()))
+
+
+def test_one_line_with_many_arrays() -> None:
+    """Each array is named, also those in one segment after many places of another one."""
+    array = np.zeros(200)
+    cell = Recorded(2, memory=array)
+    for rank in cell:
+        for number in range(150):
+            rank.write(array[number : number + 1], 2)
+        rank.write(array[190:], 2)
+    names = name_of("a", array[:160]), name_of("b", array[180:], offset=1440)
+    races = compare(cell.logs(named=False), names).races
+    assert [race.indices for race in races] == ["a[0]", "b[10:20]"]
+
+
+def test_a_certain_race_says_enough() -> None:
+    """A possible one on the same two lines of the same array is left out."""
+    cell = Recorded(2, a=np.zeros(3))
+    a = cell.arrays["a"]
+    cell[0].write(a, 1)
+    cell[1].read(a, 2)
+    cell[1].touch(a, WRITE | POSSIBLE, 2, door="memoryview")
+    (race,) = compare(cell.logs()).races
+    assert race.certain
+    assert race.kinds == ("wrote", "read")
+
+
+def test_certain_races_first() -> None:
+    """Then possible ones, then harmless ones; the title counts each."""
+    cell = Recorded(2, a=np.zeros(1), b=np.zeros(1), c=np.zeros(1))
+    a, b, c = cell.arrays.values()
+    for rank in cell:
+        rank.write(a, 1, 5)
+        rank.touch(b, WRITE | POSSIBLE, 2, door="numba")
+        rank.write(c, 3)
+    report = compare(cell.logs())
+    assert [race.array for race in report.races] == ["c", "b", "a"]
+    assert report.title == "1 data race, 1 possible race, 1 harmless race"
+    assert (
+        str(report)
+        .splitlines()[2]
+        .startswith(
+            "`b[0]`: ranks 0 and 1 each may have written it on line 2 (passed to `numba`, which may write)"
+        )
+    )
+
+
+def test_too_hard_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides that numpy and we give up on: the race is possible, and the sentence has the reason."""
+    monkeypatch.setattr(overlap_module, "MAX_WORK", 1)
+    monkeypatch.setattr(overlap_module, "MAX_RUNS", 1)
+    memory = np.zeros(4000, np.uint8)
+    cell = Recorded(2, a=memory)
+    for rank, strides in zip(cell, ((31, 37, 41), (29, 43, 47)), strict=True):
+        view = np.lib.stride_tricks.as_strided(memory[rank.rank :], (9, 9, 9), strides)
+        rank.write(view, 1)
+    (race,) = compare(cell.logs()).races
+    assert not race.certain
+    assert "Whether they touched the same elements was too hard to find out." in str(race)
+
+
+def test_too_many_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not compared is said."""
+    monkeypatch.setattr(walk_module, "MOST_WORK", -1)
+    cell = Recorded(2, a=np.zeros((5, 5)))
+    for rank in cell:
+        rank.write(cell.arrays["a"][:, rank.rank], 1)
+    assert str(compare(cell.logs())).splitlines()[1:] == [
+        "not checked: some pairs of accesses to `a`, because too many touch scattered elements"
+    ]
+
+
+# -- what numpy does not show --------------------------------------------------------------------------------
+
+
+def pages(*found: tuple[int, int, int, int], refused: str = "", names: tuple[ArrayName, ...]) -> list[str]:
+    """Return what the report says about pages: rank, segment, start and stop of each."""
+    logs = [
+        AccessLog(rank, unexplained=tuple(part[1:] for part in found if part[0] == rank), refused=refused)
+        for rank in range(3)
+    ]
+    report = compare(logs, names)
+    assert report.races == ()
+    return str(report).splitlines()[1:]
+
+
+W = ArrayName("w", 1, 0, (2048,), (8,), 8)
+HOW = "in a way that numpy does not show (numba, a C library?)"
+
+
+def test_unexplained_writes() -> None:
+    """The pages of an array are shown as a part of it; ranks that wrote the same are joined."""
+    assert pages((1, 1, 0, 4096), names=(W,)) == [f"not checked: rank 1 wrote `w` (within `w[0:512]`) {HOW}"]
+    assert pages((1, 1, 0, 4096), (1, 1, 8192, 12288), (2, 1, 0, 12288), names=(W,)) == [
+        f"not checked: ranks 1 and 2 wrote `w` (within `w[0:1536]`) {HOW}"
+    ]
+    assert pages((0, 1, 0, 16384), names=(W,)) == [f"not checked: rank 0 wrote `w` {HOW}"]
+
+
+def test_unexplained_writes_on_a_page_of_several_arrays() -> None:
+    """Which of them is not known, so all are named; views are not arrays of their own."""
+    small = [ArrayName(name, 1, 800 * k, (100,), (8,), 8) for k, name in enumerate("abcde")]
+    view = ArrayName("view", 1, 8, (5,), (8,), 8)
+    assert pages((0, 1, 0, 4096), names=(*small[:2], view)) == [f"not checked: rank 0 wrote `a` or `b` {HOW}"]
+    assert (
+        "`a` or `b` or `c`, or one of 2 more arrays beside them,"
+        in pages((0, 1, 0, 4096), names=(*small,))[0]
+    )
+    assert pages((0, 9, 0, 4096), names=(W,)) == [
+        f"not checked: rank 0 wrote a shared array without a name {HOW}"
+    ]
+
+
+def test_pages_that_cannot_be_watched() -> None:
+    """The reason is said once, whatever number of ranks it has."""
+    assert pages(refused="Linux 6.7 or newer is needed", names=()) == [
+        "not checked: writes that numpy does not show (numba, a C library): Linux 6.7 or newer is needed"
+    ]
+
+
+def test_pages_that_operations_have_filled() -> None:
+    """What an operation of one rank has written for another one is explained; the pages around it are not."""
+    logs = [
+        AccessLog(0, unexplained=((1, 0, 16384), (2, 0, 4096)), names=(W,)),
+        AccessLog(1, filled=((1, 5000, 6000), (3, 0, 4096))),
+    ]
+    assert str(compare(logs)).splitlines()[1:] == [
+        f"not checked: rank 0 wrote `w` {HOW}",
+        f"not checked: rank 0 wrote a shared array without a name {HOW}",
+    ]
+    logs[1] = AccessLog(1, filled=((1, 0, 8192), (1, 12287, 12289), (2, 7, 8)))
+    assert str(compare(logs)) == "no race among 0 accesses"
+    logs[1] = AccessLog(1, filled=((1, 5, 8192), (2, 7, 8)))
+    assert "rank 0 wrote `w` (within `w[1024:2048]`)" in str(compare(logs))
+
+
+# -- its form ------------------------------------------------------------------------------------------------
+
+
+def test_no_access_at_all() -> None:
+    """Of cells without shared arrays, or without ranks, too."""
+    assert str(compare([])) == "no race among 0 accesses"
+    assert str(RaceReport((), 1)) == "no race among 1 access"
+    assert str(RaceReport((), 1204)) == repr(RaceReport((), 1204)) == "no race among 1,204 accesses"
+
+
+def test_an_empty_array() -> None:
+    """A name without elements is no place; it hides no other name."""
+    cell = two_writers(np.zeros(3))
+    assert shown(cell, ArrayName("empty", 1, 0, (0, 3), (24, 8), 8), *cell.names) == "`a`"
+
+
+def test_as_html() -> None:
+    """Code looks like code, names of users are escaped, and elements are closed."""
+    cell = two_writers(np.zeros(3))
+    names = [ArrayName("<b>", 1, 0, (3,), (8,), 8)]
+    found = compare(cell.logs(named=False), names)._repr_html_()
+    assert found.startswith(
+        "<p><b>1 data race</b></p><ul><li><code>&lt;b&gt;</code>: ranks 0 and 1 each wrote"
+    )
+    opened: list[str] = []
+    parser = html.parser.HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: opened.append(tag)  # type: ignore[method-assign]
+    parser.handle_endtag = lambda tag: opened.remove(tag)  # type: ignore[method-assign]
+    parser.feed(found)
+    assert not opened
+    assert RaceReport((), 3)._repr_html_() == "<p><b>no race among 3 accesses</b></p>"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([0], "rank 0"), ([3, 1], "ranks 1 and 3"), ([0, 1], "ranks 0 and 1"), ([2, 0, 1], "ranks 0-2"),
+        ([0, 1, 2, 5], "ranks 0-2 and 5"), ([0, 2, 4], "ranks 0, 2 and 4"),
+        ([0, 1, 4, 5], "ranks 0, 1, 4 and 5"),
+    ],
+)  # fmt: skip
+def test_ranks_in_words(ranks: list[int], text: str) -> None:
+    """Three in a row and more are a range."""
+    assert ranks_text(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        ([READ], "read"), ([WRITE, READ], "read and wrote"), ([READ | WRITE], "read and wrote"),
+        ([READ | POSSIBLE], "may have read"), ([READ, WRITE | POSSIBLE], "read and may have written"),
+        ([READ, READ | WRITE | POSSIBLE], "read and may have written"),
+        ([READ | POSSIBLE, WRITE | POSSIBLE], "may have read and written"),
+    ],
+)  # fmt: skip
+def test_what_was_done_in_words(kinds: list[int], text: str) -> None:
+    """What was surely done is not said again as possible."""
+    assert verb(kinds) == text
+
+
+def test_ranks_without_a_log() -> None:
+    """A rank that died has none: what the others did is compared, under their own numbers."""
+    cell = Recorded(4, a=np.zeros(2))
+    for rank in cell:
+        rank.write(cell.arrays["a"], 1)
+    logs = cell.logs()
+    assert compare([logs[3], logs[1]]).races[0].ranks == ((1, 3), (1, 3))
+
+
+def test_regions_of_other_kinds_in_one_segment() -> None:
+    """An array seen as bytes and as numbers is one memory."""
+    array = np.zeros(4)
+    cell = Recorded(2, a=array)
+    cell[0].write(array.view(np.uint8)[9:11], 1)
+    cell[1].read(array, 2)
+    (race,) = compare(cell.logs()).races
+    assert race.indices == "a[1]"
