@@ -1,0 +1,202 @@
+"""A checked cell on a rank: while it runs, shared arrays are traced, and operations note what they order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from nbparallel import sharing
+from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.races.access_log import AccessLog, ArrayName
+from nbparallel.distributed.races.recording.access_recorder import AccessRecorder
+from nbparallel.distributed.races.recording.doors import doors
+from nbparallel.distributed.races.recording.operation_order import OperationOrder
+from nbparallel.distributed.races.recording.ordered_operations import OrderedOperations
+from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, recording, trace
+from nbparallel.distributed.races.recording.unexplained_pages import WatchedArrays
+from nbparallel.distributed.races.recording.user_lines import UserLines
+from nbparallel.sharing.memory.array_layout import extent
+from nbparallel.sharing.tensors import as_array, is_tensor
+
+_MAKERS = ("zeros", "ones", "empty", "full", "share")
+"""Functions of the package whose arrays other ranks may get to see."""
+
+
+class CheckedCell:
+    """Records what the user's code of one cell does with shared arrays.
+
+    Parameters
+    ----------
+    set_current : callable
+        Makes a communicator, or what stands in its place, the one that the user's code calls.
+    variables : dict
+        The rank's globals.
+    is_delivered : callable
+        Whether the notebook has delivered an array under a name.
+    label_of : callable
+        See `UserLines`.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        set_current: Callable[[Any], None],
+        variables: dict[str, Any],
+        is_delivered: Callable[[str], bool],
+        label_of: Callable[[str], str | None],
+    ) -> None:
+        self._variables, self._is_delivered, self._rank = variables, is_delivered, communicator.rank
+        self._communicator, self._set_current = communicator, set_current
+        self._store = sharing.current_store()
+        self._lines = UserLines(label_of)
+        self._recorder = AccessRecorder(self._locate, self._lines)
+        self._order = OperationOrder(self._recorder)
+        self._originals: dict[int, tuple[Any, Any]] = {}
+        """Traced arrays that stand for delivered ones, by identity, with these."""
+        self._pages: WatchedArrays | None = None
+        self._unexplained: list[tuple[int, int, int]] = []
+        self._tensors: list[np.ndarray[Any, Any]] = []
+        self._names: list[ArrayName] = []
+        self._notebook_names: list[ArrayName] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Trace the rank's arrays and operations while the block runs; afterwards nothing is traced."""
+        with ExitStack() as stack:
+            stack.callback(self._restore_names)
+            self._trace_names()
+            self._note_tensors()
+            self._pages = WatchedArrays(self._memory())
+            stack.enter_context(self._pages.watch)
+            stack.callback(self._find_unexplained)
+            stack.callback(self._set_current, self._communicator)
+            self._set_current(OrderedOperations(self._communicator, self._order))
+            stack.enter_context(recording(self._recorder))
+            stack.enter_context(doors(self._recorder, self._variables))
+            stack.enter_context(_traced_makers())
+            yield
+
+    def log(self) -> AccessLog:
+        """Return what was recorded."""
+        found = self._recorder.take()
+        return AccessLog(
+            self._rank,
+            events=tuple(self._order.events),
+            accesses=found.accesses,
+            sites=tuple(self._lines.sites),
+            names=tuple(self._names),
+            notebook_names=tuple(self._notebook_names),
+            count=found.number,
+            unexplained=tuple(self._unexplained),
+            filled=tuple(sorted(self._order.filled)),
+            refused=self._pages.watch.refused if self._pages is not None else "",
+        )
+
+    def _memory(self) -> dict[tuple[int, int], np.ndarray[Any, Any]]:
+        """Return the arrays whose names are traced, by segment and first byte."""
+        found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
+        for array in (*(original for _, original in self._originals.values()), *self._tensors):
+            location = self._store.location(array)
+            if location is not None and location.writable:
+                place = location.segment, location.start
+                if place not in found or found[place].nbytes < array.nbytes:
+                    found[place] = array
+        return found
+
+    def _find_unexplained(self) -> None:
+        if self._pages is not None:
+            self._unexplained = self._pages.unexplained(self._recorder.written())
+
+    def _locate(self, array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+        location = self._store.location(plain(array))
+        if location is None:
+            return None
+        low, _ = extent(array.shape, array.strides, array.itemsize)
+        return location.segment, location.start - low
+
+    def _trace_names(self) -> None:
+        """Bind names of shared arrays that some rank may write to traced arrays over the same memory."""
+        traced: dict[int, TracedArray] = {}
+        for name, value in list(self._variables.items()):
+            if type(value) is TracedArray or not self._may_be_written(value):
+                continue
+            if id(value) not in traced:
+                traced[id(value)] = found = trace(value)
+                self._originals[id(found)] = found, value
+            self._variables[name] = traced[id(value)]
+            self._note_name(name, value)
+
+    def _note_tensors(self) -> None:
+        """Note names of tensors in shared memory: they are not traced, but their pages are watched."""
+        torch = sys.modules.get("torch")
+        for name, value in list(self._variables.items()) if torch is not None else ():
+            parts = {name: value} if is_tensor(value) else {}
+            if torch is not None and isinstance(value, torch.nn.Module):
+                parts = {f"{name}.{part}": tensor for part, tensor in value.named_parameters()}
+            for part, tensor in parts.items():
+                try:
+                    array = as_array(tensor)
+                except TypeError:  # it lies on another device, say
+                    continue
+                if array is not None and self._may_be_written(array):
+                    self._note_name(part, array)
+                    self._tensors.append(array)
+
+    def _note_name(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        place = self._locate(array)
+        if place is None:
+            return
+        segment, offset = place
+        found = ArrayName(name, segment, offset, array.shape, array.strides, array.itemsize)
+        own = name in self._variables and not self._is_delivered(name)
+        names = self._names if own else self._notebook_names
+        if found not in names:
+            names.append(found)
+
+    def _may_be_written(self, value: object) -> bool:
+        if type(value) is not np.ndarray or not value.size:
+            return False
+        location = self._store.location(value)
+        return location is not None and (location.writable or location.for_all)
+
+    def _restore_names(self) -> None:
+        """Bind all names to plain arrays again: delivered ones to the very objects that were delivered."""
+        for name, value in list(self._variables.items()):
+            if type(value) is TracedArray:
+                self._note_name(name, value)
+                self._variables[name] = self.plain(value)
+
+    def plain(self, value: Any) -> Any:
+        """Return the plain array that a traced one stands for; anything else as it is."""
+        if type(value) is not TracedArray:
+            return value
+        known = self._originals.get(id(value))
+        return plain(value) if known is None else known[1]
+
+
+@contextmanager
+def _traced_makers() -> Iterator[None]:
+    """Have the package's functions return traced arrays while the block runs."""
+
+    def traced(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def make(*args: Any, **options: Any) -> Any:
+            found = original(*args, **options)
+            return trace(found) if type(found) is np.ndarray else found
+
+        return make
+
+    package: Any = sys.modules["nbparallel"]  # to import it from below would be a circle
+    originals = {name: getattr(package, name) for name in _MAKERS}
+    try:
+        for name, original in originals.items():
+            setattr(package, name, traced(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(package, name, original)

@@ -1,0 +1,114 @@
+"""Events of a rank in a checked cell: what it publishes and acquires, in program order; its locks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from nbparallel.distributed.races.access_log import Acquire, Key, Publish
+from nbparallel.distributed.slots.lock_table import LockTable
+from nbparallel.sharing.memory.array_layout import extent
+
+Event = Publish | Acquire
+
+
+class AccessObserver(Protocol):
+    """What the recorder of accesses offers to operations."""
+
+    def read(self, array: Any) -> None:
+        """Record that all elements are read."""
+
+    def write(self, array: Any) -> None:
+        """Record that all elements are written."""
+
+    def next_interval(self) -> None:
+        """Have what follows belong to the next interval of this rank."""
+
+    def locate(self, array: Any) -> tuple[int, int] | None:
+        """Return segment and offset of an array's first element; None: its memory is private."""
+
+
+class OperationOrder:
+    """The events of one rank in a checked cell, and the arrays that operations under way fill.
+
+    Attributes
+    ----------
+    events : list of Publish and Acquire
+        In program order; each ends an interval.
+    filled : set of (segment, start, stop)
+        Bytes that operations have written here, or other ranks for them.
+    """
+
+    def __init__(self, recorder: AccessObserver) -> None:
+        self.recorder = recorder
+        self.events: list[Event] = []
+        self.filled: set[tuple[int, int, int]] = set()
+        self._pending: list[list[Any]] = []
+
+    def publish(self, key: Key) -> None:
+        """End an interval: those that acquire the key come after it."""
+        self._add(Publish(key))
+
+    def acquire(self, keys: Iterable[Key]) -> None:
+        """End an interval: what follows is after all that was published under the keys."""
+        self._add(Acquire(tuple(keys)))
+
+    def _add(self, event: Event) -> None:
+        self._touch()
+        self.events.append(event)
+        self.recorder.next_interval()
+        self._touch()
+
+    def _touch(self) -> None:
+        """Record what operations under way fill: they may, in each interval until they were waited for."""
+        for arrays in self._pending:
+            for array in arrays:
+                self.fill(array)
+
+    def fill(self, array: Any) -> None:
+        """Record that an operation writes all elements of an array."""
+        self.recorder.write(array)
+        place = self.recorder.locate(array)
+        if place is not None and array.size:
+            low, high = extent(array.shape, array.strides, array.itemsize)
+            self.filled.add((place[0], place[1] + low, place[1] + high))
+
+    def begin_filling(self, arrays: list[Any]) -> Callable[[], None]:
+        """Record writes of arrays from now on, until the function that is returned is called."""
+        self._pending.append(arrays)
+
+        def end() -> None:
+            self._touch()
+            self._pending[:] = [other for other in self._pending if other is not arrays]
+
+        return end
+
+
+class OrderedLocks:
+    """A rank's locks for the time of a checked cell: a release comes before the next acquisition.
+
+    Whose turn came after whose the kernel finds by the times of the acquisitions, which are of one clock for
+    all ranks: between two of them lies a release, so that they cannot be out of order.
+    """
+
+    def __init__(self, table: LockTable, order: OperationOrder, rank: int) -> None:
+        self._table, self._order, self._rank = table, order, rank
+        self._turns: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def acquire(self, name: str, deadline_ns: int | None, token: int) -> Any:
+        """As `LockTable.acquire`."""
+        abandoned = self._table.acquire(name, deadline_ns, token)
+        self._turns[name] += 1
+        turn = ("lock", name, self._rank, self._turns[name])
+        self._order.acquire([("turn", *turn, time.monotonic_ns())])
+        return abandoned
+
+    def release(self, name: str) -> None:
+        """As `LockTable.release`."""
+        self._order.publish(("lock", name, self._rank, self._turns[name]))
+        self._table.release(name)

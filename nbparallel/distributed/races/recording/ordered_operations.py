@@ -1,0 +1,328 @@
+"""Operations of a checked cell: each says what it reads and fills, and which ranks' past it puts in order.
+
+::
+
+    all_reduce(x)                  OrderedOperations, in the communicator's place
+      read x, publish              what this rank has done so far may be known to the others
+      the communicator's method    with plain arrays
+      acquire, fill x              what comes now is after what the others have published
+
+Keys are counted from the beginning of the cell by what both sides know: the n-th collective of a group, the
+n-th message of a tag from one rank to another.  Messages carry nothing more than without a check.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from nbparallel.distributed.api.p2p_op import P2POp
+from nbparallel.distributed.arguments import MISSING
+from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.group import Group
+from nbparallel.distributed.races.access_log import Key
+from nbparallel.distributed.races.recording.argument_arrays import PlainArguments, arrays_in, trace_views
+from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, Effect, Order
+from nbparallel.distributed.races.recording.operation_order import OperationOrder, OrderedLocks
+from nbparallel.distributed.work import Work
+
+Arguments = tuple[Any, ...]
+Options = dict[str, Any]
+
+
+class OrderedOperations:
+    """A rank's operations for the time of a checked cell; everything else is the communicator's.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of this epoch; no cell runs on it yet.
+    order : OperationOrder
+        Receives the events.
+    """
+
+    def __init__(self, communicator: Communicator, order: OperationOrder) -> None:
+        self._communicator, self._order, self._recorder = communicator, order, order.recorder
+        self._calls: Counter[Key] = Counter()
+        """Collectives of each group."""
+        self._sent: Counter[Key] = Counter()
+        self._received: Counter[Key] = Counter()
+        for message in communicator.waiting_messages():  # of earlier cells: nothing here has sent them
+            self._received[message.source, message.tag, message.group] -= 1
+        self.locks = OrderedLocks(communicator.locks, order, communicator.rank)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._communicator, name)
+        effect = COLLECTIVES.get(name)
+        if effect is None:
+            return method
+
+        def call(*args: Any, **options: Any) -> Any:
+            return self._collective(name, effect, args, options)
+
+        return call
+
+    # -- collectives -----------------------------------------------------------------------------------
+
+    def _collective(self, name: str, effect: Effect, args: Arguments, options: Options) -> Any:
+        method, bound = getattr(self._communicator, name), _bound(name, args, options)
+        members = None if bound is None else self._members(bound.get("group"))
+        if bound is None or members is None or self._communicator.rank not in members:
+            return method(*args, **options)  # which raises
+        root = self._root(bound, members)
+        reads, fills = _roles(effect, bound, self._communicator.rank == root)
+        self._read(reads)
+        published, acquired = self._keys(effect.order, bound.get("group"), members, root)
+        if published is not None:
+            self._order.publish(published)
+        arrays, filled = PlainArguments(), list(arrays_in(fills))
+        value = method(*arrays.plain(args), **arrays.plain(options))
+        if bound.get("async_op"):
+            self._until_waited(value, list(acquired), filled, arrays)
+            return value
+        if acquired:
+            self._order.acquire(acquired)
+        self._write(filled)
+        return trace_views(arrays.original(value))
+
+    def _read(self, values: Any) -> None:
+        for array in arrays_in(values):
+            self._recorder.read(array)
+
+    def _write(self, values: Any) -> None:
+        for array in arrays_in(values):
+            self._order.fill(array)
+
+    def _members(self, group: Any) -> tuple[int, ...] | None:
+        if group is None:
+            return tuple(range(self._communicator.world_size))
+        return group.ranks if isinstance(group, Group) else None
+
+    def _root(self, bound: dict[str, Any], members: tuple[int, ...]) -> int:
+        """Return the root that a call names; -1 if it names none that there is."""
+        for name in ("src", "dst"):
+            if isinstance(bound.get(name), int):
+                return int(bound[name])
+            place = bound.get(f"group_{name}")
+            if isinstance(place, int):
+                return members[place] if 0 <= place < len(members) else -1
+        return members[0]
+
+    def _keys(
+        self, order: Order, group: Any, members: tuple[int, ...], root: int
+    ) -> tuple[Key | None, tuple[Key, ...]]:
+        """Return what this rank publishes before a collective, and acquires after it."""
+        rank, tag = self._communicator.rank, group.tag if group is not None else ""
+        self._calls[members, tag] += 1
+        number = self._calls[members, tag]
+
+        def key(member: int) -> Key:
+            return ("collective", members, tag, number, member)
+
+        if order is Order.ALL:
+            return key(rank), tuple(map(key, members))
+        if order is Order.FROM_ROOT:
+            return (key(root), ()) if rank == root else (None, (key(root),))
+        if order is Order.TO_ROOT:
+            others = tuple(key(member) for member in members if member != root)
+            return (None, others) if rank == root else (key(rank), ())
+        return key(rank), tuple(map(key, members[: members.index(rank)]))
+
+    def _until_waited(self, work: Work, keys: list[Key], filled: list[Any], arrays: PlainArguments) -> None:
+        """Have what follows a successful `wait` be after `keys`; until then the arrays are being filled."""
+        end_filling = self._order.begin_filling(filled)
+        wait, is_completed = work.wait, work.is_completed
+        pending = [True]
+
+        def acquire() -> None:
+            if pending:
+                pending.clear()
+                end_filling()
+                work._value = trace_views(arrays.original(work._value))
+                if keys:
+                    self._order.acquire(keys)
+
+        def ordered_wait(timeout: Any = None) -> bool:
+            done = wait(timeout)
+            acquire()
+            return done
+
+        def ordered_is_completed() -> bool:
+            done = is_completed()
+            if done and work.exception() is None:
+                acquire()
+            return done
+
+        work.wait = ordered_wait  # type: ignore[method-assign]
+        work.is_completed = ordered_is_completed  # type: ignore[method-assign]
+
+    # -- messages --------------------------------------------------------------------------------------
+
+    def _publish_message(self, receiver: int | None, tag: Any, group: Any) -> None:
+        if receiver is not None:
+            self._sent[receiver, tag, word_of(group)] += 1
+            number = self._sent[receiver, tag, word_of(group)]
+            rank = self._communicator.rank
+            self._order.publish(("message", rank, receiver, tag, word_of(group), number))
+
+    def _message(self, source: int, tag: Any, group: Any) -> tuple[Key, ...]:
+        """Return the key of the message that this rank has received now."""
+        self._received[source, tag, word_of(group)] += 1
+        number = self._received[source, tag, word_of(group)]
+        return (("message", source, self._communicator.rank, tag, word_of(group), number),)
+
+    def _receiver_of(self, bound: dict[str, Any]) -> int | None:
+        """Return the rank to which a call sends; None if there is none."""
+        dst, members = bound.get("dst", MISSING), self._members(bound.get("group"))
+        if members is None:
+            return None
+        if isinstance(place := bound.get("group_dst"), int):
+            return members[place] if 0 <= place < len(members) else None
+        if dst is MISSING:
+            return members[0]
+        return int(dst) if isinstance(dst, int) and 0 <= dst < self._communicator.world_size else None
+
+    def send(self, *args: Any, **options: Any) -> None:
+        """As `Communicator.send`."""
+        self._send("send", args, options)
+
+    def isend(self, *args: Any, **options: Any) -> Work:
+        """As `Communicator.isend`; the value is read when it begins."""
+        work: Work = self._send("isend", args, options)
+        return work
+
+    def send_object_list(self, *args: Any, **options: Any) -> None:
+        """As `Communicator.send_object_list`."""
+        self._send("send_object_list", args, options)
+
+    def _send(self, name: str, args: Arguments, options: Options) -> Any:
+        method, bound = getattr(self._communicator, name), _bound(name, args, options)
+        if bound is None:
+            return method(*args, **options)
+        if not bound.get("view"):  # a view is read where it is received
+            self._read((bound.get("tensor"), bound.get("object_list")))
+        self._publish_message(self._receiver_of(bound), bound.get("tag", 0), bound.get("group"))
+        return method(**PlainArguments().plain(bound))
+
+    def recv(self, *args: Any, **options: Any) -> Any:
+        """As `Communicator.recv`."""
+        bound = _bound("recv", args, options)
+        if bound is None:
+            return self._communicator.recv(*args, **options)
+        arrays, tensor, return_source = PlainArguments(), bound.get("tensor"), bound.get("return_source")
+        value, source = self._communicator.recv(**arrays.plain(bound) | {"return_source": True})
+        value = trace_views(arrays.original(value))
+        if source is not None:
+            self._order.acquire(self._message(source, bound.get("tag", 0), bound.get("group")))
+            self._write(tensor)
+        if return_source:
+            return value, source
+        return value if tensor is None else source
+
+    def recv_object_list(self, *args: Any, **options: Any) -> int | None:
+        """As `Communicator.recv_object_list`."""
+        source = self._communicator.recv_object_list(*args, **options)
+        if source is not None:
+            bound = _bound("recv_object_list", args, options) or {}
+            self._order.acquire(self._message(source, 0, bound.get("group")))
+        return source
+
+    def irecv(self, *args: Any, **options: Any) -> Work:
+        """As `Communicator.irecv`; the array is filled at any time until it was waited for."""
+        bound = _bound("irecv", args, options)
+        if bound is None:
+            return self._communicator.irecv(*args, **options)
+        arrays, keys = PlainArguments(), list[Key]()
+        work = self._communicator.irecv(**arrays.plain(bound))
+
+        def note(source: int) -> None:
+            if source >= 0:
+                keys.extend(self._message(source, bound.get("tag", 0), bound.get("group")))
+
+        if work.done:
+            note(work._source)
+        else:  # matched later, perhaps before one that is waited for earlier
+            _before_finish(work, lambda value, source: note(source))
+        self._until_waited(work, keys, list(arrays_in(bound.get("tensor"))), arrays)
+        return work
+
+    def sendrecv(self, *args: Any, **options: Any) -> Any:
+        """As `Communicator.sendrecv`."""
+        bound = _bound("sendrecv", args, options)
+        if bound is None:
+            return self._communicator.sendrecv(*args, **options)
+        tag, group, arrays = bound.get("tag", 0), bound.get("group"), PlainArguments()
+        self._read(bound.get("tensor"))
+        self._publish_message(self._receiver_of(bound), tag, group)
+        received = self._communicator.sendrecv(**arrays.plain(bound))
+        if bound.get("src", MISSING) is not None:
+            expected = tag if bound.get("recv_tag") is None else bound["recv_tag"]
+            self._order.acquire(self._message(self._communicator.last_source, expected, group))
+            self._write(bound.get("output"))
+        return trace_views(arrays.original(received))
+
+    def batch_isend_irecv(self, p2p_op_list: Any) -> list[Work]:
+        """As `Communicator.batch_isend_irecv`."""
+        if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+            return self._communicator.batch_isend_irecv(p2p_op_list)
+        works = []
+        for op in p2p_op_list:
+            name, side = ("isend", "dst") if op.op.__name__ == "isend" else ("irecv", "src")
+            place = {side: op.peer} if op.group_peer is None else {f"group_{side}": op.group_peer}
+            works.append(getattr(self, name)(op.tensor, group=op.group, tag=op.tag, **place))
+        return works
+
+
+def _roles(effect: Effect, bound: dict[str, Any], is_root: bool) -> tuple[list[Any], list[Any]]:
+    """Return the arguments that this rank's call reads, and those that it fills."""
+    if effect.output_first:
+        first, second = (bound.get(name) for name in effect.reads)
+        extra = [bound.get(name) for name in effect.fills]
+        reads, fills = ([second], [first, *extra]) if _given(second) else ([first], extra)
+        if effect.order is Order.FROM_ROOT and not is_root:  # scatter
+            return [], [first]
+        return reads, fills
+    reads = [bound.get(name) for name in effect.reads]
+    fills = [bound.get(name) for name in effect.fills]
+    if effect.order is Order.FROM_ROOT:
+        return (reads, []) if is_root else ([], fills)
+    if effect.order is Order.TO_ROOT and not is_root:
+        return reads, []
+    return reads, fills
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value is not MISSING
+
+
+def word_of(group: Any) -> int:
+    """Return what distinguishes the messages of a group; 0 is the world."""
+    return group.word if isinstance(group, Group) else 0
+
+
+def _before_finish(work: Work, note: Callable[[Any, int], None]) -> None:
+    """Have a function called with a work's value and source when it is completed."""
+    finish = work.finish
+
+    def noted(value: Any = None, source: int = -1) -> None:
+        note(value, source)
+        finish(value, source)
+
+    work.finish = noted  # type: ignore[method-assign]
+
+
+def _bound(name: str, args: Arguments, options: Options) -> dict[str, Any] | None:
+    """Return a call's arguments by name; None if they do not fit."""
+    try:
+        arguments = _signature(name).bind(None, *args, **options).arguments
+    except TypeError:
+        return None
+    return {name: value for name, value in arguments.items() if name != "self"}
+
+
+@cache
+def _signature(name: str) -> inspect.Signature:
+    return inspect.signature(getattr(Communicator, name))

@@ -1,0 +1,376 @@
+"""Traced arrays: shared arrays as the code of a checked cell sees them, so that each access is recorded.
+
+::
+
+    x[2:5]                a view, and no access: traced as well
+    x[3], x[[1, 4]]       __getitem__      read
+    x[2:5] = 1            __setitem__      written
+    x += y, np.sin(x)     __array_ufunc__ (`ufunc_calls`)            read, and `out` written
+    np.sort(x)            __array_function__ (`numpy_functions`)
+    x.sort(), x.tolist()  methods of C that go through none of these (`array_methods`)
+    np.asarray(x)         doors: functions that look at the memory itself (`doors`)
+    private[:] = x[2:5]   numpy asks nothing: the cell's code does (`seen_code`)
+
+The class has no attributes of its own, so that views cost little; outside a checked cell an object of it
+that was kept behaves as a plain array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from types import EllipsisType, NoneType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.distributed.races.access_log import READ, WRITE
+from nbparallel.distributed.races.recording.access_recorder import AccessRecorder, offsets_at
+
+AnyArray = npt.NDArray[Any]
+_get: Any = np.ndarray.__getitem__
+_set: Any = np.ndarray.__setitem__
+_view: Any = np.ndarray.view
+_interface_of: Any = np.ndarray.__array_interface__.__get__
+_base_of: Any = np.ndarray.base.__get__
+_BASIC = frozenset({int, slice, NoneType, EllipsisType, np.int64, np.int32, np.uint64, np.uint32})
+"""Types of which an index makes a view."""
+_Place = tuple[int, int]
+_recorder: AccessRecorder | None = None
+_serial = 0
+_serials = count(1)
+
+
+@contextmanager
+def recording(recorder: AccessRecorder) -> Iterator[None]:
+    """Have traced arrays record what is done with them while the block runs."""
+    global _recorder, _serial
+    former = _recorder, _serial
+    _recorder, _serial = recorder, next(_serials)
+    try:
+        yield
+    finally:
+        _recorder, _serial = former
+
+
+def recorder() -> AccessRecorder | None:
+    """Return what records now; None outside of a checked cell."""
+    return _recorder
+
+
+class TracedArray(np.ndarray[Any, Any]):
+    """An array whose accesses are recorded; see the module."""
+
+    _place: tuple[int, _Place | None, int]
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return an element or a part; a part of slices is a view, and no access."""
+        kind = type(key)
+        if kind is slice:
+            return _get(self, key)
+        if kind is tuple:
+            for part in key:
+                if type(part) not in _BASIC:
+                    return _get_other(self, key)
+        elif kind not in _BASIC:
+            return _get_other(self, key)
+        found = _get(self, key)
+        if type(found) is not TracedArray and _recorder is not None:
+            place = place_of_element(self, key)
+            if place is not None:
+                if type(found) is np.void:  # a view, which can be assigned to
+                    return _fields_of(self, key, found)
+                _recorder.element(place, self.itemsize, READ)
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Assign to an element or a part."""
+        if _recorder is None:
+            _set(self, key, value)
+            return None
+        if type(value) not in _SCALARS:
+            value = seen(value)
+        kind = type(key)
+        if kind is tuple:
+            single = len(key) == self.ndim
+            for part in key:
+                if type(part) not in _BASIC:
+                    return _set_other(self, key, value)
+                if single and (part is None or part is Ellipsis or type(part) is slice):
+                    single = False
+        elif kind in _BASIC:
+            single = self.ndim == 1 and key is not None and key is not Ellipsis and kind is not slice
+        else:
+            return _set_other(self, key, value)
+        _set(self, key, value)
+        if single and self.dtype.names is None:
+            place = place_of_element(self, key)
+            if place is not None:
+                _recorder.element(place, self.itemsize, WRITE, _one(value))
+        else:
+            _write_part(self, key, value)
+        return None
+
+
+_SCALARS = frozenset({int, float, complex, bool, str, bytes, np.float64, np.int64, np.float32, np.bool_})
+
+
+def _one(value: Any) -> Any:
+    """Return the number that is assigned to one element."""
+    return value if type(value) in (int, float, complex, bool) else _number(value)
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.number | np.bool_) else None
+
+
+def _get_other(array: TracedArray, key: Any) -> Any:
+    """Return what another index takes: an array of indices, a mask, names of fields, …."""
+    key = seen(key)
+    found = _get(array, key)
+    if not array.size or (type(found) is TracedArray and np.may_share_memory(found, array)):
+        return found  # names of fields, or whole numbers of another type
+    if _recorder is not None:
+        _touch_elements(_recorder, array, key, READ)
+    return plain(found) if type(found) is TracedArray else found
+
+
+def _set_other(array: TracedArray, key: Any, value: Any) -> None:
+    key = seen(key)
+    _set(array, key, value)
+    if _recorder is None or not array.size:
+        return
+    part = _get(array, key)
+    if type(part) is TracedArray and np.may_share_memory(part, array):
+        touch(part, WRITE, value)
+    else:
+        _touch_elements(_recorder, array, key, WRITE, value)
+
+
+def _touch_elements(to: AccessRecorder, array: AnyArray, key: Any, kind: int, value: Any = None) -> None:
+    to.elements(plain(array), offsets_at(plain(array), key), kind, value)
+
+
+def touch_at(array: Any, key: Any, kind: int, value: Any = None) -> None:
+    """Record that what an index takes is touched, if the array is traced."""
+    if _recorder is not None and type(array) is TracedArray:
+        _touch_elements(_recorder, array, key, kind, value)
+
+
+def _view_of(array: TracedArray, key: Any) -> TracedArray:
+    """Return what a basic index takes as a view, also where it is one element."""
+    parts = key if type(key) is tuple else (key,)
+    for part in parts:
+        if part is Ellipsis:
+            break
+    else:
+        parts = (*parts, Ellipsis)
+    view: TracedArray = _get(array, parts)
+    return view
+
+
+def _write_part(array: TracedArray, key: Any, value: Any) -> None:
+    """Record that what slices take is written; where it begins is faster computed than asked for."""
+    view = _get(array, key)
+    if type(view) is not TracedArray:
+        view = _view_of(array, key)
+    place = place_of(array)
+    if place is None or not view.size:
+        return
+    offset, axis, shape, strides = place[1], 0, array.shape, array.strides
+    for part in key if type(key) is tuple else (key,):
+        if type(part) is slice:
+            if part.start is not None or part.step is not None:
+                offset += part.indices(shape[axis])[0] * strides[axis]
+        elif part is Ellipsis:
+            touch(view, WRITE, value)
+            return
+        elif part is None:
+            continue
+        else:
+            at = int(part)
+            offset += (at if at >= 0 else at + shape[axis]) * strides[axis]
+        axis += 1
+    assert _recorder is not None
+    _recorder.touch_at((place[0], offset), view, WRITE, value, depth=3)
+
+
+def _fields_of(array: TracedArray, key: Any, found: Any) -> Any:
+    """Return an element of several fields: a view, whose fields are read and written later."""
+    if found.dtype.names is None:
+        touch(_view_of(array, key), READ)
+        return found
+    fields: AnyArray = plain(_view_of(array, key)).view(np.dtype((TracedFields, array.dtype)))
+    return fields[()]
+
+
+# -- where it lies ---------------------------------------------------------------------------------------
+
+
+def address_of(array: AnyArray) -> int:
+    """Return the address of the element with all indices 0; no access."""
+    if array.dtype.names is None:
+        address: int = _interface_of(array)["data"][0]
+        return address
+    return plain(array).ctypes.data
+
+
+def place_of(array: TracedArray) -> _Place | None:
+    """Return segment and offset; kept, since loops ask for it, and for views of one array."""
+    try:
+        serial, place, address = array._place
+        if serial == _serial:
+            return place
+    except AttributeError:
+        pass
+    base, here = _base_of(array), address_of(array)
+    if type(base) is TracedArray:
+        place_of(base)
+        _, place, address = base._place
+        if place is not None:
+            place = place[0], place[1] + here - address
+    else:
+        assert _recorder is not None
+        place = _recorder.locate(plain(array))
+    array._place = _serial, place, here
+    return place
+
+
+def place_of_element(array: TracedArray, key: Any) -> _Place | None:
+    """Return segment and offset of an element; its index is a number, or some and perhaps an ellipsis."""
+    try:
+        serial, place, _ = array._place
+        if serial != _serial:
+            place = place_of(array)
+    except AttributeError:
+        place = place_of(array)
+    if place is None:
+        return None
+    segment, offset = place
+    if type(key) is not tuple:
+        if key is Ellipsis:
+            return place
+        at = int(key)
+        return segment, offset + (at if at >= 0 else at + array.shape[0]) * array.strides[0]
+    axis, strides = 0, array.strides
+    for at in key:
+        if at is not Ellipsis:
+            offset += (int(at) if at >= 0 else int(at) + array.shape[axis]) * strides[axis]
+            axis += 1
+    return segment, offset
+
+
+# -- arguments -------------------------------------------------------------------------------------------
+
+
+def touch(x: Any, kind: int, value: Any = None) -> None:
+    """Record that an argument is touched, if it is traced."""
+    if type(x) is TracedArray and _recorder is not None and x.size:
+        place = place_of(x)
+        if place is not None:
+            whole = x if x.dtype.names is None else plain(x)
+            _recorder.touch_at(place, whole, kind, value, depth=3)
+
+
+def read(x: Any) -> None:
+    """Record that an argument is read, if it is traced; in lists and tuples, too."""
+    if type(x) is TracedArray:
+        touch(x, READ)
+    elif type(x) in (tuple, list):
+        for part in x:
+            read(part)
+
+
+def seen(value: Any) -> Any:
+    """Return a value with plain arrays, in tuples and lists too; record that the traced ones are read."""
+    kind = type(value)
+    if kind is TracedArray:
+        touch(value, READ)
+        return plain(value)
+    if kind is TracedFields:
+        return value._read()
+    if kind is tuple or kind is list:
+        for part in value:
+            if type(part) in _SEARCHED:
+                return kind(seen(part) for part in value)
+    elif kind is slice:
+        return slice(seen(value.start), seen(value.stop), seen(value.step))
+    return value
+
+
+def trace(array: AnyArray) -> TracedArray:
+    """Return the same memory as a traced array."""
+    traced: TracedArray = _view(array, TracedArray)
+    return traced
+
+
+def plain(array: AnyArray) -> AnyArray:
+    """Return the same memory as a plain array; no access."""
+    found: AnyArray = _view(array, np.ndarray)
+    return found
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value with plain arrays, in tuples and lists too."""
+    if type(value) is TracedArray:
+        return plain(value)
+    if type(value) in (tuple, list) and any(type(part) in _SEARCHED for part in value):
+        return type(value)(plain_value(part) for part in value)
+    return value
+
+
+class TracedFields(np.void):  # type: ignore[misc]  # final for a type checker
+    """An element of several fields, as ``x[3]`` of a structured array: a view."""
+
+    def _array(self) -> TracedArray:
+        array = np.ndarray((), np.dtype((np.void, self.dtype)), self)  # its memory
+        return trace(array)
+
+    def _field(self, key: Any) -> Any:
+        names = self.dtype.names
+        return names[key] if names is not None and isinstance(key, int) else key
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a field, or a part of one."""
+        found = self._array()[self._field(key)]
+        return found[()] if isinstance(found, np.ndarray) and not found.ndim else found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Assign to a field."""
+        self._array()[self._field(key)] = value
+
+    def _read(self) -> Any:
+        touch(self._array(), READ)
+        return plain(self._array())[()]
+
+    def item(self, *args: Any) -> Any:
+        """Return all fields as a tuple."""
+        return self._read().item(*args)
+
+    def tolist(self) -> Any:
+        """Return all fields as a tuple."""
+        return self._read().tolist()
+
+    def copy(self, *args: Any) -> Any:
+        """Return an element of its own."""
+        return self._read().copy(*args)
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    def __str__(self) -> str:
+        return str(self._read())
+
+    def __eq__(self, other: object) -> Any:
+        return self._read() == seen(other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._read() != seen(other)
+
+    def __reduce__(self) -> Any:
+        return self._read().__reduce__()
+
+
+_SEARCHED = frozenset({TracedArray, TracedFields, tuple, list, slice})
