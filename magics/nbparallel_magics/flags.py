@@ -75,6 +75,11 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         choices=("rank", "stream"),
         help="rank: in rank order when the cell has ended; stream: as it comes",
     )
+    add(
+        "--check-races",
+        action="store_true",
+        help="name data races on shared arrays: what two ranks touched with nothing to order them; slower",
+    )
     add("--local", action="store_true", help="run the cell in the notebook too, first")
     add(
         "--on-error",

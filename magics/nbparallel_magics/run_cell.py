@@ -19,7 +19,7 @@ from nbparallel_magics.background import (
     wait_for_turn,
 )
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
-from nbparallel_magics.output import drawn
+from nbparallel_magics.output import drawn, race_report
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
@@ -134,6 +134,8 @@ def _run_on_ranks(
     }
     if options.draw:
         wanted["draw"] = options.draw
+    if getattr(options, "check_races", False):
+        wanted["check_races"] = True
     if options.out is not None and sink is not None and (advice := _without_value(request)):
         sink.note(advice)
     if options.background:
@@ -147,6 +149,7 @@ def _run_on_ranks(
             if sink is not None:
                 sink.finish()  # the picture stands below it
             drawn.show_of_error(error)
+        race_report.show_of_error(error, sink)
         raise
     except BaseException as error:
         if any(note.startswith(RANKS_INTERRUPTED) for note in getattr(error, "__notes__", ())):
@@ -157,6 +160,7 @@ def _run_on_ranks(
             sink.finish()  # before an error is shown; the session has done so unless it could not start
     if options.draw:
         drawn.show(result.drawn)
+    race_report.show(result.race_report)
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
@@ -191,6 +195,8 @@ def _submit(
         note_failure(cell, wanted["sink"])
         if request.options.draw:
             pending.add_done_callback(drawn.when_ended(publisher_for(state.shell, state.notebook)))
+        if wanted.get("check_races"):
+            pending.add_done_callback(race_report.when_ended(publisher_for(state.shell, state.notebook)))
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell

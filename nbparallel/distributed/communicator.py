@@ -20,7 +20,7 @@ from nbparallel.distributed.api.reductions import Reductions
 from nbparallel.distributed.collectives.collectives import GroupCollectives
 from nbparallel.distributed.collectives.group_state import GroupTable
 from nbparallel.distributed.point_to_point.receiver import Receiver
-from nbparallel.distributed.point_to_point.ring import RingPairs
+from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
@@ -218,6 +218,15 @@ class Communicator(
         left = destinations or queued or late
         label = self._context.call_site.label
         self.messages = MessageReport(destinations, queued, late, label) if left else None
+
+    def waiting_messages(self) -> tuple[Envelope, ...]:
+        """Return the messages of earlier cells that have arrived and were not received."""
+        return tuple(self._receiver.unexpected)
+
+    @property
+    def last_source(self) -> int:
+        """The rank from which a message was received last."""
+        return self._receiver.unexpected.last_source
 
     def settle(self, settlement: MessageSettlement) -> None:
         """Drop or keep what the last cell has left; every rank that took part in it has ended it."""

@@ -153,6 +153,10 @@ class RankNames:
             and value is not self._defaults.get(name, MISSING)
         )
 
+    def is_delivered_array(self, name: str) -> bool:
+        """Whether the notebook delivered a shared array under a name last."""
+        return name in self._handles
+
     def origin(self, name: str) -> Origin:
         """Return the origin of a name on this rank."""
         if self.is_own(name):

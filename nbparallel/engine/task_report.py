@@ -12,6 +12,7 @@ import numpy as np
 
 from nbparallel import sharing
 from nbparallel.distributed.arguments import part_of
+from nbparallel.distributed.races.access_log import AccessLog
 from nbparallel.engine import failures
 from nbparallel.engine.rank_state import RankState
 from nbparallel.errors import UnpicklableError
@@ -55,6 +56,7 @@ class TaskReport:
         self.failure: BaseException | None = None
         self.notes: tuple[str, ...] = ()
         self.keepalive: object = None
+        self.accesses: AccessLog | None = None
         self._before: tuple[tuple[ShownValue | None, ...], int] = (), 0
 
     def draw_before(self) -> None:
@@ -123,6 +125,7 @@ class TaskReport:
             timeline=self._timeline(),
             messages=None if state.communicator is None else state.communicator.messages,
             drawn=self._drawn(),
+            accesses=self.accesses,
         ), (pickled, self.keepalive)
 
     def _timeline(self) -> RankTimeline | None:

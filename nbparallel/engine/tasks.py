@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbparallel import sharing
+from nbparallel import distributed, sharing
 from nbparallel.distributed.runtime.call_site import is_ours
 from nbparallel.engine import environment, failures
 from nbparallel.engine.namespace import label_of, remember_sources
@@ -33,6 +34,9 @@ from nbparallel.wire.messages import (
     runs_user_code,
 )
 from nbparallel.wire.name_updates import NameUses
+
+if TYPE_CHECKING:
+    from nbparallel.distributed.races.recording.checked_cell import CheckedCell
 
 
 def run_script(task: ScriptTask, variables: dict[str, Any]) -> None:
@@ -263,6 +267,34 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     report.succeed((taken, results.pieces()))
 
 
+@contextmanager
+def _race_check(state: RankState, task: CellTask, report: TaskReport) -> Iterator[CheckedCell | None]:
+    """Record accesses to shared arrays while the block runs, if that was asked for."""
+    if not task.check_races or state.communicator is None:
+        yield None
+        return
+    from nbparallel.distributed.races.recording.checked_cell import CheckedCell  # few cells need it
+    from nbparallel.distributed.races.recording.seen_code import SEEN_NAMES, SeenCode
+    from nbparallel.distributed.races.recording.user_lines import label_function
+
+    label = label_function(state.shell.compile.filename, label_of)
+    check = CheckedCell(
+        state.communicator, distributed.set_current, state.variables, state.names.is_delivered_array, label
+    )
+    transformers, own = state.shell.ast_transformers, SeenCode()
+    transformers.append(own)
+    state.variables.update(SEEN_NAMES)
+    try:
+        with check.recording():
+            yield check
+    finally:
+        if own in transformers:
+            transformers.remove(own)
+        for name in SEEN_NAMES:
+            state.variables.pop(name, None)
+        report.accesses = check.log()
+
+
 def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
     shell = state.shell
     shell.show_values, shell.needs_text = task.show_values, task.show_values or task.want_values
@@ -270,7 +302,10 @@ def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
         shell.at_line = state.communicator.at_line
     if task.draw:
         report.draw_before()
-    result = shell.run_cell(shell.source, store_history=False, silent=False)
+    with _race_check(state, task, report) as check:
+        result = shell.run_cell(shell.source, store_history=False, silent=False)
+        if check is not None:
+            result.result = check.plain(result.result)
     error = result.error_before_exec or result.error_in_exec
     if error is None:
         report.succeed(result.result)

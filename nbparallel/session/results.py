@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from nbparallel.distributed.races.comparison import Race, RaceReport
     from nbparallel.errors import NbParallelError
     from nbparallel.wire.inspection import DrawnNames
     from nbparallel.wire.timeline import RankTimeline
@@ -207,6 +208,18 @@ class CellResult:
     """Bytes that ranks see without a copy, by name."""
     drawn: DrawnValues | None = None
     """The beginnings of the names that were asked for with `draw`, before and after it."""
+    race_report: RaceReport | None = None
+    """What ``check_races=True`` has found, and what it could not look at: what a notebook shows."""
+
+    @property
+    def races(self) -> tuple[Race, ...]:
+        """The data races that ``check_races=True`` has found: ``assert not result.races``.
+
+        AttributeError if the cell was not checked.
+        """
+        if self.race_report is None:
+            raise AttributeError("this cell was not checked for data races: run it with check_races=True")
+        return self.race_report.races
 
     def __getitem__(self, rank: int) -> RankResult:
         """Return everything about one rank; KeyError if it took no part."""

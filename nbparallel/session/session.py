@@ -187,6 +187,7 @@ class Session:
         seed: int | None = None,
         on_error: str = "stop",
         draw: str | Iterable[str] = (),
+        check_races: bool = False,
         ran_here: bool = False,
     ) -> CellResult:
         """Run a cell's source on the ranks and wait for all of them.
@@ -216,6 +217,8 @@ class Session:
             When a rank fails: stop the others, or let them run to their end unless they wait for it.
         draw : str or collection of str
             Names whose beginnings ``.drawn`` of the result has, before and after the cell.
+        check_races : bool
+            Look for data races on shared arrays: ``.races`` of the result has them; the cell runs slower.
         ran_here : bool
             The caller has run the cell as well: names that it assigns are the caller's too.
 
@@ -236,7 +239,7 @@ class Session:
         options = CellOptions(
             namespace=namespace, share=share, timeout=timeout, sink=sink, execution_count=execution_count,
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
-            on_error=on_error, draw=draw, ran_here=ran_here,
+            on_error=on_error, draw=draw, check_races=check_races, ran_here=ran_here,
         )  # fmt: skip
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)
@@ -279,9 +282,8 @@ class Session:
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; return the results in rank order.
 
-        Functions of ``__main__`` travel by value with their globals; shared arrays arrive as the same
-        memory.  What they print is printed here, each line behind its rank.  Raises as `run` does, and
-        `UnpicklableError` if a result cannot travel: its ``.result`` has the others.
+        Functions of ``__main__`` travel by value with their globals.  What they print is printed here, each
+        line behind its rank.  Raises as `pull` does.
         """
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
@@ -388,8 +390,7 @@ class Session:
     def timeline(self) -> Timeline | None:
         """Return what each rank did when in the last cell or call that has ended; None before the first.
 
-        Of more than 2000 operations, or of many short ones in a statement, some are only counted
-        (`RankRow.omitted`).
+        Of more than 2000 operations, or of many short ones, some are only counted (`RankRow.omitted`).
         """
         return self._views.timeline()
 

@@ -119,6 +119,8 @@ class CellTask(Task):
     """`NameUses`, or None."""
     draw: tuple[str, ...] = ()
     """Names of which the beginning is reported, before and after the cell."""
+    check_races: bool = False
+    """Whether accesses to shared arrays are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,8 @@ class Outcome(Message):
     """None if all were received in their cell, as far as this rank knows."""
     drawn: DrawnNames | None = None
     """Of the names in `draw`; None if there are none."""
+    accesses: Any = None
+    """`AccessLog` of a cell that is checked for data races, or None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class CellOptions:
     seed: int | None = None
     on_error: str = "stop"
     draw: str | Iterable[str] = ()
+    check_races: bool = False
     ran_here: bool = False
 
     def __post_init__(self) -> None:

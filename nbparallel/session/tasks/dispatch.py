@@ -123,6 +123,7 @@ class TaskDispatcher:
                 go_on=options.go_on,
                 uses=None if preparation is None else preparation.uses,
                 draw=tuple(options.draw),
+                check_races=options.check_races,
             )
 
         return TaskRequest(number, ranks, make, options, preparation, None, notes, None, started)

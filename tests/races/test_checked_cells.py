@@ -1,0 +1,209 @@
+"""Checked cells on real ranks: each race is named, with array and lines, and right programs have none."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.errors import CellTimeoutError, ParallelError
+from nbparallel.session import Session
+from tests.races.programs import CELLS, WITHOUT_RACE, RacyCell
+
+pytest_plugins = ["nbparallel.testing.sessions"]
+NAP = "import random, time\ndef nap():\n    time.sleep(random.random() / 500)"
+
+
+def notebook() -> dict[str, Any]:
+    """Return a notebook's names."""
+    return {"counter": np.zeros(2), "grid": np.zeros(12), "square": np.zeros((3, 3)), "np": np}
+
+
+SHARED = ["counter", "grid", "square"]
+
+
+def checked(session: Session, source: str, names: dict[str, Any] | None = None) -> Any:
+    """Run a checked cell; return its report."""
+    session.run(NAP)
+    result = session.run(source, namespace=names or notebook(), share=SHARED, check_races=True)
+    return result.race_report
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_race_is_named(three_ranks: Session, name: str) -> None:
+    """With array, lines and kinds."""
+    cell: RacyCell = CELLS[name]
+    report = checked(three_ranks, cell.source)
+    found = {(race.lines, frozenset(race.kinds)) for race in report.races if race.certain}
+    assert (cell.lines, cell.kinds) in {(tuple(sorted(lines)), kinds) for lines, kinds in found}, str(report)
+    assert cell.array.partition("[")[0] in {race.array for race in report.races}
+    assert cell.array in str(report)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_what_was_missing_mends_it(three_ranks: Session, name: str) -> None:
+    """The same program with what orders it."""
+    assert str(checked(three_ranks, CELLS[name].right)).startswith("no race among ")
+
+
+@pytest.mark.parametrize("name", WITHOUT_RACE)
+def test_right_programs(three_ranks: Session, name: str) -> None:
+    """Nothing is reported that is none."""
+    assert str(checked(three_ranks, WITHOUT_RACE[name])).startswith("no race among ")
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.parametrize("name", CELLS)
+def test_whatever_the_timing(three_ranks: Session, name: str) -> None:
+    """Twenty times with random sleeps before each statement: the same races."""
+    cell = CELLS[name]
+    napping = re.sub(r"(?m)^( *)(?=\S)(?!elif|else|pass)", r"\1nap(); ", cell.source.strip("\n"))
+    napping = re.sub(r"nap\(\); (if|for|while|with)\b", r"\1", napping)
+    first = None
+    for _ in range(20):
+        report = checked(three_ranks, napping)
+        races = {(race.array, race.lines, frozenset(race.kinds)) for race in report.races}
+        assert races, str(report)
+        first = first or races
+        assert {race[0] for race in races} == {race[0] for race in first}
+
+
+def test_names_are_plain_again(three_ranks: Session) -> None:
+    """Afterwards nothing is traced, and delivered names are what was delivered."""
+    names = notebook()
+    result = three_ranks.run("mine = grid[2:4]\ngrid", namespace=names, share=SHARED, check_races=True)
+    assert all(type(value) is np.ndarray for value in result.values)
+    kinds = three_ranks.run("[type(x) for x in (grid, mine, nbp.zeros(1), np.asarray([1]))]", namespace=names)
+    assert {kind for value in kinds.values for kind in value} == {np.ndarray}
+    names["grid"] = np.ones(3)  # not the rank's own: a new value of the notebook's arrives without a note
+    later = three_ranks.run("grid.sum()", namespace=names)
+    assert list(later.values) == [3.0] * 3
+    assert not [note for note in later.notes if "grid" in note]
+
+
+def test_an_unchecked_cell_has_no_races(three_ranks: Session) -> None:
+    """It would look as if nothing was found."""
+    result = three_ranks.run("1")
+    assert result.race_report is None
+    with pytest.raises(AttributeError, match="check_races=True"):
+        result.races  # noqa: B018
+
+
+def test_a_failed_cell_reports_what_was_done(three_ranks: Session) -> None:
+    """The error has the report of all ranks."""
+    with pytest.raises(ParallelError) as raised:
+        checked(three_ranks, "counter[0] += 1\nif rank == 1:\n    1 / 0\nbarrier()")
+    assert "counter[0]" in str(raised.value.result.race_report)  # type: ignore[attr-defined]
+    assert str(checked(three_ranks, "grid[rank] = 1")).startswith("no race among 3 ")
+
+
+def test_some_ranks(three_ranks: Session) -> None:
+    """A cell on some ranks is checked by itself: the ends of cells order everything."""
+    names = notebook()
+    for rank in range(3):
+        result = three_ranks.run(
+            "counter[0] += 1", ranks=[rank], namespace=names, share=SHARED, check_races=True
+        )
+        assert result.races == ()
+    assert names["counter"][0] == 3
+    pair = three_ranks.run("counter[0] += 1", ranks=[0, 2], namespace=names, share=SHARED, check_races=True)
+    assert pair.races[0].ranks == ((0, 2), (0, 2))
+
+
+def test_a_message_of_an_earlier_cell(three_ranks: Session) -> None:
+    """It orders nothing in this one, and the next message of the same sender is not taken for it."""
+    three_ranks.run("if rank == 0:\n    send(1, 1)", ranks=[0])
+    report = checked(
+        three_ranks,
+        """
+if rank == 0:
+    grid[0] = 1
+    send(2, 1)
+elif rank == 1:
+    assert (recv(src=0), recv(src=0)) == (1, 2)
+    grid[0] = 2
+""",
+    )
+    assert str(report).startswith("no race among ")
+
+
+def test_functions_of_other_cells_and_files(three_ranks: Session) -> None:
+    """Their lines are named with the cell."""
+    three_ranks.run("def bump(x):\n    x[0] += 1", execution_count=2)
+    report = checked(three_ranks, "\nbump(counter)")
+    assert report.races[0].lines == (2, 2), str(report)
+    assert report.races[0].cells == ("In[2]", "In[2]")
+
+
+def test_every_collective_runs_as_without(three_ranks: Session) -> None:
+    """Operations take traced arrays, fill and return them, and give the results that they give without."""
+    source = """
+x = np.arange(3.0) + rank
+grid[4 * rank:4 * rank + 3] = x
+barrier()
+mine = grid[4 * rank:4 * rank + 3]
+same = all_reduce(mine)
+assert same is mine
+found = [mine.copy(), broadcast(mine if rank == 1 else None, 1), all_gather(mine)]
+found += [all_gather(mine, view=True)[1]]
+parts = [np.zeros(3) for _ in range(world_size)]
+assert all_gather(parts, mine) is parts
+found += [parts, gather(mine), scatter([mine] * 3 if rank == 0 else None), all_to_all([mine] * 3)]
+out = np.zeros(1)
+found += [reduce_scatter(out, [mine[:1]] * 3), dist.scan(mine.copy()), dist.maxloc(mine), reduce(mine.copy())]
+work = all_reduce(mine, async_op=True)
+assert work.result() is mine
+dist.average_gradients({"a": mine})
+dist.assert_same(mine.copy())
+out9 = np.zeros(9)
+dist.all_gather_into_tensor(out9, mine)
+works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, (rank + 1) % 3)])
+found += [out9, recv(src=(rank + 2) % 3), {"list": mine.tolist(), "repr": repr(mine)}]
+found
+"""
+    names = notebook()
+    plain = three_ranks.run(source, namespace=names, share=SHARED).values
+    names["grid"][:] = 0
+    traced = three_ranks.run(source, namespace=names, share=SHARED, check_races=True)
+    assert repr(list(plain)) == repr(list(traced.values))
+
+
+def test_a_dead_rank(three_ranks: Session) -> None:
+    """What it did is not known, and the report says so; the next cell is checked again."""
+    with pytest.raises(ParallelError) as raised:
+        checked(
+            three_ranks,
+            "import os, signal\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nbarrier()",
+        )
+    assert "not checked: what rank 1 did: its log was lost" in str(raised.value.result.race_report)
+    assert str(checked(three_ranks, "grid[rank] = 1")).startswith("no race among 3 ")
+
+
+def test_an_interrupt(three_ranks: Session) -> None:
+    """The report has what was done until then."""
+    with pytest.raises(CellTimeoutError) as raised:
+        three_ranks.run(
+            "counter[0] += 1\nimport time\ntime.sleep(60)",
+            namespace=notebook(), share=SHARED, check_races=True, timeout=1,
+        )  # fmt: skip
+    assert "counter[0]" in str(raised.value.result.race_report)
+    assert str(checked(three_ranks, "grid[rank] = 1")).startswith("no race among 3 ")
+
+
+def test_what_numpy_does_not_show(three_ranks: Session) -> None:
+    """A C library's write is named by its page, and is no race; what operations fill is none of it."""
+    names = notebook() | {"big": np.zeros(100_000)}
+
+    def report(source: str) -> str:
+        result = three_ranks.run(source, namespace=names, share=["big"], check_races=True)
+        return str(result.race_report)
+
+    three_ranks.run("import ctypes\naddress = big.ctypes.data", namespace=names, share=["big"])
+    found = report("value = big[rank]\nif rank == 1:\n    ctypes.memset(address + 80_000, 1, 8)")
+    assert found.startswith("no race among 3 accesses\nnot checked: rank 1 wrote `big` (within `big[9"), found
+    found = report("part = big[rank * 30_000:(rank + 1) * 30_000]\nall_reduce(part)")
+    assert found.startswith("no race among "), found
+    assert "not checked" not in found
