@@ -32,6 +32,8 @@ MODULES = (
     "multiprocessing.joblib_tasks",
     "multiprocessing.deaths",
     "multiprocessing.loader",
+    "races.comparing",
+    "races.pages",
     "startup.idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""
