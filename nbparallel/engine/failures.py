@@ -42,8 +42,11 @@ _DEEPEST = 200
 """Frames kept of a runaway recursion."""
 
 
-def improve(error: BaseException, state: RankState) -> BaseException:
-    """Return the exception that the user should see instead of `error`."""
+def improve(error: BaseException, state: RankState, *, follows_names: bool = True) -> BaseException:
+    """Return the exception that the user should see instead of `error`.
+
+    `follows_names` is false for a cell that was run without a namespace: it has none of its caller's names.
+    """
     if isinstance(error, SystemExit):
         code = error.code
         shown_code = "" if code is None else repr(code)
@@ -61,7 +64,10 @@ def improve(error: BaseException, state: RankState) -> BaseException:
         error.args = (" ".join(filter(None, [_text(error), OWN_INTERRUPT])),)
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
     if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
-        error.args = (f"{error}{_advice(str(error.name), state)}",)
+        advice = _advice(str(error.name), state)
+        if not (advice or follows_names) and _raised_in_cell(error.__traceback__, state):
+            advice = _NO_NAMES.format(name=error.name)
+        error.args = (f"{error}{advice}",)
     if isinstance(error, AttributeError) and (hint := _of_ours(error, state)):
         error.args = (f"{error}{hint}",)
     if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
@@ -88,6 +94,14 @@ def _advice(name: str, state: RankState) -> str:
     if hasattr(sys.modules.get("nbparallel.distributed"), name):
         how = f": write `from nbparallel.distributed import {name}` in it"
     return f"; it is predefined in cells, not in a function from elsewhere{how}"
+
+
+def _raised_in_cell(traceback: TracebackType | None, state: RankState) -> bool:
+    """Return whether the innermost frame looks names up among the rank's variables, as a cell does."""
+    globals_of_last: object = None
+    while traceback is not None:
+        globals_of_last, traceback = traceback.tb_frame.f_globals, traceback.tb_next
+    return globals_of_last is state.variables
 
 
 def _of_ours(error: AttributeError, state: RankState) -> str:
@@ -117,6 +131,11 @@ def _wrong_arguments(text: str, state: RankState) -> str:
 
 _CALL = re.compile(r"(\w+)\.(\w+)\(\) (.+)", re.DOTALL)
 """How Python begins a message about arguments: with the method's qualified name."""
+_NO_NAMES = (
+    "; a session's ranks do not see your variables: `run(…, namespace=globals())` lets this cell use them, "
+    "`push({name}={name})` of the session assigns this one on every rank"
+)
+"""What to write in a script: README shows `Session.run` beside cells, which see the notebook's variables."""
 _BY_BROKEN_BUILTINS = (TypeError, NameError, AttributeError)
 """What code raises that calls a builtin function which is gone."""
 OWN_INTERRUPT = "(raised by this rank's own code: the rank was not interrupted)"

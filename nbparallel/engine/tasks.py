@@ -102,7 +102,8 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         state.output.flush()
         os._exit(0 if report.ok else 1)
     if report.failure is not None:
-        report.fail(failures.improve(report.failure, state))
+        follows_names = not isinstance(task, CellTask) or task.follows_names
+        report.fail(failures.improve(report.failure, state, follows_names=follows_names))
     if uses is not None and hidden is not None:
         report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
         report.notes += state.names.describe_changed(uses, own)

@@ -121,6 +121,8 @@ class CellTask(Task):
     """Names of which the beginning is reported, before and after the cell."""
     check_races: bool = False
     """Whether accesses to shared arrays are recorded."""
+    follows_names: bool = True
+    """Whether names are looked up at the caller too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,3 +201,20 @@ def test_advice_in_a_script_names_no_magics() -> None:
             assert "x.copy()" in said
             assert "%" not in said
             assert "--share" not in said
+
+
+def test_a_name_that_only_the_script_has_is_explained(two_ranks: nbp.Session) -> None:
+    """If the cell was run without a namespace; not for a name that is in none, nor in a function's module."""
+    for cell in ("only_here + 1", "def f():\n    return only_here\nf()"):
+        with pytest.raises(ParallelError) as caught:
+            two_ranks.run(cell)
+        said = str(caught.value.errors[0])
+        assert said.startswith("name 'only_here' is not defined; a session's ranks do not see your")
+        assert "`run(…, namespace=globals())`" in said
+        assert "`push(only_here=only_here)`" in said
+    for cell, known in (("nowhere", {}), ("only_here + nowhere", {"only_here": 1})):
+        with pytest.raises(ParallelError) as caught:
+            two_ranks.run(cell, namespace=known)
+        assert str(caught.value.errors[0]) == "name 'nowhere' is not defined"
+    two_ranks.push(only_here=1)
+    assert list(two_ranks.run("only_here + 1").values) == [2, 2]

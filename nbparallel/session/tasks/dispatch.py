@@ -124,6 +124,7 @@ class TaskDispatcher:
                 uses=None if preparation is None else preparation.uses,
                 draw=tuple(options.draw),
                 check_races=options.check_races,
+                follows_names=preparation is not None,
             )
 
         return TaskRequest(number, ranks, make, options, preparation, None, notes, None, started)

@@ -157,7 +157,7 @@ def test_a_misspelt_operation_is_suggested(session: Session) -> None:
         assert "did you mean 'all_reduce'" in str(error_of(session, call))
     assert str(error_of(session, "lock")).endswith("; did you mean `dist.lock`?")
     assert "did you mean 'share'" in str(error_of(session, "nbp.shara"))
-    assert str(error_of(session, "own_name")) == "name 'own_name' is not defined"
+    assert "did you mean" not in str(error_of(session, "own_name"))
     with pytest.raises(AttributeError, match="did you mean 'Session'"):
         _ = nbparallel.Sesion
 
