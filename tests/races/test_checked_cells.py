@@ -31,6 +31,7 @@ def checked(session: Session, source: str, names: dict[str, Any] | None = None) 
     return result.race_report
 
 
+@pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("name", CELLS)
 def test_a_race_is_named(three_ranks: Session, name: str) -> None:
     """With array, lines and kinds."""
@@ -42,12 +43,14 @@ def test_a_race_is_named(three_ranks: Session, name: str) -> None:
     assert cell.array in str(report)
 
 
+@pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("name", CELLS)
 def test_what_was_missing_mends_it(three_ranks: Session, name: str) -> None:
     """The same program with what orders it."""
     assert str(checked(three_ranks, CELLS[name].right)).startswith("no race among ")
 
 
+@pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("name", WITHOUT_RACE)
 def test_right_programs(three_ranks: Session, name: str) -> None:
     """Nothing is reported that is none."""
@@ -182,6 +185,7 @@ def test_a_dead_rank(three_ranks: Session) -> None:
     assert str(checked(three_ranks, "grid[rank] = 1")).startswith("no race among 3 ")
 
 
+@pytest.mark.by_turns
 def test_an_interrupt(three_ranks: Session) -> None:
     """The report has what was done until then."""
     with pytest.raises(CellTimeoutError) as raised:
