@@ -280,8 +280,9 @@ def _race_check(state: RankState, task: CellTask, report: TaskReport) -> Iterato
 
     label = label_function(state.shell.compile.filename, label_of)
     check = CheckedCell(
-        state.communicator, distributed.set_current, state.variables, state.names.is_delivered_array, label
-    )
+        state.communicator, distributed.set_current, state.variables, state.names.is_delivered_array, label,
+        state.output.send_accesses,
+    )  # fmt: skip
     transformers, own = state.shell.ast_transformers, SeenCode()
     transformers.append(own)
     state.variables.update(SEEN_NAMES)

@@ -329,6 +329,16 @@ class Stream(Message):
     """What was printed."""
 
 
+@dataclass(frozen=True, slots=True)
+class AccessPart(Message):
+    """A part of what a rank has recorded in a checked cell, sent before it became large."""
+
+    number: int
+    """The task's number."""
+    log: Any
+    """An `AccessLog`."""
+
+
 class Cause(enum.StrEnum):
     """Why a rank failed; one that no other rank caused can be the root cause of a cell's failure."""
 

@@ -211,3 +211,30 @@ def test_what_numpy_does_not_show(three_ranks: Session) -> None:
     found = report("part = big[rank * 30_000:(rank + 1) * 30_000]\nall_reduce(part)")
     assert found.startswith("no race among "), found
     assert "not checked" not in found
+
+
+def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
+    """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
+    three_ranks.run(
+        "from nbparallel.distributed.races.recording import checked_cell\ncheck = checked_cell.CheckedCell\n"
+        "checked_cell.FULL_NBYTES, parts, send = 5_000, [0], check._send_if_full\n"
+        "def counted(self):\n"
+        "    before = self._first_event\n"
+        "    send(self)\n"
+        "    parts[0] += self._first_event > before\n"
+        "check._send_if_full = counted"
+    )
+    steps = (
+        "for step in range(200):\n    grid[rank] = step\n    barrier()\n    value = grid[(rank + 1) % 3]\n"
+    )
+    report = checked(three_ranks, steps + "    barrier()")
+    assert str(report).startswith("no race among 1,200 accesses")
+    assert all(count >= 3 for count in three_ranks.run("parts[0]").values)
+    assert checked(three_ranks, "counter[0] += 1\n" + steps).races[0].lines == (1, 1)
+    with pytest.raises(ParallelError) as raised:
+        checked(
+            three_ranks, "counter[0] += 1\n" + steps + "import os\nif rank == 1:\n    os.kill(os.getpid(), 9)"
+        )
+    text = str(raised.value.result.race_report)
+    assert "what rank 1 did" in text
+    assert "ranks 0-2 each read and wrote it on line 1" in text

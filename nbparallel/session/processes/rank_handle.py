@@ -23,7 +23,15 @@ from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import Completions, NamespaceReport
-from nbparallel.wire.messages import Display, InputRequest, Outcome, RankMemory, Stream, WorkingContext
+from nbparallel.wire.messages import (
+    AccessPart,
+    Display,
+    InputRequest,
+    Outcome,
+    RankMemory,
+    Stream,
+    WorkingContext,
+)
 from nbparallel.wire.system import do_all
 
 COALESCE_SECONDS = 0.05
@@ -65,6 +73,8 @@ class RankHandle:
         """Number of the task that it runs or ran last."""
         self.busy = False
         self.memory = RankMemory()
+        self.access_parts: list[AccessPart] = []
+        """Parts of the log of a checked cell that came before its end."""
         """Shared memory that the rank had made when it ended its last task."""
         self.sent_strategy = 0
         """Generation of the choice of sharing strategies that was sent to it; see `registry.generation`."""
@@ -185,6 +195,8 @@ class RankHandle:
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
             self._post(self, message)
+        elif isinstance(message, AccessPart):
+            self.access_parts.append(message)
         elif isinstance(message, InputRequest):
             self._drain_pipes()
             self._post(self, message)

@@ -114,9 +114,10 @@ def _races(run: TaskRun) -> RaceReport | None:
         return None
     from nbparallel.distributed.races.comparison import compare  # few cells need it
 
-    logs = [end.accesses for end in run.outcomes.values() if end.accesses is not None]
+    ended = [end.accesses for end in run.outcomes.values() if end.accesses is not None]
+    logs = [*run.take_access_logs(), *ended]
     report = compare(logs, [name for log in logs for name in log.notebook_names])
-    missing = sorted(set(task.ranks) - {log.rank for log in logs})
+    missing = sorted(set(task.ranks) - {log.rank for log in ended})
     if missing:
         lost = f"what {rank_list(missing)} did: {'its' if len(missing) == 1 else 'their'} log was lost"
         report = replace(report, not_checked=(lost, *report.not_checked))

@@ -94,6 +94,13 @@ class TaskRun:
         self.deaths: dict[int, RankDeath] = {}
         self._questions: list[input.Question] = []
 
+    def take_access_logs(self) -> list[Any]:
+        """Return what ranks have sent of a checked cell's log before its end."""
+        parts = [part for handle in self.handles.values() for part in handle.access_parts]
+        for handle in self.handles.values():
+            handle.access_parts.clear()
+        return [part.log for part in parts if part.number == self.request.number]
+
     @property
     def running(self) -> list[RankHandle]:
         """Ranks that have not ended the task."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from nbparallel import sharing
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.distributed.races.access_log import AccessLog, ArrayName
+from nbparallel.distributed.races.access_log import AccessLog, ArrayName, Box, Elements
 from nbparallel.distributed.races.recording.access_recorder import AccessRecorder
 from nbparallel.distributed.races.recording.doors import doors
 from nbparallel.distributed.races.recording.operation_order import OperationOrder
@@ -23,6 +23,8 @@ from nbparallel.distributed.races.recording.user_lines import UserLines
 from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.tensors import as_array, is_tensor
 
+FULL_NBYTES = 32 << 20
+"""Of what is recorded, roughly."""
 _MAKERS = ("zeros", "ones", "empty", "full", "share")
 """Functions of the package whose arrays other ranks may get to see."""
 
@@ -40,6 +42,8 @@ class CheckedCell:
         Whether the notebook has delivered an array under a name.
     label_of : callable
         See `UserLines`.
+    send : callable
+        Takes a part of the log, once `FULL_NBYTES` were recorded, at the next operation.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class CheckedCell:
         variables: dict[str, Any],
         is_delivered: Callable[[str], bool],
         label_of: Callable[[str], str | None],
+        send: Callable[[AccessLog], None],
     ) -> None:
         self._variables, self._is_delivered, self._rank = variables, is_delivered, communicator.rank
         self._communicator, self._set_current = communicator, set_current
@@ -56,8 +61,13 @@ class CheckedCell:
         self._lines = UserLines(label_of)
         self._recorder = AccessRecorder(self._locate, self._lines)
         self._order = OperationOrder(self._recorder)
+        self._order.interval_ended = self._send_if_full
+        self._send = send
         self._originals: dict[int, tuple[Any, Any]] = {}
         """Traced arrays that stand for delivered ones, by identity, with these."""
+        self._first_event = 0
+        self._written: set[tuple[int, Box | Elements]] = set()
+        """Regions that were written, also in parts of the log that were sent."""
         self._pages: WatchedArrays | None = None
         self._unexplained: list[tuple[int, int, int]] = []
         self._tensors: list[np.ndarray[Any, Any]] = []
@@ -81,12 +91,20 @@ class CheckedCell:
             stack.enter_context(_traced_makers())
             yield
 
+    def _send_if_full(self) -> None:
+        if self._recorder.nbytes >= FULL_NBYTES:
+            self._written.update(self._recorder.written())
+            self._send(self.log())
+
     def log(self) -> AccessLog:
-        """Return what was recorded."""
-        found = self._recorder.take()
+        """Return what was recorded since the last call."""
+        found, events, first = self._recorder.take(), tuple(self._order.events), self._first_event
+        self._order.events.clear()
+        self._first_event += len(events)
         return AccessLog(
             self._rank,
-            events=tuple(self._order.events),
+            events=events,
+            first_event=first,
             accesses=found.accesses,
             sites=tuple(self._lines.sites),
             names=tuple(self._names),
@@ -110,7 +128,8 @@ class CheckedCell:
 
     def _find_unexplained(self) -> None:
         if self._pages is not None:
-            self._unexplained = self._pages.unexplained(self._recorder.written())
+            self._written.update(self._recorder.written())
+            self._unexplained = self._pages.unexplained(self._written)
 
     def _locate(self, array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
         location = self._store.location(plain(array))

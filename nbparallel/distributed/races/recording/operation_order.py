@@ -39,12 +39,15 @@ class OperationOrder:
         In program order; each ends an interval.
     filled : set of (segment, start, stop)
         Bytes that operations have written here, or other ranks for them.
+    interval_ended : callable
+        Called at the end of each interval.
     """
 
     def __init__(self, recorder: AccessObserver) -> None:
         self.recorder = recorder
         self.events: list[Event] = []
         self.filled: set[tuple[int, int, int]] = set()
+        self.interval_ended: Callable[[], None] = _nothing
         self._pending: list[list[Any]] = []
 
     def publish(self, key: Key) -> None:
@@ -59,6 +62,7 @@ class OperationOrder:
         self._touch()
         self.events.append(event)
         self.recorder.next_interval()
+        self.interval_ended()
         self._touch()
 
     def _touch(self) -> None:
@@ -112,3 +116,7 @@ class OrderedLocks:
         """As `LockTable.release`."""
         self._order.publish(("lock", name, self._rank, self._turns[name]))
         self._table.release(name)
+
+
+def _nothing() -> None:
+    """Do nothing."""
