@@ -325,8 +325,8 @@ class TracedFields(np.void):  # type: ignore[misc]  # final for a type checker
     """An element of several fields, as ``x[3]`` of a structured array: a view."""
 
     def _array(self) -> TracedArray:
-        array = np.ndarray((), np.dtype((np.void, self.dtype)), self)  # its memory
-        return trace(array)
+        array: AnyArray = np.asarray(self)  # its memory
+        return trace(array.view(np.dtype((np.void, self.dtype))))
 
     def _field(self, key: Any) -> Any:
         names = self.dtype.names

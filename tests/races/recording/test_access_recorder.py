@@ -1,0 +1,135 @@
+"""What the recorder keeps: structured elements, many elements, numbers that were stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed.races.access_log import READ, WRITE, Box, Elements
+from nbparallel.distributed.races.recording.access_recorder import MANY
+from nbparallel.distributed.races.recording.traced_array import trace
+from tests.races.recording.recorded_memory import OFFSET, Memory, touched_by
+
+PADDED = np.dtype({"names": ["a", "b"], "formats": ["i4", "f8"], "offsets": [4, 16], "itemsize": 32})
+A, B = set(range(4, 8)), set(range(16, 24))
+
+
+def _rows(*rows: int, of: set[int]) -> set[int]:
+    return {32 * row + byte for row in rows for byte in of}
+
+
+FIELDS: dict[str, tuple[Any, set[int], set[int]]] = {
+    "field": (lambda x: x["a"].sum(), _rows(0, 1, 2, of=A), set()),
+    "field of some": (lambda x: x[1:]["b"] + 1, _rows(1, 2, of=B), set()),
+    "field written": (lambda x: x["b"].__setitem__(1, 3.0), set(), _rows(1, of=B)),
+    "all fields": (lambda x: x.copy(), _rows(0, 1, 2, of=A | B), set()),
+    "two fields": (lambda x: x[["a", "b"]].copy(), _rows(0, 1, 2, of=A | B), set()),
+    "element": (lambda x: x[1]["a"], _rows(1, of=A), set()),
+    "element by number": (lambda x: x[-1][1], _rows(2, of=B), set()),
+    "element, no access": (lambda x: x[1], set(), set()),
+    "element written": (lambda x: x[1].__setitem__("b", 2.0), set(), _rows(1, of=B)),
+    "element assigned": (lambda x: x.__setitem__(0, (1, 2.0)), set(), _rows(0, of=A | B)),
+    "element copied": (lambda x: x.__setitem__(0, x[2]), _rows(2, of=A | B), _rows(0, of=A | B)),
+    "element as tuple": (lambda x: x[0].item(), _rows(0, of=A | B), set()),
+    "element as text": (lambda x: f"{x[0]}", _rows(0, of=A | B), set()),
+    "mask": (lambda x: x[np.array([True, False, True])], _rows(0, 2, of=A | B), set()),
+    "fancy written": (lambda x: x.__setitem__([0, 2], x[1:2]), _rows(1, of=A | B), _rows(0, 2, of=A | B)),
+    "compared": (lambda x: x[:1] == x[1:2], _rows(0, 1, of=A | B), set()),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_recorded_without_the_gaps_between_them(name: str) -> None:
+    """A field is as exact as an array; an element of several fields is a view."""
+    code, read, written = FIELDS[name]
+    expected = {kind: bytes_ for kind, bytes_ in ((READ, read), (WRITE, written)) if bytes_}
+    assert touched_by(np.zeros(3, PADDED), code) == expected
+
+
+def test_elements_of_several_fields_behave_as_plain_ones() -> None:
+    """They are written through, compared, copied and pickled."""
+    import pickle
+
+    x = np.zeros(3, PADDED)
+    x[1] = (4, 5.0)
+    with Memory(x).checked():
+        one = trace(x)[1]
+        one["a"] = 7
+        assert (one["a"], one[1], one.tolist()) == (7, 5.0, (7, 5.0))
+        assert one == x[1]
+        assert pickle.loads(pickle.dumps(one)) == x[1]
+        assert isinstance(one, np.void)
+    assert x[1]["a"] == 7
+
+
+def _accesses(x: Any, code: Any) -> Any:
+    memory = Memory(x)
+    with memory.checked():
+        code(trace(x))
+    return memory.recorder.take()
+
+
+def test_loops_over_elements_and_slices_stay_small() -> None:
+    """However many there were, one line to one place is a few regions; they are counted all."""
+    x = np.zeros(20 * MANY)
+
+    def elements(t: Any) -> None:
+        for i in range(3 * MANY):
+            t[2 * i] = i
+
+    found = _accesses(x, elements)
+    (access,) = found.accesses
+    assert access.region == Box(OFFSET, (3 * MANY,), (16,), 8)
+    assert found.number == 3 * MANY
+
+    def again(t: Any) -> None:
+        for _ in range(3 * MANY):
+            t[5]
+            t[[1, 7, 9]]
+
+    one, three = sorted(_accesses(x, again).accesses, key=lambda access: len(access.region))
+    assert {type(one.region), type(three.region)} == {Box, Elements}
+
+    def slices(t: Any) -> None:
+        for i in range(2 * MANY):
+            t[3 * i : 3 * i + 2] += 1
+
+    found = _accesses(x, slices)
+    assert sum(type(access.region) is Elements for access in found.accesses) <= 2
+    assert len(found.accesses) <= 2 * (MANY + 1)
+
+
+def test_the_recorder_says_how_large_its_log_is() -> None:
+    """So that it can be taken before it is too large."""
+    x = np.zeros(1000)
+    memory = Memory(x)
+    with memory.checked():
+        t = trace(x)
+        for _ in range(10):
+            t[np.arange(30) ** 2] = 1
+            memory.recorder.next_interval()
+    assert 10 * 30 * 8 < memory.recorder.nbytes < 10 * 30 * 8 + 10 * 1000
+    memory.recorder.take()
+    assert memory.recorder.nbytes == 0
+
+
+STORED = {
+    "number": (lambda x: x.__setitem__(0, 1.0), b"1.0"),
+    "number to many": (lambda x: x.__setitem__(slice(2, 5), 3), b"3"),
+    "numpy's": (lambda x: x.__setitem__([1, 5, 6], np.float64(2)), b"2.0"),
+    "fill": (lambda x: x.fill(4), b"4"),
+    "the same again": (lambda x: [x.__setitem__(0, 1), x.__setitem__(1, 1)], b"1"),
+    "another": (lambda x: [x.__setitem__(0, 1), x.__setitem__(1, 2)], None),
+    "an array": (lambda x: x.__setitem__(slice(0, 2), [1, 1]), None),
+    "computed": (lambda x: np.add(x, 1, out=x), None),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_one_number_that_was_stored_is_known(name: str) -> None:
+    """Ranks that all store the same number do no harm: so it is noted, unless it differs."""
+    code, stored = STORED[name]
+    found = [access.stored for access in _accesses(np.zeros(9), code).accesses if access.kind == WRITE]
+    assert set(found) == {stored}
