@@ -34,6 +34,7 @@ MODULES = (
     "multiprocessing.loader",
     "races.comparing",
     "races.pages",
+    "races.recording",
     "startup.idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""
