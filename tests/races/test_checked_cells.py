@@ -217,7 +217,7 @@ def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
     three_ranks.run(
         "from nbparallel.distributed.races.recording import checked_cell\ncheck = checked_cell.CheckedCell\n"
-        "checked_cell.FULL_NBYTES, parts, send = 5_000, [0], check._send_if_full\n"
+        "checked_cell.LIMIT_NBYTES, parts, send = 5_000, [0], check._send_if_full\n"
         "def counted(self):\n"
         "    before = self._first_event\n"
         "    send(self)\n"

@@ -13,7 +13,7 @@ import numpy as np
 from nbparallel import sharing
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.races.access_log import AccessLog, ArrayName, Box, Elements
-from nbparallel.distributed.races.recording.access_recorder import AccessRecorder
+from nbparallel.distributed.races.recording.access_recorder import LIMIT_NBYTES, AccessRecorder
 from nbparallel.distributed.races.recording.doors import doors
 from nbparallel.distributed.races.recording.operation_order import OperationOrder
 from nbparallel.distributed.races.recording.ordered_operations import OrderedOperations
@@ -23,8 +23,6 @@ from nbparallel.distributed.races.recording.user_lines import UserLines
 from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.tensors import as_array, is_tensor
 
-FULL_NBYTES = 32 << 20
-"""Of what is recorded, roughly."""
 _MAKERS = ("zeros", "ones", "empty", "full", "share")
 """Functions of the package whose arrays other ranks may get to see."""
 
@@ -43,7 +41,7 @@ class CheckedCell:
     label_of : callable
         See `UserLines`.
     send : callable
-        Takes a part of the log, once `FULL_NBYTES` were recorded, at the next operation.
+        Takes a part of the log, once the recorder has `LIMIT_NBYTES`, at the next operation.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class CheckedCell:
             yield
 
     def _send_if_full(self) -> None:
-        if self._recorder.nbytes >= FULL_NBYTES:
+        if self._recorder.nbytes >= LIMIT_NBYTES:
             self._written.update(self._recorder.written())
             self._send(self.log())
 
