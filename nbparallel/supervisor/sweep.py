@@ -318,7 +318,7 @@ def remove_leftovers(options: Mapping[str, str], parent: int) -> None:
     Parameters
     ----------
     options : mapping
-        ``session``, whose ranks begin the names of their semaphores with ``nbp-SESSION``; ``folder`` and
+        ``session``, whose ranks begin names of semaphores and folders with ``nbp-SESSION``; ``folder`` and
         ``semaphores``: the temporary folder of this process's parent, and what the names of its semaphores
         begin with, which are left if it goes on.
     parent : int
@@ -327,6 +327,7 @@ def remove_leftovers(options: Mapping[str, str], parent: int) -> None:
     session, folder, semaphores = (options.get(name, "") for name in ("session", "folder", "semaphores"))
     if session:
         _remove_semaphores(f"nbp-{session}")
+        _remove_folders(f"nbp-{session}-")
     if (folder or semaphores) and is_ready(parent, EXIT_SECONDS if is_exiting(os.getppid()) else 0):
         if semaphores:
             _remove_semaphores(semaphores)
@@ -343,6 +344,17 @@ def _remove_semaphores(prefix: str) -> None:
             if name.startswith(f"sem.{prefix}-"):
                 with contextlib.suppress(OSError):
                     os.unlink(f"/dev/shm/{name}")
+
+
+def _remove_folders(prefix: str) -> None:
+    """Remove ranks' temporary folders, whose names begin so; tempfile itself is large to import."""
+    for place in {os.environ.get("TMPDIR") or "/tmp", "/tmp"}:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(place):
+                if name.startswith(prefix):
+                    import shutil
+
+                    shutil.rmtree(f"{place}/{name}", ignore_errors=True)
 
 
 class BackgroundSweep:

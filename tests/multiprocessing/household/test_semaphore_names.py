@@ -68,6 +68,25 @@ def test_they_go_with_the_session_of_a_rank_that_is_killed():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_ranks_folder_goes_with_its_session(killed: bool):
+    """The end of a rank does not do the last steps of multiprocessing, which remove it."""
+    with Session(1) as session:
+        session.run(
+            "import multiprocessing.util\n"
+            + PROGRAM.replace("print(", "name = (").replace(", flush=True", "")
+        )
+        session.run("folder = multiprocessing.util.get_temp_dir()")
+        (folder,) = session.pull("folder")
+        assert Path(folder).is_dir()
+        if killed:
+            os.kill(session.statistics().ranks[0].pid, signal.SIGKILL)
+            wait_until(lambda: rank_pool(session).dead(), "the death of the rank")
+            session.run("pass")
+    assert not Path(folder).exists()
+
+
+@pytest.mark.slow
 def test_they_stay_while_their_process_lives():
     """The end of a household does not take away what the process still uses; that is its own last step."""
     code = PROGRAM + "household.stop()\nrun()\n"
