@@ -149,7 +149,8 @@ def _run_on_ranks(
             if sink is not None:
                 sink.finish()  # the picture stands below it
             drawn.show_of_error(error)
-        race_report.show_of_error(error, sink)
+        if "check_races" in wanted:
+            race_report.show_of_error(error, sink)
         raise
     except BaseException as error:
         if any(note.startswith(RANKS_INTERRUPTED) for note in getattr(error, "__notes__", ())):
@@ -160,7 +161,8 @@ def _run_on_ranks(
             sink.finish()  # before an error is shown; the session has done so unless it could not start
     if options.draw:
         drawn.show(result.drawn)
-    race_report.show(result.race_report)
+    if "check_races" in wanted:
+        race_report.show(result.race_report)
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None

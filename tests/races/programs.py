@@ -122,6 +122,19 @@ broadcast(rank)
 value = grid[1]
 """,
     ),
+    "broadcast into shared rows": RacyCell(
+        """\
+broadcast(square[rank])
+value = square[1].sum()
+""",
+        "square[1, :]",
+        (1, 2),
+        frozenset({READ, WROTE}),
+        """\
+broadcast(square[rank])
+value = square[rank].sum()
+""",
+    ),
     "a flag that is polled": RacyCell(
         """\
 if rank == 0:
@@ -281,6 +294,11 @@ value = grid[5]
 reduce(1)
 if rank == 0:
     grid[5] = 2
+""",
+    "broadcast of the shared array itself": """\
+broadcast(grid)
+broadcast(square.T, 1)
+value = grid[0] + square[0, 0]
 """,
     "scan": """\
 grid[rank] = 1

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+Key = tuple[Any, ...]
+"""Strings, numbers and tuples of them."""
 READ, WRITE, POSSIBLE = 1, 2, 4
 """Bits of a kind; POSSIBLE: it went through a function that may touch less, or nothing."""
 
@@ -54,6 +56,15 @@ class MemoryAccess(NamedTuple):
     """The number that was written to each element, as text, if it was one number."""
 
 
+class Broadcast(NamedTuple):
+    """What one rank passed to a `broadcast`; the others' is filled unless it is the root's own memory."""
+
+    key: Key
+    """The same on all ranks."""
+    is_root: bool
+    access: MemoryAccess
+
+
 class Site(NamedTuple):
     """A place in the user's code."""
 
@@ -74,10 +85,6 @@ class ArrayName(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
-
-
-Key = tuple[Any, ...]
-"""Strings, numbers and tuples of them."""
 
 
 class Publish(NamedTuple):
@@ -115,6 +122,8 @@ class AccessLog:
     """Segment, start and stop of bytes on pages that the rank wrote, and no access explains."""
     filled: tuple[tuple[int, int, int], ...] = ()
     """Likewise of arrays that operations have filled: other ranks may have done that for this one."""
+    broadcasts: tuple[Broadcast, ...] = ()
+    """In the order of their intervals."""
     refused: str = ""
     """Why pages could not be watched; empty: they were."""
     notebook_names: tuple[ArrayName, ...] = ()

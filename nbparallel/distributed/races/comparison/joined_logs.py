@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from mmap import PAGESIZE
+from operator import attrgetter
 
 from nbparallel.distributed.races.access_log import (
     WRITE,
     AccessLog,
     Acquire,
     ArrayName,
+    Broadcast,
     MemoryAccess,
     Publish,
     Site,
@@ -32,6 +34,7 @@ class RankLog:
     unexplained: list[Bytes] = field(default_factory=list)
     refused: str = ""
     count: int = 0
+    broadcasts: list[Broadcast] = field(default_factory=list)
 
 
 class JoinedLogs:
@@ -55,6 +58,7 @@ class JoinedLogs:
         for log in sorted(logs, key=lambda log: (log.rank, log.first_event)):
             self._add(found.setdefault(log.rank, RankLog(log.rank)), log)
         self.ranks = list(found.values())
+        self._fill_broadcasts()
         for rank in self.ranks:  # an operation may have written for another rank
             rank.unexplained = list(_without(rank.unexplained, self._filled))
         self.contended = self._contended()
@@ -71,6 +75,26 @@ class JoinedLogs:
             joined.accesses += log.accesses
         else:
             joined.accesses += [access._replace(site=sites[access.site]) for access in log.accesses]
+        joined.broadcasts += [
+            one._replace(access=one.access._replace(site=sites[one.access.site])) for one in log.broadcasts
+        ]
+
+    def _fill_broadcasts(self) -> None:
+        """Add the writes of broadcasts into memory that is not the root's own."""
+        roots = {
+            one.key: (one.access.segment, one.access.region)
+            for rank in self.ranks
+            for one in rank.broadcasts
+            if one.is_root
+        }
+        for rank in self.ranks:
+            filled = [
+                one.access
+                for one in rank.broadcasts
+                if not one.is_root and roots.get(one.key) != (one.access.segment, one.access.region)
+            ]
+            if filled:
+                rank.accesses = sorted([*rank.accesses, *filled], key=attrgetter("interval"))
 
     def _number(self, site: Site) -> int:
         number = self._numbers.setdefault(site, len(self.sites))

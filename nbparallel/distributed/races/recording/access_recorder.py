@@ -212,6 +212,13 @@ class AccessRecorder:
         self._many.clear()
         self._values.clear()
 
+    def access_to(self, array: AnyArray, kind: int) -> MemoryAccess | None:
+        """Return an access to all elements of an array, without recording it; None: its memory is private."""
+        if not array.size or (place := self.locate(array)) is None:
+            return None
+        box = Box(place[1], array.shape, array.strides, array.itemsize)
+        return MemoryAccess(self.interval, place[0], self.lines.current(), kind, box)
+
     def written(self) -> Iterator[tuple[int, Box | Elements]]:
         """Yield segment and region of all writes that were recorded, each perhaps several times."""
         self._settle()

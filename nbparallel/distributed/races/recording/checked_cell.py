@@ -98,6 +98,8 @@ class CheckedCell:
         """Return what was recorded since the last call."""
         found, events, first = self._recorder.take(), tuple(self._order.events), self._first_event
         self._order.events.clear()
+        broadcasts = tuple(self._order.broadcasts)
+        self._order.broadcasts.clear()
         self._first_event += len(events)
         return AccessLog(
             self._rank,
@@ -110,6 +112,7 @@ class CheckedCell:
             count=found.number,
             unexplained=tuple(self._unexplained),
             filled=tuple(sorted(self._order.filled)),
+            broadcasts=broadcasts,
             refused=self._pages.watch.refused if self._pages is not None else "",
         )
 

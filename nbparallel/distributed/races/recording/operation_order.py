@@ -7,7 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from nbparallel.distributed.races.access_log import Acquire, Key, Publish
+from nbparallel.distributed.races.access_log import (
+    READ,
+    WRITE,
+    Acquire,
+    Broadcast,
+    Key,
+    MemoryAccess,
+    Publish,
+)
 from nbparallel.distributed.slots.lock_table import LockTable
 from nbparallel.sharing.memory.array_layout import extent
 
@@ -26,6 +34,9 @@ class AccessObserver(Protocol):
     def next_interval(self) -> None:
         """Have what follows belong to the next interval of this rank."""
 
+    def access_to(self, array: Any, kind: int) -> MemoryAccess | None:
+        """Return an access to all elements, which is not recorded; None: the memory is private."""
+
     def locate(self, array: Any) -> tuple[int, int] | None:
         """Return segment and offset of an array's first element; None: its memory is private."""
 
@@ -39,6 +50,8 @@ class OperationOrder:
         In program order; each ends an interval.
     filled : set of (segment, start, stop)
         Bytes that operations have written here, or other ranks for them.
+    broadcasts : list of Broadcast
+        Arrays in shared memory that were passed to one.
     interval_ended : callable
         Called at the end of each interval.
     """
@@ -47,6 +60,7 @@ class OperationOrder:
         self.recorder = recorder
         self.events: list[Event] = []
         self.filled: set[tuple[int, int, int]] = set()
+        self.broadcasts: list[Broadcast] = []
         self.interval_ended: Callable[[], None] = _nothing
         self._pending: list[list[Any]] = []
 
@@ -74,10 +88,21 @@ class OperationOrder:
     def fill(self, array: Any) -> None:
         """Record that an operation writes all elements of an array."""
         self.recorder.write(array)
+        self._note_filled(array)
+
+    def _note_filled(self, array: Any) -> None:
         place = self.recorder.locate(array)
         if place is not None and array.size:
             low, high = extent(array.shape, array.strides, array.itemsize)
             self.filled.add((place[0], place[1] + low, place[1] + high))
+
+    def broadcast(self, key: Key, array: Any, *, is_root: bool) -> None:
+        """Record an array that is passed to a broadcast; the kernel knows whether it is the root's."""
+        access = self.recorder.access_to(array, READ if is_root else WRITE)
+        if access is not None:
+            self.broadcasts.append(Broadcast(key, is_root, access))
+            if not is_root:
+                self._note_filled(array)
 
     def begin_filling(self, arrays: list[Any]) -> Callable[[], None]:
         """Record writes of arrays from now on, until the function that is returned is called."""

@@ -80,13 +80,24 @@ class OrderedOperations:
             self._order.publish(published)
         arrays, filled = PlainArguments(), list(arrays_in(fills))
         value = method(*arrays.plain(args), **arrays.plain(options))
-        if bound.get("async_op"):
+        is_async = bound.get("async_op")
+        if acquired and not is_async:
+            self._order.acquire(acquired)
+        if name == "broadcast":
+            key = self._key(bound.get("group"), members, root)
+            for array in arrays_in(bound.get("tensor")):
+                self._order.broadcast(key, array, is_root=self._communicator.rank == root)
+            filled = []
+        if is_async:
             self._until_waited(value, list(acquired), filled, arrays)
             return value
-        if acquired:
-            self._order.acquire(acquired)
         self._write(filled)
         return trace_views(arrays.original(value))
+
+    def _key(self, group: Any, members: tuple[int, ...], member: int) -> Key:
+        """Return what a member publishes in the collective of a group that was called last."""
+        tag = group.tag if group is not None else ""
+        return ("collective", members, tag, self._calls[members, tag], member)
 
     def _read(self, values: Any) -> None:
         for array in arrays_in(values):
@@ -115,12 +126,11 @@ class OrderedOperations:
         self, order: Order, group: Any, members: tuple[int, ...], root: int
     ) -> tuple[Key | None, tuple[Key, ...]]:
         """Return what this rank publishes before a collective, and acquires after it."""
-        rank, tag = self._communicator.rank, group.tag if group is not None else ""
-        self._calls[members, tag] += 1
-        number = self._calls[members, tag]
+        rank = self._communicator.rank
+        self._calls[members, group.tag if group is not None else ""] += 1
 
         def key(member: int) -> Key:
-            return ("collective", members, tag, number, member)
+            return self._key(group, members, member)
 
         if order is Order.ALL:
             return key(rank), tuple(map(key, members))
