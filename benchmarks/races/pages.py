@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report import Figure, Section, spread
-from nbparallel.distributed.races.recording.pages import PageWatch
+from nbparallel.distributed.races.recording.written_pages import PageWatch
 from nbparallel.wire.units import size_text
 
 PAGE = mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The magics of ``%load_ext nbparallel``: parse, delegate, show."""
+"""The magics of ``%load_ext nbparallel``; ranks refuse each by its name (`nbparallel.engine.shell`)."""
 
 from __future__ import annotations
 

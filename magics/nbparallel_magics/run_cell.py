@@ -19,7 +19,7 @@ from nbparallel_magics.background import (
     wait_for_turn,
 )
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
-from nbparallel_magics.output import drawn, race_report
+from nbparallel_magics.output import drawn, race_display
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
@@ -150,7 +150,7 @@ def _run_on_ranks(
                 sink.finish()  # the picture stands below it
             drawn.show_of_error(error)
         if "check_races" in wanted:
-            race_report.show_of_error(error, sink)
+            race_display.show_of_error(error, sink)
         raise
     except BaseException as error:
         if any(note.startswith(RANKS_INTERRUPTED) for note in getattr(error, "__notes__", ())):
@@ -162,7 +162,7 @@ def _run_on_ranks(
     if options.draw:
         drawn.show(result.drawn)
     if "check_races" in wanted:
-        race_report.show(result.race_report)
+        race_display.show(result.race_report)
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
@@ -198,7 +198,7 @@ def _submit(
         if request.options.draw:
             pending.add_done_callback(drawn.when_ended(publisher_for(state.shell, state.notebook)))
         if wanted.get("check_races"):
-            pending.add_done_callback(race_report.when_ended(publisher_for(state.shell, state.notebook)))
+            pending.add_done_callback(race_display.when_ended(publisher_for(state.shell, state.notebook)))
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nbparallel.distributed.arguments import MISSING, check_outputs, deadline
-from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.group_state import GroupState, GroupTable
 from nbparallel.distributed.collectives.movements import Pattern
 from nbparallel.distributed.collectives.nonblocking import (

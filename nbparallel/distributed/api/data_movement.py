@@ -24,7 +24,7 @@ from nbparallel.distributed.arguments import (
     rows_of,
     value_and_outputs,
 )
-from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, SCATTER
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.runtime.shared_arrays import as_operand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout
-from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.collectives.variants import pairs_of
 from nbparallel.wire.control import Operation

@@ -23,7 +23,7 @@ from nbparallel.distributed.arguments import (
     parts_of,
     value_and_outputs,
 )
-from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.runtime.shared_arrays import as_operand
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.arguments import check_group_rank, check_rank
-from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender

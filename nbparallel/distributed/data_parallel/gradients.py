@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.arguments import overlapping_pair
-from nbparallel.distributed.collectives.collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.data_parallel.buckets import BucketPlan, names_of, plan_of
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (

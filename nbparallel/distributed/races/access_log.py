@@ -1,4 +1,4 @@
-"""MemoryAccess log: what one rank of a checked cell did with shared memory, and which events put it in order.
+"""Log of accesses: what one rank of a checked cell did with shared memory, and which events put it in order.
 
 An interval of a rank lies between two of its events: interval k after event k - 1 and before event k.  An
 access in interval i of one rank comes before one in interval j of another if the first has published, in

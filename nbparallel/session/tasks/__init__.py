@@ -12,7 +12,7 @@
     TaskRun           .wait ◄─ RankPool.next_event    outcomes, questions, exits  ◄── EventLoop ◄── ranks
                         InterruptEscalation           user's interrupt, time-out, failure: SIGINT … SIGKILL
                         (output goes from the event loop to TaskOutput and the sink while the thread waits)
-                      CellMessages                    messages that no rank received: dropped or kept
+                      UnreceivedMessages                    messages that no rank received: dropped or kept
                       outcomes                        CellResult, or ParallelError and its kin
     Session.run     leaves SessionLock.hold           a PendingCell calls .finish in its own thread, and then
                                                       SessionLock.release

@@ -19,8 +19,8 @@ from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellClock, CellRecord, CellResult
 from nbparallel.session.tasks import outcomes
 from nbparallel.session.tasks.cell import CellOptions
-from nbparallel.session.tasks.cell_messages import CellMessages
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
+from nbparallel.session.tasks.unreceived_messages import UnreceivedMessages
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.frames import Kind
@@ -49,7 +49,7 @@ class TaskDispatcher:
         self.record: CellRecord | None = None
         """The ranks' notes on the last cell or call that has ended."""
         self.clock = CellClock()
-        self._messages = CellMessages()
+        self._messages = UnreceivedMessages()
         self._strategy_message: object = None
         """Owns memory that ranks have perhaps not unpickled yet."""
         self._told_of_assignments = False

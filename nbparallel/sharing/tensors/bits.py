@@ -96,12 +96,12 @@ class BitsOperator:
 
     def __init__(self, function: str, name: str) -> None:
         torch = importlib.import_module("torch")
-        self._function: Callable[..., Any] = getattr(torch, function)
         self._name = name
         one = torch.empty(1, dtype=getattr(torch, name.removeprefix(PREFIX)))
         try:
+            self._function: Callable[..., Any] = getattr(torch, function)
             self._function(one, one, out=one)
-        except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
+        except (RuntimeError, TypeError, AttributeError) as error:  # NotImplementedError is a RuntimeError
             raise TypeError(f"torch does not compute {function} for {name}") from error
 
     def __call__(self, a: AnyArray, b: AnyArray, out: AnyArray) -> AnyArray:

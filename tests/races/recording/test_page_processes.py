@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed.races.recording import pages, write_protection
-from nbparallel.distributed.races.recording.pages import PageWatch
+from nbparallel.distributed.races.recording.written_pages import PageWatch
 
 PAGE = mmap.PAGESIZE
 IOCTL = {"x86_64": 16, "aarch64": 29, "riscv64": 29}.get(platform.machine(), -1)

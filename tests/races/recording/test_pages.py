@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbparallel.distributed.races.recording.pages import PageWatch
 from nbparallel.distributed.races.recording.write_protection import WriteProtection
+from nbparallel.distributed.races.recording.written_pages import PageWatch
 from nbparallel.sharing import Store
 
 PAGE = mmap.PAGESIZE

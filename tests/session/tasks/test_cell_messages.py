@@ -13,7 +13,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.session.tasks import cell_messages
+from nbparallel.session.tasks import unreceived_messages
 
 IN_USE = """
 from nbparallel import sharing
@@ -237,8 +237,8 @@ def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch, 
     def refuse(*_: object) -> None:
         raise AssertionError("this is for messages that were left")
 
-    monkeypatch.setattr(cell_messages, "in_ring", refuse)
-    monkeypatch.setattr(cell_messages.CellMessages, "_settle", refuse)
+    monkeypatch.setattr(unreceived_messages, "in_ring", refuse)
+    monkeypatch.setattr(unreceived_messages.UnreceivedMessages, "_settle", refuse)
     x = nbp.share(np.zeros(100_000))
     three_ranks.run("pass")
     code = """

@@ -14,9 +14,9 @@ from nbparallel import sharing
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.races.access_log import AccessLog, ArrayName, Box, Elements
 from nbparallel.distributed.races.recording.access_recorder import LIMIT_NBYTES, AccessRecorder
+from nbparallel.distributed.races.recording.checked_operations import CheckedOperations
 from nbparallel.distributed.races.recording.doors import doors
 from nbparallel.distributed.races.recording.operation_order import OperationOrder
-from nbparallel.distributed.races.recording.ordered_operations import OrderedOperations
 from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, recording, trace
 from nbparallel.distributed.races.recording.unexplained_pages import WatchedArrays
 from nbparallel.distributed.races.recording.user_lines import UserLines
@@ -83,7 +83,7 @@ class CheckedCell:
             stack.enter_context(self._pages.watch)
             stack.callback(self._find_unexplained)
             stack.callback(self._set_current, self._communicator)
-            self._set_current(OrderedOperations(self._communicator, self._order))
+            self._set_current(CheckedOperations(self._communicator, self._order))
             stack.enter_context(recording(self._recorder))
             stack.enter_context(doors(self._recorder, self._variables))
             stack.enter_context(_traced_makers())

@@ -42,8 +42,6 @@ class Effect(NamedTuple):
 
 _ALL, _FROM, _TO = Order.ALL, Order.FROM_ROOT, Order.TO_ROOT
 COLLECTIVES: dict[str, Effect] = {
-    "barrier": Effect(_ALL),
-    "monitored_barrier": Effect(_ALL),
     "all_reduce": Effect(_ALL, ("tensor",), ("tensor",)),
     "all_reduce_coalesced": Effect(_ALL, ("tensors",), ("tensors",)),
     "reduce": Effect(_TO, ("tensor",), ("tensor",)),
@@ -70,7 +68,7 @@ COLLECTIVES: dict[str, Effect] = {
     "average_gradients": Effect(_ALL, ("arrays",), ("arrays",)),
     "assert_same": Effect(_ALL, ("x",)),
 }
-"""The collectives, by the names of the communicator's methods."""
+"""Collectives by the names of the communicator's methods; any other orders all, and touches no array."""
 
 MESSAGES = (
     "send", "recv", "isend", "irecv", "sendrecv", "batch_isend_irecv", "send_object_list", "recv_object_list",

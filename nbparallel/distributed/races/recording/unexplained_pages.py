@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import Box, Elements
-from nbparallel.distributed.races.recording.pages import PageWatch
+from nbparallel.distributed.races.recording.written_pages import PageWatch
 from nbparallel.sharing.memory.array_layout import extent
 
 AnyArray = npt.NDArray[Any]

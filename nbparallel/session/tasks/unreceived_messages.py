@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 """Source and destination."""
 
 
-class CellMessages:
+class UnreceivedMessages:
     """The messages that are left when a cell ends, for one session."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    all_reduce(x)                  OrderedOperations, in the communicator's place
+    all_reduce(x)                  CheckedOperations, in the communicator's place
       read x, publish              what this rank has done so far may be known to the others
       the communicator's method    with plain arrays
       acquire, fill x              what comes now is after what the others have published
@@ -21,11 +21,11 @@ from typing import Any
 
 from nbparallel.distributed.api.p2p_op import P2POp
 from nbparallel.distributed.arguments import MISSING
-from nbparallel.distributed.communicator import Communicator
+from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.races.access_log import Key
 from nbparallel.distributed.races.recording.argument_arrays import PlainArguments, arrays_in, trace_views
-from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, Effect, Order
+from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, UNORDERED, Effect, Order
 from nbparallel.distributed.races.recording.operation_order import OperationOrder, OrderedLocks
 from nbparallel.distributed.work import Work
 
@@ -33,7 +33,7 @@ Arguments = tuple[Any, ...]
 Options = dict[str, Any]
 
 
-class OrderedOperations:
+class CheckedOperations:
     """A rank's operations for the time of a checked cell; everything else is the communicator's.
 
     Parameters
@@ -56,9 +56,9 @@ class OrderedOperations:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._communicator, name)
-        effect = COLLECTIVES.get(name)
-        if effect is None:
+        if name not in OPERATIONS or name in UNORDERED:
             return method
+        effect = COLLECTIVES.get(name, Effect(Order.ALL))
 
         def call(*args: Any, **options: Any) -> Any:
             return self._collective(name, effect, args, options)
