@@ -9,6 +9,7 @@ from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
 pytest_plugins = ["nbparallel.testing.sessions"]
+pytestmark = pytest.mark.by_turns
 COPY = """part = np.zeros(4)
 if rank == 0:
     grid[0:4] = 1

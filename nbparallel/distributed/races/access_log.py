@@ -56,7 +56,7 @@ class MemoryAccess(NamedTuple):
     """The number that was written to each element, as text, if it was one number."""
 
 
-class Broadcast(NamedTuple):
+class BroadcastArray(NamedTuple):
     """What one rank passed to a `broadcast`; the others' is filled unless it is the root's own memory."""
 
     key: Key
@@ -122,7 +122,7 @@ class AccessLog:
     """Segment, start and stop of bytes on pages that the rank wrote, and no access explains."""
     filled: tuple[tuple[int, int, int], ...] = ()
     """Likewise of arrays that operations have filled: other ranks may have done that for this one."""
-    broadcasts: tuple[Broadcast, ...] = ()
+    broadcasts: tuple[BroadcastArray, ...] = ()
     """In the order of their intervals."""
     refused: str = ""
     """Why pages could not be watched; empty: they were."""

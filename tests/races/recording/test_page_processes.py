@@ -12,7 +12,7 @@ import traceback
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.recording import pages, write_protection
+from nbparallel.distributed.races.recording import write_protection, written_pages
 from nbparallel.distributed.races.recording.written_pages import PageWatch
 
 PAGE = mmap.PAGESIZE
@@ -24,6 +24,8 @@ API, REGISTER, SCAN = (
 )
 USERFAULTFD = write_protection._SYS_USERFAULTFD
 _libc = ctypes.CDLL(None, use_errno=True)
+
+pytestmark = pytest.mark.by_turns
 
 
 def shared_pages():
@@ -143,7 +145,7 @@ def test_a_child_that_is_forked_meanwhile_watches_nothing():
         shared[0] = 1
         # one descriptor more: the pipe of its answer, of which the parent's end is open there, too
         assert Child(child).answer() == str(
-            ([], 2, "", [5], pages._UNSEEN + "this process was forked from the one that is watched")
+            ([], 2, "", [5], written_pages._UNSEEN + "this process was forked from the one that is watched")
         )
         shared[PAGE * 7] = 7
         assert (watch.refused, numbers(watch, shared)) == ("", [0, 7])
@@ -295,7 +297,7 @@ def test_where_the_system_refuses_a_sentence_says_why(system_call, error, reques
             return f"{watch.written()} {open_} {watch.refused}"
 
     answer = Child(child).answer()
-    assert answer.startswith("[] 0 " + pages._UNSEEN)
+    assert answer.startswith("[] 0 " + written_pages._UNSEEN)
     assert words in answer
     assert shared[0] == 1
 
@@ -315,4 +317,6 @@ def test_where_no_descriptor_is_left_it_is_said():
             return watch.written(), watch.refused
 
     answer = Child(child).answer()
-    assert answer == str(([], pages._UNSEEN + "/proc/self/pagemap cannot be opened (Too many open files)"))
+    assert answer == str(
+        ([], written_pages._UNSEEN + "/proc/self/pagemap cannot be opened (Too many open files)")
+    )

@@ -12,7 +12,7 @@ from nbparallel.distributed.races.access_log import (
     AccessLog,
     Acquire,
     ArrayName,
-    Broadcast,
+    BroadcastArray,
     MemoryAccess,
     Publish,
     Site,
@@ -34,7 +34,7 @@ class RankLog:
     unexplained: list[Bytes] = field(default_factory=list)
     refused: str = ""
     count: int = 0
-    broadcasts: list[Broadcast] = field(default_factory=list)
+    broadcasts: list[BroadcastArray] = field(default_factory=list)
 
 
 class JoinedLogs:

@@ -11,7 +11,7 @@ from nbparallel.distributed.races.access_log import (
     READ,
     WRITE,
     Acquire,
-    Broadcast,
+    BroadcastArray,
     Key,
     MemoryAccess,
     Publish,
@@ -50,7 +50,7 @@ class OperationOrder:
         In program order; each ends an interval.
     filled : set of (segment, start, stop)
         Bytes that operations have written here, or other ranks for them.
-    broadcasts : list of Broadcast
+    broadcasts : list of BroadcastArray
         Arrays in shared memory that were passed to one.
     interval_ended : callable
         Called at the end of each interval.
@@ -60,7 +60,7 @@ class OperationOrder:
         self.recorder = recorder
         self.events: list[Event] = []
         self.filled: set[tuple[int, int, int]] = set()
-        self.broadcasts: list[Broadcast] = []
+        self.broadcasts: list[BroadcastArray] = []
         self.interval_ended: Callable[[], None] = _nothing
         self._pending: list[list[Any]] = []
 
@@ -100,7 +100,7 @@ class OperationOrder:
         """Record an array that is passed to a broadcast; the kernel knows whether it is the root's."""
         access = self.recorder.access_to(array, READ if is_root else WRITE)
         if access is not None:
-            self.broadcasts.append(Broadcast(key, is_root, access))
+            self.broadcasts.append(BroadcastArray(key, is_root, access))
             if not is_root:
                 self._note_filled(array)
 
