@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from nbparallel.distributed.api.p2p_op import P2POp
 from nbparallel.distributed.arguments import MISSING
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
@@ -276,13 +275,8 @@ class CheckedOperations:
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> list[Work]:
         """As `Communicator.batch_isend_irecv`."""
-        if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(op, P2POp) for op in p2p_op_list):
-            return self._communicator.batch_isend_irecv(p2p_op_list)
-        works = []
-        for op in p2p_op_list:
-            name, side = ("isend", "dst") if op.op.__name__ == "isend" else ("irecv", "src")
-            place = {side: op.peer} if op.group_peer is None else {f"group_{side}": op.group_peer}
-            works.append(getattr(self, name)(op.tensor, group=op.group, tag=op.tag, **place))
+        unbound: Any = Communicator.batch_isend_irecv  # it calls `isend` and `irecv` of what it is given
+        works: list[Work] = unbound(self, p2p_op_list)
         return works
 
 
