@@ -1,5 +1,8 @@
 """The leak check catches what it is there for, and nothing else."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 LEAKY = """
@@ -137,3 +140,43 @@ def test_processes_of_others_are_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FOREIGN)
     result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=15)
     result.assert_outcomes(passed=1)
+
+
+TWO_WORKERS = """
+import os, sys, time
+from pathlib import Path
+import pytest
+from nbparallel.testing import leaks, processes
+from nbparallel.testing.waiting import wait_until
+
+leaks.GRACE_SECONDS, processes.MOST_PATIENCE = 0.1, 1.0
+NAME, HERE = Path(NAME_PATH), Path(__file__).parent
+
+def test_that_ends_first():
+    wait_until(NAME.exists)
+    (HERE / "ending").touch()
+
+def test_whose_processes_are_dead():
+    NAME.touch()
+    wait_until((HERE / "ending").exists)
+    time.sleep(1)  # ten times what the other one waits for names to vanish
+    REMOVE
+"""
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_name_of_another_workers_test(pytester: pytest.Pytester, removed: bool) -> None:
+    """No test is blamed for a name that another worker's test removes at its end, but for one that stays."""
+    name = Path(f"/dev/shm/nbp-testground-{os.getpid()}")
+    text = TWO_WORKERS.replace("NAME_PATH", repr(str(name)))
+    pytester.makepyfile(text.replace("REMOVE", "NAME.unlink()" if removed else "pass"))
+    try:
+        result = pytester.runpytest_subprocess(
+            "-p", "nbparallel.testing.plugin", "-n", "2", "--dist", "load", timeout=60
+        )
+        assert name.exists() is not removed
+    finally:
+        name.unlink(missing_ok=True)
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] == 2
+    assert ("errors" in outcomes) is not removed, result.stdout.str()
