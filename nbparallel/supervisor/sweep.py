@@ -305,11 +305,11 @@ def lies_on_local_disk(directory: str) -> bool:
     return bool(kinds) and kinds <= LOCAL_DISKS
 
 
-EXIT_SECONDS = 1.0
-"""Bound for the last steps of a process that has closed its descriptors because it ends."""
+EXIT_SECONDS = 10.0
+"""Bound for the last steps of a process that has closed its descriptors because it ends; no other waits."""
 
 
-def remove_leftovers(options: Mapping[str, str], parent: int) -> None:
+def remove_leftovers(options: Mapping[str, Any], parent: int) -> None:
     """Remove what multiprocessing has left of processes that have ended.
 
     Its resource tracker does that, but ends with its process where a whole process group is killed, as front
@@ -318,9 +318,9 @@ def remove_leftovers(options: Mapping[str, str], parent: int) -> None:
     Parameters
     ----------
     options : mapping
-        ``session``, whose ranks begin names of semaphores and folders with ``nbp-SESSION``; ``folder`` and
-        ``semaphores``: the temporary folder of this process's parent, and what the names of its semaphores
-        begin with, which are left if it goes on.
+        ``pid`` of this process's first parent; ``session``, whose ranks begin names of semaphores and
+        folders with ``nbp-SESSION``; ``folder`` and ``semaphores``: that parent's temporary folder, and
+        what the names of its semaphores begin with, which are left if it goes on.
     parent : int
         pidfd of the parent, which has closed its sockets: it ends, or goes on without this process.
     """
@@ -328,7 +328,9 @@ def remove_leftovers(options: Mapping[str, str], parent: int) -> None:
     if session:
         _remove_semaphores(f"nbp-{session}")
         _remove_folders(f"nbp-{session}-")
-    if (folder or semaphores) and is_ready(parent, EXIT_SECONDS if is_exiting(os.getppid()) else 0):
+    # not of os.getppid(): this process gets another parent before the last thread of the first one has ended
+    exits = is_exiting(options.get("pid", 0))
+    if (folder or semaphores) and is_ready(parent, EXIT_SECONDS if exits else 0):
         if semaphores:
             _remove_semaphores(semaphores)
         if folder:

@@ -99,6 +99,7 @@ class SupervisorLaunch:
                 )
             ours.pop_all()
         hello = {
+            "pid": self._pid,
             "session": self.session,
             "start_method": start_method,
             "template": process_context.template_argv(),
