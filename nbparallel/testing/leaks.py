@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -37,9 +38,11 @@ ANONYMOUS_SLACK = 256
 """Anonymous mappings that malloc and thread stacks may add in one test; arbitrary."""
 STDERR_WORDS = ("leaked", "Exception ignored", "resource_tracker")
 """A test's stderr that holds one of these reports a leak that no assertion found."""
-SHARED_NAMES = Path("/dev/shm")
-NAME_PREFIX = "nbp"
-"""Named segments of ours begin with this.  Semaphores of a child that is killed stay until its root ends."""
+SHARED_NAMES = "/dev/shm"
+"""Where named segments and semaphores are (shm_overview(7), sem_overview(7))."""
+PREFIXES = {SHARED_NAMES: ("nbp", "sem."), tempfile.gettempdir(): ("pymp-",)}
+"""Directory -> what names in it begin with that a test has to remove: our segments, semaphores and
+multiprocessing's folders for sockets."""
 _MAPPING = re.compile(r"^\S+ (\S{4}) \S+ \S+ \S+\s*(.*)$")
 
 # looking up the member of the enumeration would take 15 µs for each of 64 signals
@@ -62,7 +65,7 @@ class Footprint:
     pids: frozenset[int]
     """All processes of the machine; the new ones are looked at more closely."""
     names: frozenset[str]
-    """Names under ``/dev/shm`` that begin as our segments'."""
+    """Paths that begin as those of `PREFIXES`."""
     descriptors: tuple[str, ...]
     """What every open descriptor of this process points to."""
     threads: tuple[str, ...]
@@ -98,10 +101,13 @@ def footprint() -> Footprint:
 
 
 def _names() -> frozenset[str]:
-    try:
-        return frozenset(name for name in os.listdir(SHARED_NAMES) if name.startswith(NAME_PREFIX))
-    except FileNotFoundError:
-        return frozenset()
+    found: set[str] = set()
+    for place, prefixes in PREFIXES.items():
+        try:
+            found.update(f"{place}/{name}" for name in os.listdir(place) if name.startswith(prefixes))
+        except FileNotFoundError:
+            continue  # macOS has no /dev/shm
+    return frozenset(found)
 
 
 def _descriptors() -> tuple[str, ...]:
@@ -157,11 +163,7 @@ class Leak:
 def difference(before: Footprint, after: Footprint, new_processes: list[ProcessRecord]) -> list[Leak]:
     """Return what `after` holds beyond `before`."""
     leaks = [Leak("process", str(record)) for record in new_processes]
-    leaks += [
-        Leak("name", str(SHARED_NAMES / name))
-        for name in sorted(after.names - before.names)
-        if not _held_elsewhere(name)
-    ]
+    leaks += [Leak("name", path) for path in sorted(after.names - before.names) if not _is_held(path)]
     extra = len(after.descriptors) - len(before.descriptors)
     fresh = sorted((Counter(after.descriptors) - Counter(before.descriptors)).elements())
     ours = [target for target in fresh if "memfd:nbp" in target]
@@ -182,11 +184,16 @@ def difference(before: Footprint, after: Footprint, new_processes: list[ProcessR
     return leaks
 
 
-def _held_elsewhere(name: str) -> bool:
-    """Tell whether a living process that is not of this run maps, or owns, this name: then it is theirs."""
+def _is_held(path: str) -> bool:
+    """Tell whether a living process that is not of this run maps, or owns, this name: then it is theirs.
+
+    Nothing tells whose a folder is: one that is empty, or with a socket in use, may be another worker's.
+    """
+    if os.path.isdir(path):
+        used = Path("/proc/net/unix").read_text() if processes.HAS_PROC else ""
+        return all(f" {socket}\n" in used for socket in Path(path).iterdir())
     family = {os.getpid(), *(record.pid for record in processes.family(os.getpid(), _own_mark()))}
     try:
-        path = f"{SHARED_NAMES}/{name}"
         owner = Owner.parse(owners.read(owners.record_path(path) or path))
         if any(p.pid not in family and processes.read(p.pid) is not None for p in owner.processes):
             return True
@@ -194,7 +201,7 @@ def _held_elsewhere(name: str) -> bool:
         pass  # no record tells whose it is
     for pid in processes.pids() - family:
         try:
-            if f"{SHARED_NAMES}/{name}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+            if path in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
                 return True
         except OSError:
             continue  # gone, or another user's

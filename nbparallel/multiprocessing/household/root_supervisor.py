@@ -144,6 +144,7 @@ def _begin() -> HouseholdMember:
             raise SupervisorDiedError(
                 f"the supervisor of process {os.getpid()} has ended, so that it cannot send arrays any more"
             )
+        name_semaphores()  # and the folder, for its fork server, which needs no lock
         member = HouseholdMember(brokers[0], own_lifeline())
     else:
         root = _root()

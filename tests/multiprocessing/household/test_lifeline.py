@@ -34,7 +34,7 @@ say("inert", pid)
 @pytest.mark.slow
 @pytest.mark.parametrize("second", ["fork", "spawn"])
 @pytest.mark.parametrize("first", ["fork", "spawn", "forkserver"])
-def test_the_supervisor_is_killed_and_then_the_root(first, second, promised):
+def test_the_supervisor_is_killed_and_then_the_root(first, second, promised, tmp_path):
     """Guests and their guests, of any start method, are gone within a second of the root's end.
 
     A process that the root has forked without us neither keeps them nor ends with them.
@@ -43,7 +43,9 @@ def test_the_supervisor_is_killed_and_then_the_root(first, second, promised):
         f"mp.get_context({first!r}).Process(target=outer, args=({second!r},)).start()\n"
         "say('supervisor', household.report().supervisor); signal.pause()\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    # whatever could remove its folder is killed, as where the library's own process is
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
     lines = [process.stdout.readline().split() for _ in range(4)]
     pids = {role.decode(): int(pid) for role, pid in lines}
     os.kill(pids["supervisor"], signal.SIGKILL)

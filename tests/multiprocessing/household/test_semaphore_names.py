@@ -67,14 +67,22 @@ def test_they_go_with_the_session_of_a_rank_that_is_killed():
     assert not _of(name)
 
 
+WITHOUT_LOCKS = """
+import nbparallel.multiprocessing as mp
+process = mp.get_context("forkserver").Process(target=int)
+process.start(); process.join()
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("program", [PROGRAM, WITHOUT_LOCKS], ids=["locks", "processes"])
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_ranks_folder_goes_with_its_session(killed: bool):
+def test_a_ranks_folder_goes_with_its_session(killed: bool, program: str):
     """The end of a rank does not do the last steps of multiprocessing, which remove it."""
     with Session(1) as session:
         session.run(
             "import multiprocessing.util\n"
-            + PROGRAM.replace("print(", "name = (").replace(", flush=True", "")
+            + program.replace("print(", "name = (").replace(", flush=True", "")
         )
         session.run("folder = multiprocessing.util.get_temp_dir()")
         (folder,) = session.pull("folder")
