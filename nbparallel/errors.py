@@ -12,6 +12,9 @@ from typing import Any, Self
 
 from nbparallel.text.escaping import encodable
 
+LEFT_OUT = "finished the cell without calling"
+"""Stands between ranks and operation in the error about a call that they left out; the panel looks for it."""
+
 
 def rank_list(ranks: Iterable[int]) -> str:
     """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``.

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nbparallel.errors import rank_list
+from nbparallel.errors import LEFT_OUT, rank_list
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.text.escaping import escape_html
 from nbparallel.wire.units import seconds_text, size_text
 
 _STRONG = re.compile(r"\*\*(.+?)\*\*")
-_ABSENT = re.compile(r"ranks? \d[-\d, ]* (?=finished the cell without calling )")
+_ABSENT = re.compile(rf"ranks? \d[-\d, ]* (?={LEFT_OUT} )")
 """Begins the error about ranks that left a call out."""
 _CODE = re.compile(r"`(.+?)`")
 _VERBS = {

@@ -10,7 +10,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.deadlock import wait_text
 from nbparallel.distributed.slots.fingerprint import BITS, COLUMNS
 from nbparallel.distributed.slots.slot_area import CALL, CONTENT, LINE, TEXT, TEXT_OFFSET, WORD, SlotArea
-from nbparallel.errors import CollectiveMismatchError, rank_list
+from nbparallel.errors import LEFT_OUT, CollectiveMismatchError, rank_list
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
 
 DIFFERENT = "ranks called different operations, or the same with different arguments"
@@ -146,7 +146,7 @@ class CallTable:
             time.sleep(0.001)
         absent = [rank for index, rank in enumerate(self._area.ranks) if index not in here]
         finished = [rank for rank in absent if rank in finished or self._context.gone(rank)]
-        names = f"{rank_list(finished)} finished the cell without calling {operation.name}"
+        names = f"{rank_list(finished)} {LEFT_OUT} {operation.name}"
         return self.mismatch(f"{names}, for which the others wait", number, here, finished)
 
     def _settled(self, arrived: Container[int]) -> bool:

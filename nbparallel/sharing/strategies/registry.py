@@ -22,6 +22,9 @@ _BUILT_IN = (
     MemoryMapStrategy(),
     CopyStrategy(),
 )
+"""A new one also gets its row in the table of `%sharing_strategy` (``views/sharing.py``, `_COSTS`), and its
+file in ruff's list of those that inherit `Strategy`'s docstrings (``pyproject.toml``).
+"""
 _TRANSPORTS = ("file_descriptor", "file_system")
 """Strategies of messages and copies of objects, whatever was chosen for arrays: the first that works here."""
 

@@ -28,6 +28,7 @@ class UserLines:
     """Finds the innermost line of the user's, as an index into `sites`.
 
     A frame knows its line only by counting through a table; so the answer is kept for each instruction.
+    `CallSite` does the same for operations, where one file is meant and every nanosecond counts.
 
     Parameters
     ----------
