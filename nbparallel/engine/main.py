@@ -99,8 +99,19 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
                 sys.excepthook(*sys.exc_info())
             sys.stdout.flush()
             sys.stderr.flush()
+            _remove_folder()
         finally:
             os._exit(code)
+
+
+def _remove_folder() -> None:
+    """Remove the temporary folder that multiprocessing, if used, has made for sockets: its last step."""
+    library = sys.modules.get("multiprocessing.process")
+    folder = None if library is None else library.current_process()._config.get("tempdir")
+    if folder:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _closed(sockets: dict[int, int]) -> bool:

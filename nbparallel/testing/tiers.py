@@ -1,14 +1,14 @@
 """Three tiers of tests: a quick one before each commit, what it left out, and all tests.
 
-``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs a third of the slow
-ones and of the cases that were left out of matrices; ``--tier all``, the default, runs every test.
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs a quarter of the
+slow ones and of the cases that were left out of matrices; ``--tier all``, the default, runs every test.
 Which ones a tier takes depends on a seed that changes from day to day, so that a week of runs sees most of
 them; the header prints it and ``--matrix-seed`` sets it.
 
 Markers
 -------
 ``slow``
-    Not in the quick tier; in the rest every third day.
+    Not in the quick tier; in the rest every fourth day.
 ``by_turns``
     In the quick tier every fourth day, on the others as if it were slow: of about a second.
 ``matrix(cover=None, size=1, across_classes=False)``
@@ -39,9 +39,9 @@ import pytest
 from nbparallel.testing import processes
 
 QUICK, REST, ALL = "quick", "rest", "all"
-REST_SHARE = 3
+REST_SHARE = 4
 """Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
-QUICK_TURNS, REST_TURNS = 4, 3
+TURNS = 4
 """Of tests that run by turns the quick tier takes one in so many; of slow ones, the rest."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
@@ -133,7 +133,7 @@ def left_out(
             name = item.originalname if across else item.nodeid.partition("[")[0]
             matrices[f"{name} {parameters.get('repetition', 0)}"].append(item)
     only_whole = _without_share(config, "6.31", older)
-    only_whole |= {item for item in slow if not _has_turn(item, "rest", REST_TURNS)}
+    only_whole |= {item for item in slow if not _has_turn(item, of_rest=True)}
     out = slow.union(older)
     for name, group in matrices.items():
         marker = group[0].get_closest_marker("matrix")
@@ -150,16 +150,16 @@ def left_out(
 
 def _is_slow(item: pytest.Item) -> bool:
     """Tell whether the quick tier of this day leaves a test out as a whole."""
-    if item.get_closest_marker("by_turns") is not None and not _has_turn(item, "quick", QUICK_TURNS):
+    if item.get_closest_marker("by_turns") is not None and not _has_turn(item, of_rest=False):
         return True
     return item.get_closest_marker("slow") is not None
 
 
-def _has_turn(item: pytest.Item, tier: str, days: int) -> bool:
-    """Tell whether it is a test's turn, which comes once in so many days."""
-    name = f"{tier} {item.nodeid.partition('[')[0]}"
+def _has_turn(item: pytest.Item, *, of_rest: bool) -> bool:
+    """Tell whether it is a test's turn, which comes once in so many days; in the rest on another day."""
+    name = item.nodeid.partition("[")[0]
     seed: int = item.config.option.matrix_seed
-    return (zlib.crc32(name.encode()) + seed) % days == 0
+    return (zlib.crc32(name.encode()) + seed) % TURNS == (TURNS // 2 if of_rest else 0)
 
 
 def _without_share(config: pytest.Config, name: str, left: Sequence[pytest.Item]) -> set[pytest.Item]:

@@ -21,20 +21,36 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_pools_work_on_every_rank(module: None, method: str, two_ranks: Session) -> None:
+def test_pools_work_on_every_rank(module: None, method: str) -> None:
     """Whatever starts the workers; they import no main program again, and the rank goes on communicating."""
-    result = two_ranks.run(
-        "import multiprocessing as mp, sys\nfrom worker_of_test import square\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        f"context = mp.get_context({method!r})\n"
-        "with context.Pool(2) as pool:\n    squares = pool.map(square, range(5))\n"
-        "with ProcessPoolExecutor(2, mp_context=context) as pool:\n"
-        "    more = list(pool.map(square, [rank + 10]))\n"
-        "all_reduce(sum(squares)), more"
-    )
-    assert result.values == [(60, [100]), (60, [121])]
-    assert result.ranks[0].stdout + result.ranks[0].stderr == ""
-    assert two_ranks.run("barrier(); rank").values == [0, 1]
+    with Session(2) as session:  # whose ranks' folders go with it
+        result = session.run(
+            "import multiprocessing as mp, sys\nfrom worker_of_test import square\n"
+            "from concurrent.futures import ProcessPoolExecutor\n"
+            f"context = mp.get_context({method!r})\n"
+            "with context.Pool(2) as pool:\n    squares = pool.map(square, range(5))\n"
+            "with ProcessPoolExecutor(2, mp_context=context) as pool:\n"
+            "    more = list(pool.map(square, [rank + 10]))\n"
+            "all_reduce(sum(squares)), more"
+        )
+        assert result.values == [(60, [100]), (60, [121])]
+        assert result.ranks[0].stdout + result.ranks[0].stderr == ""
+        assert session.run("barrier(); rank").values == [0, 1]
+
+
+@pytest.mark.slow
+def test_the_librarys_folder_goes_with_the_rank() -> None:
+    """A rank ends without exit handlers, one of which removes the folder of fork servers and managers."""
+    with Session(1) as session:
+        result = session.run(
+            "import multiprocessing as mp, multiprocessing.util\n"
+            "process = mp.get_context('forkserver').Process(target=int)\n"
+            "process.start(); process.join()\n"
+            "multiprocessing.util.get_temp_dir()"
+        )
+        (folder,) = result.values
+        assert any(path.name.startswith("listener-") for path in Path(folder).iterdir())
+    assert not Path(folder).exists()
 
 
 def test_a_forked_worker_sees_the_rank_as_it_is(two_ranks: Session) -> None:
