@@ -216,7 +216,7 @@ def _wait_for_other_workers(config: pytest.Config) -> None:
     """
     turns = config.stash.get(_turns, None)
     if turns is not None:
-        with config.stash[_watchdog].paused():  # the test that is waited for has its own limit
+        with config.stash[_watchdog].waiting():
             turns.end()
             turns.begin(alone=True)
 

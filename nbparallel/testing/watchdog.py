@@ -75,6 +75,15 @@ class Watchdog:
         signal.signal(signal.SIGALRM, self._previous)  # type: ignore[arg-type]  # what signal() returned
 
     @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for another worker's test, which has a limit of its own; then start to count anew."""
+        self.disarm()
+        try:
+            yield
+        finally:
+            self.arm(self.name, self._limit)
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """Raise nothing while the runner describes a test; after a hang nothing again until `resume`.
 
