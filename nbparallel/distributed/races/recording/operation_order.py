@@ -125,6 +125,8 @@ class OrderedLocks:
     def __init__(self, table: LockTable, order: OperationOrder, rank: int) -> None:
         self._table, self._order, self._rank = table, order, rank
         self._turns: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
+        """Name -> the token of the call that took it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._table, name)
@@ -135,12 +137,23 @@ class OrderedLocks:
         self._turns[name] += 1
         turn = ("lock", name, self._rank, self._turns[name])
         self._order.acquire([("turn", *turn, time.monotonic_ns())])
+        self._held[name] = token
         return abandoned
 
     def release(self, name: str) -> None:
         """As `LockTable.release`."""
-        self._order.publish(("lock", name, self._rank, self._turns[name]))
+        self._publish(name)
         self._table.release(name)
+
+    def withdraw(self, token: int) -> None:
+        """As `LockTable.withdraw`: a release, of what that call has taken."""
+        for name in [name for name, held in self._held.items() if held == token]:
+            self._publish(name)
+        self._table.withdraw(token)
+
+    def _publish(self, name: str) -> None:
+        if self._held.pop(name, None) is not None:
+            self._order.publish(("lock", name, self._rank, self._turns[name]))
 
 
 def _nothing() -> None:
