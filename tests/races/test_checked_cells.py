@@ -11,6 +11,7 @@ import pytest
 from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel.session import Session
 from tests.races.programs import CELLS, WITHOUT_RACE, RacyCell
+from tests.races.refused_calls import USERFAULTFD
 
 pytest_plugins = ["nbparallel.testing.sessions"]
 NAP = "import random, time\ndef nap():\n    time.sleep(random.random() / 500)"
@@ -215,6 +216,22 @@ def test_what_numpy_does_not_show(three_ranks: Session) -> None:
     found = report("part = big[rank * 30_000:(rank + 1) * 30_000]\nall_reduce(part)")
     assert found.startswith("no race among "), found
     assert "not checked" not in found
+
+
+@pytest.mark.skipif(USERFAULTFD < 0, reason="numbers of system calls are known for few machines")
+def test_where_pages_cannot_be_watched() -> None:
+    """The report says so once for all ranks; what numpy shows is found as ever."""
+    names = notebook() | {"big": np.zeros(100_000)}
+    with Session(2) as session:
+        session.run("from tests.races.refused_calls import USERFAULTFD, refuse\nrefuse(USERFAULTFD, 1)")
+        source = "import ctypes\ncounter[0] += 1\nif rank: ctypes.memset(big.ctypes.data + 80_000, 1, 8)"
+        result = session.run(source, namespace=names, share=["counter", "big"], check_races=True)
+    report = str(result.race_report)
+    assert "seccomp" in report, report
+    assert report.count("userfaultfd") == 1, report
+    assert report.startswith("1 data race\n"), report
+    assert "counter[0]" in report
+    assert "within `big[" not in report
 
 
 def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
