@@ -150,6 +150,24 @@ def test_adding_on_two_lines() -> None:
     ]
 
 
+def test_a_whole_array_is_no_counter() -> None:
+    """A lock alone would let every rank do the same work once more: `M[:] = M.T`."""
+    cell = Recorded(2, m=np.zeros((2, 2)))
+    for rank in cell:
+        rank.add(cell.arrays["m"], 1)
+    assert sentences(cell) == [
+        "`m`: ranks 0 and 1 each read and wrote it on line 1, and nothing orders them. → "
+        "if it is to be done once, each rank its own part (`dist.local_slice`), or a second array; "
+        'if all are to add to it, `with dist.lock("m"):` around it, or `all_reduce`'
+    ]
+    cell = Recorded(2, m=np.zeros((2, 2)))
+    for rank in cell:
+        rank.add(cell.arrays["m"], 1 + rank.rank)
+    assert sentences(cell)[0].endswith(
+        '→ `barrier()` between them if one is to come first, else `with dist.lock("m"):` around each of the two'
+    )
+
+
 def test_a_polled_flag_orders_nothing() -> None:
     """A rank that waits until it reads a value is reported: only operations order."""
     cell = Recorded(2, flag=np.zeros(1), data=np.zeros(3))

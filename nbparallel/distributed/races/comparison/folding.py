@@ -153,7 +153,7 @@ def _race(fold: _Fold) -> Race:
         advice=ONE_RANK
         if fold.harmless
         else advice_for(
-            group.place.array, *group_kinds, same_line=_is_one_line(fold), same_elements=same_elements
+            *group.place[:2], *group_kinds, same_line=_is_one_line(fold), same_elements=same_elements
         ),
     )
 

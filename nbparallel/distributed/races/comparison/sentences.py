@@ -12,7 +12,12 @@ BOTH = READ | WRITE
 _VERBS = {READ: ("read", "read"), WRITE: ("wrote", "written"), BOTH: ("read and wrote", "read and written")}
 
 LOCK = '`with dist.lock("{name}"):` around it, or add up your own and `all_reduce`'
+ONCE_OR_ADD = (
+    "if it is to be done once, each rank its own part (`dist.local_slice`), or a second array; "
+    'if all are to add to it, `with dist.lock("{name}"):` around it, or `all_reduce`'
+)
 LOCKS = '`with dist.lock("{name}"):` around each of the two'
+BARRIER_OR_LOCKS = f"`barrier()` between them if one is to come first, else {LOCKS}"
 OWN_PART = "have each rank write its own part: `dist.local_slice`"
 OWN_PART_OR_LOCK = OWN_PART + '; or `with dist.lock("{name}"):` around it'
 BARRIER = "`barrier()` between them"
@@ -67,21 +72,24 @@ def door_text(site: Site, kinds: Iterable[int]) -> str:
     return f" (passed to `{site.door}`{', which may write' * any(kind & WRITE for kind in kinds)})"
 
 
-def advice_for(array: str, first: int, second: int, *, same_line: bool, same_elements: bool) -> str:
+def advice_for(array: str, indices: str, *done: int, same_line: bool, same_elements: bool) -> str:
     """Return what to do if two lines, or one on several ranks, read and write what they have in common."""
-    advice = _advice(first, second, same_line=same_line, same_elements=same_elements)
+    is_one = "[" in indices and ":" not in indices
+    advice = _advice(*done, same_line=same_line, same_elements=same_elements, is_one=is_one)
     return advice.format(name=array or "name")
 
 
-def _advice(first: int, second: int, *, same_line: bool, same_elements: bool) -> str:
+def _advice(first: int, second: int, *, same_line: bool, same_elements: bool, is_one: bool) -> str:
     if not same_line:
         if first == second == BOTH:
-            return LOCKS
+            return LOCKS if is_one else BARRIER_OR_LOCKS
         return f"{OWN_PART}; or {BARRIER}" if first & second & WRITE else BARRIER
     if first == second == WRITE:
         return OWN_PART
     if first == second == BOTH:
-        return LOCK if same_elements else OWN_PART_OR_LOCK
+        if not same_elements:
+            return OWN_PART_OR_LOCK
+        return LOCK if is_one else ONCE_OR_ADD
     return READ_FIRST
 
 
