@@ -133,6 +133,8 @@ class GridOperations(OperationBase):
             raise ValueError(
                 f"rank {self.rank} is not in {state.group}, and has no place in a grid of this group"
             )
+        if isinstance(periodic, int | np.integer) and not isinstance(periodic, bool):
+            raise TypeError(f"the sizes are one argument: write dist.grid(({dims!r}, {periodic!r}))")
         sizes = _fitting(_ints(dims, "dims"), len(state.ranks))
         wraps = [periodic] * len(sizes) if isinstance(periodic, bool | np.bool_) else periodic
         if not isinstance(wraps, Sequence | np.ndarray) or not all(

@@ -62,6 +62,8 @@ def test_ranks_of_a_session_and_of_a_group(ranks: Any) -> None:
         assert grid.dims == (2, 2)
         with pytest.raises(ValueError, match=r"dims=\(5,\) has places for 5 ranks, and there are 4"):
             dist.grid(5)
+        with pytest.raises(TypeError, match=r"the sizes are one argument: write dist.grid\(\(2, 2\)\)"):
+            dist.grid(2, 2)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"rank=4 is not in the group|no such rank"):
             grid.coordinates_of(4)
         with pytest.raises(ValueError, match="axis=2: the grid has the axes 0-1"):

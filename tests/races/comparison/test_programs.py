@@ -163,9 +163,10 @@ def test_a_whole_array_is_no_counter() -> None:
     cell = Recorded(2, m=np.zeros((2, 2)))
     for rank in cell:
         rank.add(cell.arrays["m"], 1 + rank.rank)
-    assert sentences(cell)[0].endswith(
-        '→ `barrier()` between them if one is to come first, else `with dist.lock("m"):` around each of the two'
+    advice = (
+        '`barrier()` between them if one is to come first, else `with dist.lock("m"):` around each of the two'
     )
+    assert sentences(cell)[0].endswith(advice)
 
 
 def test_a_polled_flag_orders_nothing() -> None:
