@@ -234,6 +234,41 @@ def test_where_pages_cannot_be_watched() -> None:
     assert "within `big[" not in report
 
 
+REUSED = """
+import gc, time
+places = set()
+kept = nbp.zeros({size}) if rank == 0 else None
+for step in range(10):
+    if rank == 0:
+        array = {array}
+        array[0] = step
+        places.add(array.__array_interface__["data"][0])
+        send(array, 1)
+        del array
+    elif rank == 1:
+        array = recv(src=0)
+        array.sum()
+        del array
+    gc.collect()
+    time.sleep(0.01)
+len(places)
+"""
+
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize("size", [4, 50_000])
+def test_memory_that_is_used_again(three_ranks: Session, size: int) -> None:
+    """Two arrays, one after the other, at one address do not race; one array that is written again does."""
+    new, kept = (
+        three_ranks.run(REUSED.format(size=size, array=array), namespace={}, check_races=True)
+        for array in (f"nbp.zeros({size})", "kept")
+    )
+    assert new.values[0] < 10, "no memory was used again"
+    assert str(new.race_report) == "no race among 30 accesses"
+    assert kept.races
+    three_ranks.run("del kept")
+
+
 def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
     three_ranks.run(
