@@ -26,3 +26,24 @@ def test_the_report_stands_below_the_cell(any_kernel: Kernel) -> None:
     assert not any("race" in str(display) for display in plain.displays)
     silent = any_kernel.run("%%rank 0 --check-races --quiet\ncounter[0] += 1")
     assert [display["text/plain"] for display in silent.displays] == ["no race among 2 accesses"]
+
+
+@pytest.mark.by_turns
+def test_a_cell_in_the_background(kernel: Kernel) -> None:
+    """The report stands below that cell when it has ended, or was cancelled; its result has the races."""
+    kernel.run(SETUP, timeout=40)
+    cell = "%%parallel -n 2 --async --check-races\ncounter[0] += 1"
+    ended = kernel.begin(cell)
+    ended.wait()
+    done = kernel.run("result = %parallel_result\nassert result.races[0].lines == (2, 2)", timeout=40)
+    assert done.status == "ok", done.traceback
+    cancelled = kernel.begin(f"{cell}\nall_reduce(1)\nimport time\ntime.sleep(60)")
+    cancelled.wait()
+    kernel.run("import time\nhandle = _\nwhile counter[0] < 4: time.sleep(0.01)\nhandle.cancel()", timeout=40)
+    kernel.run("%parallel_result", timeout=40)
+    for shown in (ended, cancelled):
+        reports = [m.content["data"]["text/plain"] for m in shown.messages if m.kind == "display_data"]
+        assert [report.split("\n")[0] for report in reports] == ["1 data race"]
+        assert RACE in reports[0]
+    later = kernel.run("%%parallel --check-races\ncounter[rank] = 1")
+    assert [display["text/plain"] for display in later.displays] == ["no race among 2 accesses"]

@@ -46,3 +46,20 @@ def test_nothing_is_left_of_a_check(two_ranks: Session, end: str) -> None:
     with pytest.raises(ParallelError):
         two_ranks.run(f"grid[0] = rank\n{end}", namespace=names, check_races=True)
     assert two_ranks.run(look, namespace=names).values == before
+
+
+def test_without_the_flag_nothing_of_it_is_there() -> None:
+    """No rank loads what records before its first checked cell; operations are the same after it."""
+    look = (
+        "import sys, nbparallel.distributed as dist\n"
+        "x = nbp.zeros(4)\nall_reduce(x)\nbarrier()\n"
+        "loaded = [name for name in sys.modules if '.races.re' in name or '.races.co' in name]\n"
+        "all_reduce.__module__, type(x) is np.ndarray, loaded"
+    )
+    with Session(1) as session:
+        (before,) = session.run(look, namespace={"np": np}).values
+        session.run("x[0] = 1", check_races=True)
+        (after,) = session.run(look, namespace={"np": np}).values
+    assert before[1:] == (True, [])
+    assert after[:2] == before[:2]
+    assert len(after[2]) > 5
