@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from nbparallel.testing.kernel import Kernel, RunningCell
 
 SETUP = "%load_ext nbparallel\nimport numpy as np\ncounter = np.zeros(2)\n%share counter"
 RACE = "`counter[0]`: ranks 0 and 1 each read and wrote it on line 2"
@@ -28,22 +28,28 @@ def test_the_report_stands_below_the_cell(any_kernel: Kernel) -> None:
     assert [display["text/plain"] for display in silent.displays] == ["no race among 2 accesses"]
 
 
+def reports(cell: RunningCell) -> list[str]:
+    """Return what the cell has displayed."""
+    return [m.content["data"]["text/plain"] for m in cell.messages if m.kind == "display_data"]
+
+
 @pytest.mark.by_turns
 def test_a_cell_in_the_background(kernel: Kernel) -> None:
     """The report stands below that cell when it has ended, or was cancelled; its result has the races."""
     kernel.run(SETUP, timeout=40)
-    cell = "%%parallel -n 2 --async --check-races\ncounter[0] += 1"
-    ended = kernel.begin(cell)
+    source = "%%parallel -n 2 --async --check-races\ncounter[0] += 1"
+    ended = kernel.begin(source)
     ended.wait()
-    done = kernel.run("result = %parallel_result\nassert result.races[0].lines == (2, 2)", timeout=40)
-    assert done.status == "ok", done.traceback
-    cancelled = kernel.begin(f"{cell}\nall_reduce(1)\nimport time\ntime.sleep(60)")
+    result = kernel.run("result = %parallel_result\nassert result.races[0].lines == (2, 2)", timeout=40)
+    assert result.status == "ok", result.traceback
+    source += "\nall_reduce(1)\nif rank == 0: counter[1] = 1\nimport time\ntime.sleep(60)"
+    cancelled = kernel.begin(source)
     cancelled.wait()
-    kernel.run("import time\nhandle = _\nwhile counter[0] < 4: time.sleep(0.01)\nhandle.cancel()", timeout=40)
+    kernel.run("import time\nhandle = _\nwhile not counter[1]: time.sleep(0.01)\nhandle.cancel()", timeout=40)
     kernel.run("%parallel_result", timeout=40)
-    for shown in (ended, cancelled):
-        reports = [m.content["data"]["text/plain"] for m in shown.messages if m.kind == "display_data"]
-        assert [report.split("\n")[0] for report in reports] == ["1 data race"]
-        assert RACE in reports[0]
+    for cell in (ended, cancelled):
+        kernel.wait_until(lambda cell=cell: reports(cell), 20, "a report below the cell")
+        assert [report.split("\n")[0] for report in reports(cell)] == ["1 data race"]
+        assert RACE in reports(cell)[0]
     later = kernel.run("%%parallel --check-races\ncounter[rank] = 1")
     assert [display["text/plain"] for display in later.displays] == ["no race among 2 accesses"]
