@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: nothing to compare with", allow_module_level=True)
 import torch
 
-from tests.distributed.test_against_torch import connect
+from tests.distributed.conformance.test_against_torch import connect
 
 
 def compare(folder: str, c: Communicator) -> int:

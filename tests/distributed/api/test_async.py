@@ -23,7 +23,7 @@ from nbparallel.errors import (
     StaleWorkError,
 )
 from nbparallel.testing.ranks import Running, context_of
-from tests.distributed.oracle import DTYPES, allowed, example, expected, same
+from tests.distributed.conformance.oracle import DTYPES, allowed, example, expected, same
 
 
 def begin_all(c: Communicator, x: np.ndarray[Any, Any], **options: Any) -> dict[str, tuple[Any, Any]]:

@@ -13,7 +13,7 @@ from nbparallel.distributed import Communicator, ReduceOp
 from nbparallel.distributed.collectives.scalars import check_number
 from nbparallel.distributed.operators import find_operator
 from nbparallel.testing.ranks import context_of
-from tests.distributed.oracle import DTYPES, OPERATORS, allowed, example, expected
+from tests.distributed.conformance.oracle import DTYPES, OPERATORS, allowed, example, expected
 
 SIZES = (0, 1, 7, 1000, 3000, 40_000, 300_000)
 """Inside a slot, beyond `SHARED_INLINE`, beyond a slot, several chunks."""

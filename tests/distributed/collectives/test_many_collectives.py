@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from tests.distributed.conformance import ALL, REDUCTIONS, Case, Setting, complete, dtypes_of, groups
-from tests.distributed.guarded import LAYOUTS
-from tests.distributed.oracle import OPERATORS, allowed
+from tests.distributed.conformance.cases import ALL, REDUCTIONS, Case, Setting, complete, dtypes_of, groups
+from tests.distributed.conformance.guarded import LAYOUTS
+from tests.distributed.conformance.oracle import OPERATORS, allowed
 
 SIZES = [0, 1, 7, 300, 1500, 10_000, 60_000]
 """Inside a slot, beyond it, several chunks."""

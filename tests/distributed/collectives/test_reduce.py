@@ -10,7 +10,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.testing.ranks import context_of
-from tests.distributed.oracle import DTYPES, OPERATORS, allowed, example, expected, same
+from tests.distributed.conformance.oracle import DTYPES, OPERATORS, allowed, example, expected, same
 
 SIZES = (0, 1, 7, 3000, 9000, 300_000)
 """Inside a slot, beyond it, several chunks."""

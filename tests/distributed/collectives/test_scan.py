@@ -12,7 +12,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import staging
 from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
 from nbparallel.testing.ranks import context_of
-from tests.distributed.oracle import expected, located
+from tests.distributed.conformance.oracle import expected, located
 
 KIB = 1 << 10
 

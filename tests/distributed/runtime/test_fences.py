@@ -12,8 +12,8 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveMismatchError
-from tests.distributed.conformance import ALL, Setting, complete, dtypes_of
-from tests.distributed.guarded import Guards
+from tests.distributed.conformance.cases import ALL, Setting, complete, dtypes_of
+from tests.distributed.conformance.guarded import Guards
 
 PAGE, PROT_NONE = mmap.PAGESIZE, 0
 SIZES = (1, 7, 511, 3000, 40_000)

@@ -12,9 +12,9 @@ from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, PeerFailedError
 from nbparallel.testing.ranks import run_ranks
 from nbparallel.testing.tiers import examples
-from tests.distributed.conformance import ALL, REDUCTIONS, ROOTED, Setting, complete
-from tests.distributed.guarded import LAYOUTS
-from tests.distributed.oracle import OPERATORS
+from tests.distributed.conformance.cases import ALL, REDUCTIONS, ROOTED, Setting, complete
+from tests.distributed.conformance.guarded import LAYOUTS
+from tests.distributed.conformance.oracle import OPERATORS
 
 SHOWN = {
     "reduce_scatter_tensor": "reduce_scatter", "all_gather_into_tensor": "all_gather",

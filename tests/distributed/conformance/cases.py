@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator, Group
-from tests.distributed.guarded import LAYOUTS, Guards
-from tests.distributed.oracle import example, expected, located, same
+from tests.distributed.conformance.guarded import LAYOUTS, Guards
+from tests.distributed.conformance.oracle import example, expected, located, same
 
 NUMERIC = ("b1", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4")
 ORDERED = tuple(dtype for dtype in NUMERIC if np.dtype(dtype).kind != "c")

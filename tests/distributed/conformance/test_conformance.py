@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, operators
-from tests.distributed.conformance import (
+from tests.distributed.conformance.cases import (
     ALL,
     LOCATING,
     MOVES,
@@ -22,8 +22,8 @@ from tests.distributed.conformance import (
     complete,
     groups,
 )
-from tests.distributed.guarded import LAYOUTS, Guards
-from tests.distributed.oracle import OPERATORS, allowed
+from tests.distributed.conformance.guarded import LAYOUTS, Guards
+from tests.distributed.conformance.oracle import OPERATORS, allowed
 
 SIZES = (7, 0, 1, 300, 1500)
 """They, the layouts and `async_op` take turns, so that each meets every collective; large arrays are in
