@@ -1,7 +1,7 @@
 """Write-protection of pages whose first writes the system notes, and finds again: userfaultfd, PAGEMAP_SCAN.
 
 Some facts (userfaultfd(2), PAGEMAP_SCAN(2const), Documentation/admin-guide/mm/userfaultfd.rst); each has a
-test in tests/races/recording:
+test in tests/distributed/races/recording:
 
 * with UFFD_FEATURE_WP_ASYNC (Linux 6.7) the system itself removes the write-protection of a page at its
   first write and lets the write go on: no process has to answer.  What is no longer protected was written.

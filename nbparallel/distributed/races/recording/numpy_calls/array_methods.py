@@ -1,6 +1,6 @@
 """Methods of arrays that go through neither ufuncs nor array functions: what each reads and writes.
 
-`tests/races/recording/test_access_paths.py` compares the tables with what numpy has.
+`tests/distributed/races/recording/test_access_paths.py` compares the tables with what numpy has.
 """
 
 from __future__ import annotations

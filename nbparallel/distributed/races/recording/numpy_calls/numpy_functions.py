@@ -2,7 +2,7 @@
 
 A function whose result is a view of an argument has not read it.  Any other reads all arrays that it is
 passed, `out` is written, and the tables name those that read less, or write into an argument.
-`tests/races/recording/test_access_paths.py` compares the tables with what numpy has.
+`tests/distributed/races/recording/test_access_paths.py` compares the tables with what numpy has.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from nbparallel.distributed.races.recording import doors
 from nbparallel.distributed.races.recording.numpy_calls import array_methods, numpy_functions
 from nbparallel.distributed.races.recording.numpy_calls.function_effects import EFFECTS
 from nbparallel.distributed.races.recording.traced_array import TracedArray, trace
-from tests.races.recording.recorded_memory import POSSIBLE, READ, WRITE, touched_by
+from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, touched_by
 
 
 def _names(text: str) -> set[str]:

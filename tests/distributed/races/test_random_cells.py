@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.session import Session
-from tests.races.random_cells import CELLS, RandomCell
+from tests.distributed.races.random_cells import CELLS, RandomCell
 
 
 @pytest.mark.time_limit(120)

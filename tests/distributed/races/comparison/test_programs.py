@@ -7,7 +7,7 @@ import pytest
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Acquire, Publish
 from nbparallel.distributed.races.comparison import compare
-from tests.races.comparison.recorded import Recorded
+from tests.distributed.races.comparison.recorded import Recorded
 
 
 def sentences(cell: Recorded) -> list[str]:

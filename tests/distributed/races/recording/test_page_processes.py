@@ -12,7 +12,7 @@ import pytest
 
 from nbparallel.distributed.races.recording import write_protection, written_pages
 from nbparallel.distributed.races.recording.written_pages import PageWatch
-from tests.races.refused_calls import IOCTL, USERFAULTFD, refuse
+from tests.distributed.races.refused_calls import IOCTL, USERFAULTFD, refuse
 
 PAGE = mmap.PAGESIZE
 API, REGISTER, SCAN = (

@@ -20,7 +20,7 @@ from nbparallel.distributed.races.comparison import RaceReport, compare
 from nbparallel.distributed.races.comparison import overlap as overlap_module
 from nbparallel.distributed.races.comparison import walk as walk_module
 from nbparallel.distributed.races.comparison.sentences import ranks_text, verb
-from tests.races.comparison.recorded import AnyArray, Recorded, box_of, elements
+from tests.distributed.races.comparison.recorded import AnyArray, Recorded, box_of, elements
 
 
 def two_writers(array: AnyArray, **arrays: AnyArray) -> Recorded:

@@ -11,7 +11,7 @@ import pytest
 
 from nbparallel.distributed.races.recording.doors import CONVERTING, COPIES, EXPOSING, TENSORS
 from nbparallel.distributed.races.recording.traced_array import TracedArray, recorder, trace
-from tests.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, touched_by
+from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, touched_by
 
 ALL = READ | WRITE | POSSIBLE
 

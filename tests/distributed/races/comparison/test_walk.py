@@ -27,7 +27,7 @@ from nbparallel.distributed.races.comparison.joined_logs import JoinedLogs
 from nbparallel.distributed.races.comparison.vector_clocks import VectorClocks
 from nbparallel.distributed.races.comparison.walk import Walk
 from nbparallel.testing.tiers import examples
-from tests.races.comparison.recorded import bytes_of, elements
+from tests.distributed.races.comparison.recorded import bytes_of, elements
 
 Line = tuple[int, int, int, int]
 """Rank, segment, site, kind."""

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-from tests.races.recording.recorded_memory import READ, WRITE, bytes_where, touched_by
+from tests.distributed.races.recording.recorded_memory import READ, WRITE, bytes_where, touched_by
 
 DTYPES = st.sampled_from(["u1", "<i2", "<f4", "<f8", "<c16", "S3", "M8[s]"])
 SHAPES = nps.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=6)

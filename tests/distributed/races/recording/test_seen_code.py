@@ -10,7 +10,7 @@ import pytest
 
 from nbparallel.distributed.races.recording.seen_code import SEEN_NAMES, SeenCode
 from nbparallel.distributed.races.recording.traced_array import TracedArray, trace
-from tests.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, bytes_where
+from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, bytes_where
 
 CODE: dict[str, tuple[str, Any, Any]] = {
     # what runs, with shared `s`, 4 x 6, and private `p`, alike; what is read of `s`, and written

@@ -10,8 +10,8 @@ import pytest
 
 from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel.session import Session
-from tests.races.programs import CELLS, WITHOUT_RACE, RacyCell
-from tests.races.refused_calls import USERFAULTFD
+from tests.distributed.races.programs import CELLS, WITHOUT_RACE, RacyCell
+from tests.distributed.races.refused_calls import USERFAULTFD
 
 pytest_plugins = ["nbparallel.testing.sessions"]
 NAP = "import random, time\ndef nap():\n    time.sleep(random.random() / 500)"
@@ -223,7 +223,9 @@ def test_where_pages_cannot_be_watched() -> None:
     """The report says so once for all ranks; what numpy shows is found as ever."""
     names = notebook() | {"big": np.zeros(100_000)}
     with Session(2) as session:
-        session.run("from tests.races.refused_calls import USERFAULTFD, refuse\nrefuse(USERFAULTFD, 1)")
+        session.run(
+            "from tests.distributed.races.refused_calls import USERFAULTFD, refuse\nrefuse(USERFAULTFD, 1)"
+        )
         source = "import ctypes\ncounter[0] += 1\nif rank: ctypes.memset(big.ctypes.data + 80_000, 1, 8)"
         result = session.run(source, namespace=names, share=["counter", "big"], check_races=True)
     report = str(result.race_report)
