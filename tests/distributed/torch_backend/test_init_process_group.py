@@ -61,7 +61,7 @@ def test_some_ranks(four: nbp.Session) -> None:
 @pytest.mark.slow
 def test_a_rank_that_was_restarted(entry_point: str) -> None:
     """A rank that has lost its process group and others that have not begin anew together."""
-    from tests.torch_backend.conftest import BEGIN
+    from tests.distributed.torch_backend.conftest import BEGIN
 
     with nbp.Session(2) as session:
         cell = f"{BEGIN}\ntd.init_process_group()\ngroup = td.new_group([0, 1])\n{REDUCE}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import nbparallel as nbp
-from tests.torch_backend.programs import COLLECTIVES, MESSAGES
+from tests.distributed.torch_backend.programs import COLLECTIVES, MESSAGES
 
 CALL = "matrix({dtypes}, {shapes}, {members}, {modes})"
 ALL_DTYPES = ["float32", "float64", "float16", "uint8", "int8", "int32", "int64"]

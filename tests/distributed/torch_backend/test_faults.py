@@ -126,7 +126,7 @@ def test_a_failed_collective_that_was_not_waited_for(session: nbp.Session) -> No
 @pytest.mark.slow
 def test_a_rank_killed_in_a_backward_pass(entry_point: str) -> None:
     """The others are released with its name; the cell that imports and begins anew works on all."""
-    from tests.torch_backend.conftest import BEGIN
+    from tests.distributed.torch_backend.conftest import BEGIN
 
     with nbp.Session(2) as session:
         session.run(BEGIN, namespace={})
