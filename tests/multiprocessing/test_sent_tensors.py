@@ -9,7 +9,7 @@ import pytest
 
 from tests.multiprocessing.programs import run_program
 from tests.multiprocessing.test_semantics import ECHO, END
-from tests.tensors.optional import needs_torch
+from tests.sharing.tensors.optional import needs_torch
 
 pytestmark = [needs_torch, pytest.mark.matrix(cover=(), size=1)]  # each start method by turns
 # In a forked child torch's own parallel loops may wait for threads that the fork did not copy: one thread.

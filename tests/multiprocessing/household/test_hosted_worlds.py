@@ -11,7 +11,7 @@ import pytest
 
 from nbparallel.testing.kernel import Kernel
 from tests.multiprocessing.programs import run_program
-from tests.tensors.optional import needs_torch
+from tests.sharing.tensors.optional import needs_torch
 
 START = """
 import nbparallel.distributed as dist

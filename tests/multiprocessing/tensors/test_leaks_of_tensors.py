@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.multiprocessing.programs import run_program
-from tests.tensors.optional import needs_torch
+from tests.sharing.tensors.optional import needs_torch
 
 STRATEGIES = ("file_descriptor", "file_system", "file_region", "mmap", "copy")
 SECONDS = 1750

@@ -9,7 +9,7 @@ import pytest
 from nbparallel.testing.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 from tests.multiprocessing.tensors.tutorials import IMPORTS, PROGRAMS
-from tests.tensors.optional import needs_torch
+from tests.sharing.tensors.optional import needs_torch
 
 pytestmark = [needs_torch, pytest.mark.slow, pytest.mark.time_limit(120)]
 

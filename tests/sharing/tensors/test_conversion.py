@@ -19,7 +19,7 @@ from nbparallel.sharing.tensors import (
     shown_dtype,
     tensor_of,
 )
-from tests.tensors.optional import Exporter, needs_ml_dtypes, needs_torch, torch
+from tests.sharing.tensors.optional import Exporter, needs_ml_dtypes, needs_torch, torch
 
 DTYPES = [
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",

@@ -8,7 +8,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.sharing import Store, current_store
 from nbparallel.testing.waiting import wait_until
-from tests.tensors.optional import needs_torch, torch, torchs_threads
+from tests.sharing.tensors.optional import needs_torch, torch, torchs_threads
 
 pytestmark = [needs_torch, torchs_threads, pytest.mark.time_limit(120)]
 RANKS = 2

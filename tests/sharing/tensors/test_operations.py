@@ -21,7 +21,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: there are no tensors", allow_module_level=True)
 import torch
 
-from tests.tensors.test_arrays_of_others import values_of
+from tests.sharing.tensors.test_arrays_of_others import values_of
 
 DTYPES = (
     "float32", "float64", "float16", "bfloat16", "bool", "int8", "int64", "complex64", "uint8",

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.tensors.optional import needs_torch
+from tests.sharing.tensors.optional import needs_torch
 
 pytestmark = [needs_torch, pytest.mark.time_limit(120)]
 

@@ -14,7 +14,7 @@ import nbparallel as nbp
 from nbparallel.session.names.delivery import LATER
 from nbparallel.sharing.shared_tensors import share_tensors
 from tests.session.names.pair import Pair
-from tests.tensors.optional import needs_torch, torch, torchs_threads
+from tests.sharing.tensors.optional import needs_torch, torch, torchs_threads
 
 pytestmark = [needs_torch, torchs_threads, pytest.mark.time_limit(120)]
 

@@ -10,7 +10,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.errors import PeerFailedError
 from nbparallel.testing.ranks import context_of, run_ranks
-from tests.tensors.optional import Exporter, needs_ml_dtypes
+from tests.sharing.tensors.optional import Exporter, needs_ml_dtypes
 
 LARGE = 400_000
 

@@ -9,8 +9,8 @@ import nbparallel as nbp
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveMismatchError, ReadOnlyArrayError
 from nbparallel.testing.ranks import context_of
-from tests.tensors.optional import needs_torch, torch, torchs_threads
-from tests.tensors.test_arrays_of_others import values_of
+from tests.sharing.tensors.optional import needs_torch, torch, torchs_threads
+from tests.sharing.tensors.test_arrays_of_others import values_of
 
 pytestmark = [needs_torch, torchs_threads]
 

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from nbparallel.distributed import Communicator
-from tests.tensors.test_arrays_of_others import values_of
+from tests.sharing.tensors.test_arrays_of_others import values_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: nothing to compare with", allow_module_level=True)
