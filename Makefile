@@ -20,19 +20,19 @@ demo: $(VENV)/ready  ## run the first notebook in a real kernel and print what i
 	@$(BIN)/python notebooks/run.py notebooks/01-hello-ranks.ipynb
 
 test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests, before each commit: five minutes
-	@$(PYTEST) -m "not stress" --tier quick $(SIDE_BY_SIDE) --ignore=tests/lab $(ARGS)
+	@$(PYTEST) -m "not stress" --tier quick $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
 test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long repetitions
-	@$(PYTEST) -m "not stress" --tier all $(SIDE_BY_SIDE) --ignore=tests/lab $(ARGS)
+	@$(PYTEST) -m "not stress" --tier all $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
 test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## a quarter of the slow tests, and of what `make test` left out of matrices
-	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) --ignore=tests/lab $(ARGS)
+	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
 test-pythons:  ## after `make test`: all tests on the newest CPython that is installed, the quick ones on the others
 	@ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
 
 test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs Debian's chromium); pictures in build/
-	@NBP_SCREENSHOTS=$(CURDIR)/build/screenshots $(PYTEST) $(SIDE_BY_SIDE) tests/lab $(ARGS)
+	@NBP_SCREENSHOTS=$(CURDIR)/build/screenshots $(PYTEST) $(SIDE_BY_SIDE) tests/widgets/lab $(ARGS)
 
 torch: $(VENV)/torch  ## install torch, so that the tests of tensors run instead of saying that they are skipped
 
@@ -43,7 +43,7 @@ lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/lint-imports
 
 picture: $(VENV)/lab-tests  ## take README's picture of a cell in JupyterLab (needs chromium)
-	@$(BIN)/python -m tests.lab.readme_picture
+	@$(BIN)/python -m tests.widgets.lab.readme_picture
 
 setup: $(VENV)/lab  ## make .venv with JupyterLab, without opening it: what containers do
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import WIDTHS
-from tests.lab.notebook_page import THEMES, NotebookPage
+from tests.widgets.lab.conftest import WIDTHS
+from tests.widgets.lab.notebook_page import THEMES, NotebookPage
 
 LATE_RANK = """%%parallel -n 2
 import os, time

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lab.conftest import browser_path, lacking
-from tests.lab.notebook_page import NotebookPage
-from tests.lab.server import LabServer
+from tests.widgets.lab.conftest import browser_path, lacking
+from tests.widgets.lab.notebook_page import NotebookPage
+from tests.widgets.lab.server import LabServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 WIDTH = 900
 SUM = """\
 %%parallel -n 4 -o parts

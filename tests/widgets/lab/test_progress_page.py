@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook_page import NotebookPage
+from tests.widgets.lab.notebook_page import NotebookPage
 
 BARS = """%%parallel -n 3{flags}
 import time

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Locator, Page
 
-    from tests.lab.server import LabServer
+    from tests.widgets.lab.server import LabServer
 
 PAGE_SECONDS = 60.0
 """JupyterLab's page is there, with a kernel, after about four seconds."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab.notebook_page import NotebookPage
-from tests.lab.server import LabServer
+from tests.widgets.lab.notebook_page import NotebookPage
+from tests.widgets.lab.server import LabServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import WIDTHS
-from tests.lab.notebook_page import THEMES, LabCell, NotebookPage
+from tests.widgets.lab.conftest import WIDTHS
+from tests.widgets.lab.notebook_page import THEMES, LabCell, NotebookPage
 
 STRAGGLER = """%%parallel -n 4
 import os, time

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lab import readme_picture
-from tests.lab.server import LabServer
+from tests.widgets.lab import readme_picture
+from tests.widgets.lab.server import LabServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-README = Path(__file__).resolve().parent.parent.parent / "README.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 
 
 def test_the_picture_is_of_the_cell_in_the_text() -> None:

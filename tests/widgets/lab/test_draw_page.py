@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nbparallel_widgets.palette import contrast
-from tests.lab.conftest import WIDTHS
-from tests.lab.notebook_page import THEMES, LabCell, NotebookPage
+from tests.widgets.lab.conftest import WIDTHS
+from tests.widgets.lab.notebook_page import THEMES, LabCell, NotebookPage
 
 CELLS = {
     "all_to_all": "%%parallel --draw x,y\ny = all_to_all(x)",
