@@ -38,7 +38,7 @@ from nbparallel.multiprocessing.messages import exchange, light_pickling, parcel
 from nbparallel.sharing import current_store
 from nbparallel.testing.leaks import LeakCheck, names_of
 from nbparallel.testing.waiting import wait_until
-from tests.instruction_signals import InstructionSignals
+from tests.faults.interrupts.instruction_signals import InstructionSignals
 from tests.multiprocessing.household.family import await_held
 
 PRODUCER = ("put", "posted", "in the pipe", "anywhere")

@@ -14,7 +14,7 @@ from nbparallel.engine import interrupts as rank_interrupts
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.tasks.task_run import TaskRequest, TaskRun
 from nbparallel.wire.messages import Outcome
-from tests.instruction_signals import InstructionSignals
+from tests.faults.interrupts.instruction_signals import InstructionSignals
 
 
 @pytest.mark.parametrize("late", [True, False])

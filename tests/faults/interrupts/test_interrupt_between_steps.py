@@ -26,7 +26,7 @@ from nbparallel.session.processes import elastic_pool, queries
 from nbparallel.session.tasks import pending_cell
 from nbparallel.testing.processes import family
 from nbparallel.testing.waiting import wait_until
-from tests.instruction_signals import InstructionSignals
+from tests.faults.interrupts.instruction_signals import InstructionSignals
 
 MODULES = (contextlib, elastic_pool, interrupts, pending_cell, queries, session_lock, sessions)
 FILES = {module.__file__ for module in MODULES}
