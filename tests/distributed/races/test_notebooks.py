@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.notebooks.test_notebooks import NOTEBOOKS, demo
+from tests.docs.notebooks.test_notebooks import NOTEBOOKS, demo
 
 ON_PURPOSE = {
     "02-shared-memory": ["1 harmless race", "1 data race", "1 data race"],

@@ -18,9 +18,9 @@ import nbformat
 import pytest
 
 from nbparallel.testing.plugin import old_ipykernel
-from tests.notebooks.lesson_rules import tags
+from tests.docs.notebooks.lesson_rules import tags
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECONDS = 180
 """A watchdog: a notebook takes less than 60 s on two cores that do nothing else."""

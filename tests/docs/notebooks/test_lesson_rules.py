@@ -11,10 +11,10 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.docs.notebooks.lesson_rules import METADATA, RULES, problems, tags
 from tests.docs.test_words import offences
-from tests.notebooks.lesson_rules import METADATA, RULES, problems, tags
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 COURSE = ROOT / "notebooks/README.md"
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)")
