@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.multiprocessing.messages.test_semantics import ECHO, END
 from tests.multiprocessing.programs import run_program
-from tests.multiprocessing.test_semantics import ECHO, END
 from tests.sharing.tensors.optional import needs_torch
 
 pytestmark = [needs_torch, pytest.mark.matrix(cover=(), size=1)]  # each start method by turns

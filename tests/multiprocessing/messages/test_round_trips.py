@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocessing import round_trips
+from tests.multiprocessing.messages import round_trips
 
-ROOT = Path(round_trips.__file__).parents[2]
+ROOT = Path(round_trips.__file__).parents[3]
 EXAMPLES = 25
-"""Trees by each carrier; `python -m tests.multiprocessing.round_trips` takes more."""
+"""Trees by each carrier; `python -m tests.multiprocessing.messages.round_trips` takes more."""
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """A program: a process is killed at a point of a message's way, again and again; then nothing is left.
 
-``python -m tests.multiprocessing.kill_rounds METHOD ROUNDS SEED`` prints how many rounds each point had.
-A round has a carrier, a sharing strategy, and a producer or a consumer that is killed
+``python -m tests.multiprocessing.messages.kill_rounds METHOD ROUNDS SEED`` prints how many rounds each point
+had.  A round has a carrier, a sharing strategy, and a producer or a consumer that is killed
 
 ======================  ==========================================================================
 ``put``                 before it sends

@@ -1,7 +1,7 @@
 """A program: any tree of arrays goes to another process and back, by every carrier.
 
-``python -m tests.multiprocessing.round_trips METHOD EXAMPLES SEED`` prints how many went by each carrier, or
-fails with hypothesis' smallest example.  The other processes serve all examples.
+``python -m tests.multiprocessing.messages.round_trips METHOD EXAMPLES SEED`` prints how many went by each
+carrier, or fails with hypothesis' smallest example.  The other processes serve all examples.
 """
 
 from __future__ import annotations

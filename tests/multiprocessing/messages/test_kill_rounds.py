@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocessing import kill_rounds
+from tests.multiprocessing.messages import kill_rounds
 
-ROOT = Path(kill_rounds.__file__).parents[2]
+ROOT = Path(kill_rounds.__file__).parents[3]
 
 
 @pytest.mark.parametrize(
