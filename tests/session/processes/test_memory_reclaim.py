@@ -9,7 +9,7 @@ import nbparallel as nbp
 from nbparallel.sharing import current_store
 from nbparallel.sharing.lifecycle import memory_pool
 from nbparallel.testing.waiting import wait_until
-from tests.session.names.mapped_memory import mapped
+from tests.session.names.memory.mapped_memory import mapped
 
 KEEP = 0.3
 

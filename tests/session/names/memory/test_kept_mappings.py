@@ -10,7 +10,7 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.sharing import current_store
 from nbparallel.testing.waiting import wait_until
-from tests.session.names.mapped_memory import mapped
+from tests.session.names.memory.mapped_memory import mapped
 
 COUNT = """
 import collections, os, time

@@ -11,8 +11,8 @@ import pytest
 import nbparallel as nbp
 from nbparallel.sharing import current_store
 from nbparallel.testing.waiting import wait_until
-from tests.session.names import holders
-from tests.session.names.holders import HOLDERS
+from tests.session.names.memory import holders
+from tests.session.names.memory.holders import HOLDERS
 
 SIZE = 100_000
 
