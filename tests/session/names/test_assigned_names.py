@@ -1,0 +1,196 @@
+"""What a name is on a rank: the notebook's value or the rank's own, by who assigned it last."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbparallel.errors import (
+    UnpicklableError,
+)
+from nbparallel.testing.tiers import examples
+from tests.session.names.pair import Pair
+
+
+def test_rank_keeps_what_it_assigned(pair):
+    """A rank's own value stays until the notebook changes the name; then one line says it was replaced."""
+    pair.type("x = 1; l = [1]")
+    pair.run("x, l")
+    pair.run("x = rank * 10\nl = 'mine'")
+    assert pair.run("x, l") == (30, "mine")
+    pair.type("x = 2; l.append(2)")
+    assert pair.run("x, l") == (2, [1, 2])
+    assert len(pair.notes) == 2
+    assert pair.notes[0].endswith("was replaced: the notebook has changed it since this rank assigned it")
+    pair.type("x = 3")
+    assert pair.run("x") == 3
+    assert pair.notes == ()
+
+
+def test_rank_keeps_a_name_it_never_got(pair):
+    """A cell that assigns a name without reading it keeps its own, though the notebook has one too."""
+    pair.type("import numpy as np; x = 5; l = [1]; a = np.zeros(3); v = a[1:]")
+    pair.run("x = rank\nl = 'mine'\na = 'mine'")
+    assert pair.sent() == []
+    pair.run("v")  # moves a too, which is no change
+    assert pair.run("x, l, a") == (3, "mine", "mine")
+    assert pair.notes == ()
+    pair.type("x = 6; l = [2]; a = a.copy()")
+    assert pair.run("x, l, len(a)") == (6, [2], 3)
+    assert len(pair.notes) == 3
+
+
+def test_rank_keeps_what_it_assigned_after_the_notebook(pair):
+    """The later assignment wins, also when the notebook's was never delivered."""
+    pair.type("x = 1")
+    pair.run("x")
+    pair.type("x = 2")
+    pair.run("x = 'mine'")
+    assert pair.run("x") == "mine"
+    pair.type("x = 3")
+    assert pair.run("x") == 3
+
+
+def test_rank_that_did_not_come_to_assign_gets_the_notebooks(pair):
+    """Where the cell failed before its assignment, the notebook's value is there."""
+    pair.type("x = 1")
+    with pytest.raises(ZeroDivisionError):
+        pair.run("1 / 0\nx = 'mine'\n0")
+    assert pair.run("x") == 1
+
+
+def test_names_the_notebook_defines_later(pair):
+    """A name that a rank had first is replaced when the notebook defines it."""
+    pair.run("x = 'mine'")
+    pair.type("x = 7")
+    assert pair.run("x") == 7
+    assert len(pair.notes) == 1
+
+
+def test_deleted_names_disappear(pair):
+    """A name deleted in the notebook disappears from a rank, unless the rank has assigned it."""
+    pair.type("import math\nx = [1]; y = [2]\ndef f(): return helper()\ndef helper(): return 1")
+    pair.run("x, y, math, f()")
+    pair.run("y = ['mine']")
+    pair.type("del x, y, math, helper")
+    pair.run("1")
+    assert not {"x", "math", "helper"} & pair.rank.keys()
+    assert pair.rank["y"] == ["mine"]
+    pair.type("y = 'back'")
+    assert pair.run("y") == "back"
+
+
+def test_another_namespace_is_no_deletion(pair):
+    """Cells that bring their own namespace do not delete each other's names."""
+    pair.notebook = {"x": [1]}
+    pair.run("x")
+    pair.notebook = {"y": [2]}
+    assert pair.run("x, y") == ([1], [2])
+
+
+def test_predefined_names_are_only_defaults(pair):
+    """A notebook's own `rng` wins on the rank; when it is deleted the predefined one comes back."""
+    assert pair.run("rng, rank") == ("the rank's", 3)
+    pair.type("rng = [1]; rank = 77")
+    assert pair.run("rng, rank") == ([1], 77)
+    pair.type("del rng, rank")
+    assert pair.run("rng, rank") == ("the rank's", 3)
+
+
+def test_importing_the_package_in_the_notebook_does_no_harm(pair):
+    """`import nbparallel as nbp` and `from … import` in the notebook give the rank its own."""
+    pair.type(
+        "import nbparallel as nbp, nbparallel.distributed as dist\n"
+        "from nbparallel.errors import DeadlockError"
+    )
+    assert pair.run("nbp.__name__, dist.__name__, DeadlockError.__name__") == (
+        "nbparallel",
+        "nbparallel.distributed",
+        "DeadlockError",
+    )
+
+
+def test_undelivered_updates_come_again(pair):
+    """What a rank has not confirmed is sent again; a rank that was restarted gets all again."""
+    pair.type("import numpy as np; x = np.zeros(3); y = [1]")
+    assert len(pair.prepare("x, y")) == 2
+    assert len(pair.prepare("x, y")) == 2
+    pair.names.delivered(0, pair.preparation)
+    assert pair.prepare("x, y") == ()
+    pair.names.rank_lost(0)
+    assert len(pair.prepare("x, y")) == 2
+
+
+def test_ranks_have_their_own_books(pair):
+    """A cell on some ranks gives nothing to the others; their next cell does."""
+    pair.type("x = [1]")
+    both = pair.names.prepare("x", pair.notebook, [0, 1])
+    assert both.updates[0] == both.updates[1]
+    pair.names.delivered(0, both)
+    again = pair.names.prepare("x", pair.notebook, [0, 1])
+    assert (len(again.updates[0]), len(again.updates[1])) == (0, 1)
+
+
+def test_apply_is_all_or_nothing(pair):
+    """If one value cannot be rebuilt, no name changes, and the error names the variable."""
+    pair.type("x = 1")
+    pair.run("x")
+    pair.type("x = 2\nclass Late:\n    def __reduce__(self): return (exec, ('1/0',))\nzz = Late()")
+    updates = pair.prepare("x, zz")
+    with (
+        pytest.raises(UnpicklableError, match="variable 'zz' could not be rebuilt") as caught,
+        pair.on_rank(),
+    ):
+        pair.rank_names.apply(updates)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert pair.rank["x"] == 1
+    assert "zz" not in pair.rank
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["type", "rank", "read", "delete"]), st.sampled_from("xy")),
+        max_size=12,
+    )
+)
+def test_the_last_assignment_wins(steps):
+    """In any order of assignments, reads and deletions a rank sees the last assignment of either side.
+
+    Each assigns another value: an equal one is no change, and a rank keeps what it has.
+    """
+    pair = Pair()
+    expected = {}
+    try:
+        for number, (what, name) in enumerate(steps):
+            if what == "type":
+                pair.notebook[name] = ["notebook", number]
+                expected[name] = ["notebook", number]
+            elif what == "rank":
+                pair.run(f"{name} = ['rank', {number}]")
+                expected[name] = ["rank", number]
+            elif what == "delete":
+                pair.notebook.pop(name, None)
+            elif name in expected and (name in pair.notebook or expected[name][0] == "rank"):
+                assert pair.run(name) == expected[name]
+    finally:
+        pair.close()
+
+
+def test_two_threads_prepare(pair):
+    """Two cells prepared at once, on different ranks, move an array once."""
+    pair.type("import numpy as np; x = np.zeros(1000); v = x[1:]")
+    got = {}
+    threads = [
+        threading.Thread(target=lambda r=r: got.update({r: pair.names.prepare("x, v", pair.notebook, [r])}))
+        for r in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    segments = {update.handle.segment for p in got.values() for u in p.updates.values() for update in u}
+    assert len(segments) == 1
+    assert np.shares_memory(pair.notebook["x"], pair.notebook["v"])
