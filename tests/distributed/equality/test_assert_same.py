@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.api.assert_same import AssertSame
-from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
+from nbparallel.distributed.equality.array_digest import CHUNK
 from nbparallel.distributed.equality.difference import MAX_CHUNKS, find_difference
-from nbparallel.distributed.equality.flatten import digest_of, flatten
 from nbparallel.errors import (
-    CollectiveMismatchError,
     DifferentDataError,
     NbParallelError,
-    PeerFailedError,
     UnpicklableError,
 )
 from nbparallel.testing.ranks import context_of
-from nbparallel.testing.tiers import examples
-from nbparallel.wire.control import State
 from tests.distributed.collectives.test_data_movement import DTYPES, example
 
 
@@ -272,178 +262,6 @@ def test_what_cannot_be_compared(ranks: Any) -> None:
         return str(c.all_reduce(1))
 
     assert ranks(2, work) == ["2", "2"]
-
-
-def test_somebody_does_something_else(ranks: Any, outcomes: Any) -> None:
-    """Another operation on a rank, or none, is a mismatch that names assert_same."""
-
-    def other(c: Communicator) -> None:
-        c.assert_same(1) if c.rank else c.all_reduce(1)
-
-    for outcome in outcomes(2, other):
-        assert isinstance(outcome.error, CollectiveMismatchError)
-        assert "assert_same" in str(outcome.error)
-
-    def none(c: Communicator) -> None:
-        if c.rank:
-            c.assert_same(1)
-
-    with pytest.raises(CollectiveMismatchError, match="rank 0 finished the cell without calling assert_same"):
-        ranks(2, none)
-
-
-@pytest.mark.parametrize("step", range(5))
-def test_a_rank_dies_while_it_looks(outcomes: Any, step: int) -> None:
-    """A rank that is killed in any step of the comparison frees the others, who say so."""
-
-    def work(c: Communicator) -> None:
-        x = np.zeros(3 * CHUNK // 8)
-        x[::1000] = c.rank
-        if c.rank == 1:
-            run, count = c._run, iter(range(100))
-
-            def dying(*args: Any) -> Any:
-                if next(count) == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return run(*args)
-
-            c._run = dying  # type: ignore[method-assign]
-        c.assert_same(x)
-
-    for outcome in outcomes(3, work):
-        if outcome.rank == 1:
-            assert outcome.signal == signal.SIGKILL
-        else:
-            assert isinstance(outcome.error, PeerFailedError)
-            assert outcome.error.rank == 1
-
-
-def test_everybody_gets_the_error(outcomes: Any) -> None:
-    """Who sees late that all have told everything raises it too, not that somebody has failed."""
-
-    def work(c: Communicator) -> None:
-        run, step = c._run, iter(range(100))
-
-        def last_step_late(*args: Any) -> Any:
-            if next(step) == 2:
-                if c.rank == 0:
-                    while context_of(c).view.read_slot(1).state is not State.WAITING:
-                        time.sleep(0.001)
-                else:
-                    check, view = context_of(c).check, context_of(c).view
-
-                    def late(wait: Any) -> None:
-                        while not view.words[view.word_failed(0)]:
-                            time.sleep(0.001)
-                        check(wait)
-
-                    context_of(c).check = late  # type: ignore[method-assign]
-            return run(*args)
-
-        c._run = last_step_late  # type: ignore[method-assign]
-        c.assert_same(c.rank)
-
-    for outcome in outcomes(2, work):
-        assert isinstance(outcome.error, DifferentDataError), outcome
-        assert "rank 1 differs from rank 0: int 1 instead of int 0" in str(outcome.error)
-
-
-def test_somebody_writes_meanwhile(ranks: Any) -> None:
-    """Data that change while they are compared give an error or silence, never a wait or a crash."""
-
-    def work(c: Communicator) -> int:
-        shared = c.broadcast(context_of(c).store.share(np.zeros(300_000)) if c.rank == 0 else None, view=True)
-        if c.rank == 0:
-            stop = threading.Event()
-
-            def write() -> None:
-                while not stop.is_set():
-                    shared[:] += 1
-
-            thread = threading.Thread(target=write)
-            thread.start()
-        try:
-            return sum(bool(message(c, shared)) for _ in range(10))
-        finally:
-            if c.rank == 0:
-                stop.set()
-                thread.join()
-
-    assert len(set(ranks(2, work))) == 1
-
-
-# -- without processes -------------------------------------------------------------------------------------
-
-
-@given(st.sampled_from(["f2", "f4", ">f8", "g", "c8", "G"]), st.integers(1, 40), st.integers(0, 2**32 - 1))
-@settings(max_examples=examples(60), deadline=None)
-def test_bytes_and_values(dtype: str, n: int, seed: int) -> None:
-    """Comparable bytes differ exactly where values do: NaNs are equal, zeros by sign, gaps do not count."""
-    rng = np.random.default_rng(seed)
-    x = np.frombuffer(rng.bytes(n * np.dtype(dtype).itemsize), dtype)
-    if dtype in "gG":  # not every bit pattern is a number
-        x = rng.normal(size=n).astype(dtype)
-    y = x.copy()
-    y[rng.random(n) < 0.3] = rng.choice([np.nan, -np.nan, 0.0, -0.0, 1.0])
-    parts_x, parts_y = (a.view(a.real.dtype).reshape(n, -1) for a in (x, y))
-    with np.errstate(invalid="ignore"):
-        same = (parts_x == parts_y) & (np.signbit(parts_x) == np.signbit(parts_y))
-        same |= np.isnan(parts_x) & np.isnan(parts_y)
-    want = ~same.all(axis=1)
-    assert ((comparable(x) != comparable(y)).any(axis=1) == want).all()
-    found = Differences()
-    found.add(0, x, y)
-    assert found.count == want.sum()
-    assert (checksums(x, exact=False) == checksums(y, exact=False)) == (not want.any())
-    packed = np.zeros(n, [("a", "i1"), ("b", dtype, (2,))])
-    gaps = np.zeros(n, np.dtype([("a", "i1"), ("b", dtype, (2,))], align=True))
-    gaps.view(np.uint8)[...] = 0xAB
-    for array in (packed, gaps):
-        array["a"], array["b"] = 1, x[:, None]
-    assert (comparable(packed) == comparable(gaps)).all()
-
-
-def test_every_number_counts() -> None:
-    """A change of any one element of a large array is found, at its place, whatever the layout."""
-    x = np.zeros((700, 600))
-    for layout in (x, np.asfortranarray(x), np.zeros((700, 1200))[:, ::2], x[::-1, ::-1]):
-        y = layout.copy(order="K")
-        y[513, 77] = 1
-        assert checksums(x, exact=True) == checksums(layout, exact=True)
-        assert checksums(x, exact=True) != checksums(y, exact=True)
-        place = 513 * 600 + 77
-        number, rest = divmod(place, CHUNK // 8)
-        assert chunk_of(y, number)[rest] == 1
-
-
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.floats() | st.text() | st.binary() | st.booleans(),
-        lambda part: (
-            st.lists(part) | st.dictionaries(st.text() | st.integers(), part) | st.tuples(part, part)
-        ),
-        max_leaves=10,
-    ),
-    st.randoms(),
-)
-@pytest.mark.slow
-@settings(max_examples=examples(100), deadline=None)
-def test_copies_are_the_same(x: Any, random: Any) -> None:
-    """A copy with its dicts in another order has the same digest, and one part more has not."""
-
-    def copy(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(copy(part) for part in value)
-        if isinstance(value, dict):
-            pairs = [(key, copy(part)) for key, part in value.items()]
-            random.shuffle(pairs)
-            return dict(pairs)
-        return value
-
-    for exact in (True, False):
-        digest = digest_of(flatten(x, exact=exact))
-        assert digest == digest_of(flatten(copy(x), exact=exact))
-        assert digest != digest_of(flatten([x], exact=exact))
 
 
 def test_many_groups() -> None:
