@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -110,3 +111,14 @@ class Launcher:
             if script.process.poll() is None:
                 script.process.kill()
             script.process.wait(SECONDS)
+
+
+def end_supervisor(launcher: Launcher) -> None:
+    """Kill the only supervisor of a world."""
+    os.kill(only_supervisor(launcher).pid, signal.SIGKILL)
+
+
+def only_supervisor(launcher: Launcher) -> ProcessRecord:
+    """Return the only supervisor of a world, once its first half, from which it forked away, has exited."""
+    wait_until(lambda: len(launcher.supervisors()) == 1)
+    return launcher.supervisors()[0]
