@@ -1,0 +1,240 @@
+"""What may go wrong with a collective that ends later: every rank is told, none hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.errors import (
+    CollectiveMismatchError,
+    DeadlockError,
+    ForkedRankError,
+    PeerFailedError,
+)
+from nbparallel.testing.ranks import Running, context_of
+
+
+@pytest.mark.fault("F32")
+def test_mismatches(outcomes: Any) -> None:
+    """Other arguments, another order, or async_op on some only: an error on all, and no array changed."""
+    pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x, "max", async_op=True)),
+        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x[1:], async_op=True)),
+        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x)),
+        (lambda c, x: c.reduce(x, 0, async_op=True), lambda c, x: c.reduce(x, 1, async_op=True)),
+        (lambda c, x: c.broadcast(x, async_op=True), lambda c, x: c.broadcast(x[1:], async_op=True)),
+        (lambda c, x: c.all_gather([x.copy(), x.copy(), x], x, async_op=True),
+         lambda c, x: c.all_gather([x.copy(), x.copy(), x[1:].copy()], x, async_op=True)),
+        (lambda c, x: c.barrier(async_op=True), lambda c, x: c.all_to_all([1, 2, 3], async_op=True)),
+    ]  # fmt: skip
+    for one, other in pairs:
+
+        def work(c: Communicator, one: Any = one, other: Any = other) -> str:
+            x = np.arange(3.0) + c.rank
+            before = x.tobytes()
+            try:
+                w = (other if c.rank == 1 else one)(c, x)
+                w.wait()
+            except CollectiveMismatchError as error:
+                assert x.tobytes() == before
+                return str(error)
+            return ""
+
+        for outcome in outcomes(3, work):
+            assert outcome.error is None, outcome
+            assert "rank  operation" in outcome.value, outcome
+
+
+@pytest.mark.fault("F31")
+@pytest.mark.fault("F34")
+def test_waiting_in_vain(outcomes: Any) -> None:
+    """A work that another rank never begins is told: that rank finished, or waits for this one."""
+
+    def finished(c: Communicator) -> str:
+        if c.rank == 1:
+            return ""
+        w = c.all_reduce(1, async_op=True)
+        with pytest.raises(CollectiveMismatchError, match="rank 1 finished the cell"):
+            w.wait()
+        return "told"
+
+    assert [o.value for o in outcomes(2, finished)] == ["told", ""]
+
+    def circle(c: Communicator) -> str:
+        w = c.all_reduce(1, async_op=True) if c.rank == 0 else None
+        with pytest.raises(DeadlockError) as error:
+            w.wait() if w is not None else c.recv(src=0)
+        return str(error.value)
+
+    for outcome in outcomes(2, circle):
+        assert outcome.error is None, outcome
+        assert "rank 0 waits in all_reduce for rank 1" in outcome.value
+        assert "rank 1 waits in recv(src=0) for rank 0" in outcome.value
+
+    def forgotten(c: Communicator) -> None:
+        if c.rank == 0:
+            c.all_reduce(1, async_op=True)  # the end of the cell waits for the other, who never comes
+
+    found = outcomes(2, forgotten)
+    assert isinstance(found[0].error, CollectiveMismatchError), found
+    assert found[1].error is None
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize("point", ["enter", "wrote_header", "half_payload", "wrote_flag", "leave"])
+def test_killed(outcomes: Any, point: str) -> None:
+    """Kill -9 at every point of a collective that ends later frees those who wait for it."""
+
+    def work(c: Communicator) -> str:
+        try:
+            while True:
+                works = [c.all_reduce(np.ones(9), async_op=True) for _ in range(3)]
+                for w in works:
+                    w.wait()
+        except PeerFailedError as error:
+            return str(error)
+
+    found = outcomes(3, work, faults=f"{point}:1:5:kill")
+    assert found[1].signal == signal.SIGKILL
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome
+        assert "rank 1 died" in outcome.value
+
+
+@pytest.mark.fault("F21")
+def test_interrupted_while_waiting(outcomes: Any) -> None:
+    """SIGINT in wait raises there, and frees the others."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            c.recv(src=1, tag=9)
+        c.all_reduce(1, async_op=True).wait()
+
+    def meanwhile(running: Running) -> bool:
+        if time.monotonic_ns() - running.started_ns < 0.15e9:
+            return False
+        os.kill(running.pids[1], signal.SIGINT)
+        return True
+
+    found = outcomes(3, work, meanwhile=meanwhile)
+    assert isinstance(found[1].error, KeyboardInterrupt), found
+    assert isinstance(found[0].error, PeerFailedError), found
+    assert isinstance(found[2].error, PeerFailedError), found
+
+
+def test_wrong_arguments_hurt_only_the_caller(ranks: Any) -> None:
+    """They raise at once, as without async_op, and nothing was begun."""
+
+    def work(c: Communicator) -> None:
+        x = np.ones(2)
+        for call, error in (
+            (lambda: c.all_reduce(x, "summ", async_op=True), ValueError),
+            (lambda: c.all_reduce("x", async_op=True), TypeError),
+            (lambda: c.scan(np.broadcast_to(1.0, (2,)), async_op=True), ValueError),
+            (lambda: c.exscan("x", async_op=True), TypeError),
+            (lambda: c.maxloc(1j, async_op=True), TypeError),
+            (lambda: c.all_reduce(np.broadcast_to(1.0, (2,)), async_op=True), ValueError),
+            (lambda: c.all_gather(x, view=True, async_op=True), ValueError),
+            (lambda: c.scatter([1], src=c.rank, async_op=True), ValueError),
+            (lambda: c.reduce_scatter(np.ones(3), [x, x], async_op=True), ValueError),
+        ):
+            with pytest.raises(error):
+                call()
+        assert c.all_reduce(1, async_op=True).result() == 2
+
+    ranks(2, work)
+
+
+def test_shared_outputs_that_overlap(ranks: Any) -> None:
+    """Overlapping outputs of two ranks raise on all when waited for, and nothing else is hurt."""
+
+    def work(c: Communicator) -> None:
+        store, handle = context_of(c).store, None
+        if c.rank == 0:
+            whole = store.empty(4)
+            whole[...] = 1
+            handle = store.handle(whole, writable=True)
+        handle = c.broadcast(handle)
+        if c.rank:
+            whole = store.attach(handle, writable=True)
+        w = c.scatter(whole[:2], [np.zeros(2)] * 2 if c.rank == 0 else None, src=0, async_op=True)
+        later = c.all_reduce(1, async_op=True)
+        with pytest.raises(ValueError, match="overlapping memory"):
+            w.wait()
+        assert later.result() == 2
+        assert (whole == 1).all()
+        c.barrier()
+
+    ranks(2, work)
+
+
+@pytest.mark.fault("F3")
+@pytest.mark.parametrize("end", ["finishes", "dies", "fails"])
+def test_asking_again_and_again(outcomes: Any, end: str) -> None:
+    """Who only asks is told as well when the other one finished, died or failed."""
+
+    def work(c: Communicator) -> list[str]:
+        if c.rank == 1:
+            time.sleep(0.1)
+            if end == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if end == "fails":
+                raise ZeroDivisionError
+            return []
+        works = [c.irecv(src=1)] if c.rank == 0 else [c.all_reduce(1, async_op=True)]
+        try:
+            while not works[0].is_completed():
+                time.sleep(0.001)
+        except (PeerFailedError, DeadlockError, CollectiveMismatchError) as error:
+            return [str(error)]
+        return ["completed"]
+
+    found = outcomes(3, work)
+    for outcome in (found[0], found[2]):
+        assert outcome.error is None, outcome
+        # Whoever looks first says what it sees; the other may hear it from there, when rank 0 has ended too.
+        assert re.search("rank 1|ranks 0-1", outcome.value[0]), outcome
+
+
+@pytest.mark.fault("F64")
+def test_a_forked_child_cannot_wait(ranks: Any) -> None:
+    """In a forked child a work raises ForkedRankError; the rank itself goes on with it."""
+    forked, has_forked = os.pipe()
+
+    def work(c: Communicator) -> None:
+        works = [c.all_reduce(1, async_op=True) if c.rank == 0 else None, c.irecv(src=1 - c.rank)]
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for w in works:
+                try:
+                    if w is not None:
+                        w.wait()
+                except ForkedRankError:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (2 if c.rank == 0 else 1)
+        # Else a quick rank 1 completes both works of rank 0 before rank 0 forks: nothing to wait for there.
+        if c.rank == 0:
+            os.write(has_forked, b"x")
+        else:
+            os.read(forked, 1)
+        w = works[0] or c.all_reduce(1, async_op=True)
+        assert w.result() == 2
+        c.send("x", 1 - c.rank)
+        assert works[1] is not None
+        assert works[1].result() == "x"
+
+    try:
+        ranks(2, work)
+    finally:
+        os.close(forked)
+        os.close(has_forked)
