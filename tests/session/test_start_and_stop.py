@@ -1,0 +1,120 @@
+"""Ranks of a session: they start, grow in number, restart, are idle and end."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from nbparallel.session import Session
+from nbparallel.testing.processes import rank_pool
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_both_start_methods_work_and_leave_nothing(method: str) -> None:
+    """Start, run, stop: no process, descriptor or thread stays (the autouse check looks)."""
+    with Session(2, start_method=method) as session:
+        assert session.run("rank").values == [0, 1]
+        assert session.statistics().start_method == method
+    assert session.closed
+    with pytest.raises(RuntimeError, match="was stopped"):
+        session.run("1")
+
+
+def test_growing_and_shrinking() -> None:
+    """New ranks join; ranks that hold variables are not taken away."""
+    with Session(2) as session:
+        session.run("mine = rank")
+        session.resize(4)
+        assert session.run("world_size").values == [4] * 4
+        session.run("mine = rank")
+        with pytest.raises(ValueError, match=r"ranks 2-3 would be ended and hold variables .*mine"):
+            session.resize(2)
+        session.run("del mine", ranks=[2, 3])
+        session.resize(2)
+        assert session.run("mine + world_size").values == [2, 3]
+
+
+@pytest.mark.by_turns
+def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
+    """A rank that has only modules and names of the notebook may go; not one that may have changed them."""
+
+    def half(value: float) -> float:
+        return value / 2
+
+    notebook = {"x": np.arange(4.0), "scale": 3, "half": half, "math": math, "parts": [1]}
+    with Session(3) as session:
+        session.run("import os, numpy as np\nhalf(x[0] * scale) + math.pi + len(parts)", namespace=notebook)
+        session.resize(2)
+        assert session.run("x[1] * scale", namespace=notebook).values == [3.0, 3.0]
+        session.run("parts.append(rank)", namespace=notebook)
+        with pytest.raises(ValueError, match=r"rank 1 would be ended and holds variables \(.*: parts\)"):
+            session.resize(1)
+        session.run("del parts; scale = 4", namespace=notebook)
+        with pytest.raises(ValueError, match=r"\(rank 1: scale\)"):
+            session.resize(1)
+
+
+def test_a_press_after_the_end_is_no_error() -> None:
+    """Ctrl-C while a start that failed is cleaned up, or `interrupt` beside `stop`, finds nobody to wake."""
+    session = Session(1)
+    session.start()
+    pool = rank_pool(session)
+    session.stop()
+    pool.wake()
+
+
+def test_restart_of_one_rank_keeps_the_others() -> None:
+    """Same number, fresh process; the others are the same processes with their variables."""
+    with Session(3) as session:
+        session.run("x = rank")
+        before = [rank.pid for rank in session.statistics().ranks]
+        session.restart(1)
+        after = [rank.pid for rank in session.statistics().ranks]
+        assert after[0] == before[0]
+        assert after[2] == before[2]
+        assert after[1] != before[1]
+        assert session.run("'x' in globals()").values == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "text"),
+    [
+        (0, ValueError, "at least 1"),
+        (-3, ValueError, "at least 1"),
+        (10_000, ValueError, "do not fit this machine"),
+        (1.5, TypeError, "integer"),
+        (True, TypeError, "integer"),
+    ],
+)
+def test_impossible_numbers_of_ranks_are_refused_with_the_reason(
+    size: object, kind: type[Exception], text: str
+) -> None:
+    """Nothing is started for a number that cannot be."""
+    with pytest.raises(kind, match=text):
+        Session(size)  # type: ignore[arg-type]
+
+
+@pytest.mark.by_turns
+def test_an_idle_session_uses_no_cpu() -> None:
+    """No process of a session wakes up while nothing runs."""
+    import psutil
+
+    with Session(2) as session:
+        session.run("1")
+        statistics = session.statistics()
+        pids = [statistics.supervisor_pid, statistics.template_pid, *(rank.pid for rank in statistics.ranks)]
+        processes = [psutil.Process(pid) for pid in pids]
+
+        def activity() -> list[object]:
+            return [(p.cpu_times()[:2], p.num_ctx_switches().voluntary) for p in processes]
+
+        for _ in range(100):  # ranks tidy up for a moment after they have reported
+            before = activity()
+            time.sleep(0.05)
+            if activity() == before:
+                break
+        time.sleep(1.0)  # the subject: a second in which nothing may happen
+        assert activity() == before
