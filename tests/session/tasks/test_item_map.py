@@ -1,4 +1,4 @@
-"""A function mapped over items: order, who takes which, what travels, what goes wrong, what is shown."""
+"""A function mapped over items: order, who takes which, what travels, what goes wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ import nbparallel as nbp
 from nbparallel.errors import BusyError, FileDescriptorLimitError, ParallelError, UnpicklableError
 from nbparallel.session import Session, running_sessions
 from nbparallel.session.tasks.item_map import ItemMap, chunks_of
-from nbparallel.session.tasks.progress import ProgressBar
 from nbparallel.testing.waiting import wait_until
 from nbparallel.transfer import pickling
 
@@ -241,76 +240,6 @@ def test_an_interrupt_ends_it(two: Session) -> None:
         two.map(work, range(2))
     presser.join()
     assert two.map(abs, [-1]) == [1]
-
-
-def test_tqdm_s_bar_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[str]) -> None:
-    """Where tqdm is installed its bar ends at all items; with progress=False nothing is shown."""
-    pytest.importorskip("tqdm", reason="tqdm is not installed")
-    two.map(abs, range(7))
-    assert "100%|" in (shown := capfd.readouterr().err)
-    assert "7/7" in shown
-    two.map(abs, range(7), progress=False)
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.fixture
-def without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make tqdm as if it were not installed."""
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-
-
-@pytest.mark.usefixtures("without_tqdm")
-def test_a_line_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[str]) -> None:
-    """Without tqdm one line counts the items, also those of a map that fails."""
-    two.map(abs, range(7))
-    assert capfd.readouterr().err.endswith("\r7 of 7 items\n")
-    go_on = nbp.zeros(1)
-
-    def work(item: int) -> float:
-        while item == 0 and not go_on[0]:
-            time.sleep(0.001)
-        return 1 / item
-
-    release = threading.Timer(0.5, lambda: go_on.__setitem__(0, 1))
-    release.start()
-    with pytest.raises(ParallelError):
-        two.map(work, range(3))
-    release.join()
-    assert capfd.readouterr().err == "\r2 of 3 items\n"
-
-
-def test_a_broken_bar_is_no_failure(two: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the front end raises is a warning; the results are complete."""
-
-    class Broken:
-        def update(self, more: int) -> None:
-            raise BrokenPipeError("nobody listens")
-
-    monkeypatch.setattr("nbparallel.session.tasks.progress._tqdm", lambda total: Broken())
-    with pytest.warns(RuntimeWarning, match="no longer shown .*BrokenPipeError"):
-        assert two.map(abs, range(-3, 0)) == [3, 2, 1]
-
-
-def test_the_bar_moves_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time goes on while nothing is done; equal numbers are not drawn again."""
-    calls: list[str] = []
-
-    class Bar:
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *args: calls.append(name)
-
-    monkeypatch.setattr("nbparallel.session.tasks.progress._tqdm", lambda total: Bar())
-    monkeypatch.setattr("nbparallel.session.tasks.progress.REFRESH_SECONDS", 1e9)
-    bar = ProgressBar(5)
-    bar.show(0)
-    bar.show(2)
-    bar.show(2)
-    assert calls == ["update"]
-    monkeypatch.setattr("nbparallel.session.tasks.progress.REFRESH_SECONDS", 0.0)
-    bar.show(2)
-    bar.close()
-    bar.close()
-    assert calls == ["update", "refresh", "close"]
 
 
 @pytest.mark.slow
