@@ -16,7 +16,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in (".", "m
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-FAULT_FILES = {"test_faults.py", "test_mismatch.py", "test_deadlock.py", "test_damaged_handles.py"}
+FAULT_FILES = {
+    "test_faults.py",
+    "test_mismatch.py",
+    "test_ended_ranks.py",
+    "test_deadlock.py",
+    "test_damaged_handles.py",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
