@@ -13,6 +13,7 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.tasks.progress import ProgressBar
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +45,20 @@ def test_a_line_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[st
     """Without tqdm one line counts the items, also those of a map that fails."""
     two.map(abs, range(7))
     assert capfd.readouterr().err.endswith("\r7 of 7 items\n")
-    go_on = nbp.zeros(1)
+    done, go_on = nbp.zeros(3), nbp.zeros(1)
 
     def work(item: int) -> float:
         while item == 0 and not go_on[0]:
             time.sleep(0.001)
+        done[item] = 1
         return 1 / item
 
-    release = threading.Timer(0.5, lambda: go_on.__setitem__(0, 1))
+    def fail_last() -> None:
+        wait_until(lambda: done[1:].all())
+        time.sleep(0.5)  # the notebook learns of both results
+        go_on[0] = 1
+
+    release = threading.Thread(target=fail_last)
     release.start()
     with pytest.raises(ParallelError):
         two.map(work, range(3))
