@@ -15,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = {"nbparallel": ".", "nbparallel_magics": "magics", "nbparallel_widgets": "widgets"}
+BESIDE = ("tests", "benchmarks")
+"""Folders of Python that no user imports; the rules of sizes hold there too."""
 GENERATED = {"__pycache__"}
 
 
@@ -47,11 +49,19 @@ class SourceTree:
         """Return the dotted names directly below a package."""
         return [name for name in self.modules if name.rpartition(".")[0] == package]
 
+    @cached_property
+    def files(self) -> list[Path]:
+        """Every Python file: of the library, the tests and the benchmarks."""
+        beside = [path for folder in BESIDE for path in sorted((self.root / folder).rglob("*.py"))]
+        return [*self.modules.values(), *beside]
+
     def folder_sizes(self) -> dict[str, int]:
-        """Return how many entries each folder has."""
-        folders = {path.parent for path in self.modules.values()}
+        """Return how many entries each folder has, that of tests and of benchmarks among them."""
+        folders = {path.parent for path in self.files}
+        for top in (self.root / name for name in BESIDE):
+            folders |= {above for path in folders for above in path.parents if above.is_relative_to(top)}
         return {
-            str(folder.relative_to(self.root)): sum(e.name not in GENERATED for e in folder.iterdir())
+            str(folder.relative_to(self.root)): sum(map(_is_kept, folder.iterdir()))
             for folder in sorted(folders)
         }
 
@@ -111,6 +121,13 @@ class SourceTree:
                     if there in graph and there != here:
                         graph[here].add(there)
         return graph
+
+
+def _is_kept(entry: Path) -> bool:
+    """Tell whether a folder's entry is more than what Python left of sources that were moved away."""
+    if entry.is_dir():
+        return entry.name not in GENERATED and any(map(_is_kept, entry.iterdir()))
+    return True
 
 
 TREE = SourceTree()

@@ -39,18 +39,20 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 def test_sources_were_found() -> None:
-    """The checks below look at the package, not at an empty folder."""
+    """The checks below look at the library, its tests and its benchmarks, not at empty folders."""
     assert len(SOURCES) > 20
+    assert {"nbparallel", "tests", "tests/architecture", "benchmarks"} <= TREE.folder_sizes().keys()
+    assert {Path(__file__), ROOT / "benchmarks" / "__main__.py"} <= set(TREE.files)
 
 
 def test_a_file_holds_one_idea() -> None:
-    """No source file is longer than 400 lines."""
-    long = [_name(path) for path in SOURCES if len(path.read_text().splitlines()) > MAX_LINES]
+    """No file of the library, the tests or the benchmarks is longer than 400 lines."""
+    long = [_name(path) for path in TREE.files if len(path.read_text().splitlines()) > MAX_LINES]
     assert not long, f"split {long}"
 
 
 def test_a_folder_can_be_read_at_a_glance() -> None:
-    """No folder has more than 16 entries."""
+    """No folder of the library, the tests or the benchmarks has more than 16 entries."""
     found = {folder for folder, entries in TREE.folder_sizes().items() if entries > MAX_ENTRIES}
     assert not found, f"make rooms in {found}"
 

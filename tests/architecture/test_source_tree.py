@@ -47,7 +47,20 @@ def test_chains(tree: SourceTree) -> None:
 
 
 def test_names_and_sizes(tree: SourceTree) -> None:
-    """Classes of one name are found, and every entry of a folder counts."""
+    """Classes of one name are found, and every entry of a folder counts, but what Python itself left."""
     assert repeated(node.name for _, node in tree.classes()) == {"Base"}
-    (tree.root / "nbparallel" / "left" / "__pycache__").mkdir()
+    for left in ("left/__pycache__", "left/moved/__pycache__"):
+        (tree.root / "nbparallel" / left).mkdir(parents=True)
+        (tree.root / "nbparallel" / left / "base.cpython-311.pyc").touch()
     assert tree.folder_sizes()["nbparallel/left"] == 4
+
+
+def test_tests_and_benchmarks_are_measured(tree: SourceTree) -> None:
+    """Their files and folders count, also a folder that has only folders; what they define does not."""
+    for name in ("tests/deep/room/test_base.py", "benchmarks/run.py"):
+        (tree.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree.root / name).write_text("class Base: ...")
+    sizes = SourceTree(tree.root).folder_sizes()
+    assert [sizes[name] for name in ("tests", "tests/deep", "tests/deep/room", "benchmarks")] == [1] * 4
+    assert {path.name for path in SourceTree(tree.root).files} >= {"test_base.py", "run.py"}
+    assert "test_base" not in " ".join(SourceTree(tree.root).modules)
