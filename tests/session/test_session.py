@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, RankExitError
 from nbparallel.session import Session
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -313,9 +313,9 @@ def test_memory_of_a_rank_comes_back_while_it_is_idle(four: Session) -> None:
         "import numpy as np\nif rank == 0: send(np.ones(1 << 20), dst=1)\nelif rank == 1: got = recv(src=0)"
     )
     four.run("got = None", ranks=[1])
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        (phases,) = four.run("[segment.phase for segment in nbp.segments()]", ranks=[0]).values
-        if all(phase == "pooled" for phase in phases):
-            return
-    pytest.fail(f"still {phases}")
+
+    def phases() -> list[str]:
+        (found,) = four.run("[segment.phase for segment in nbp.segments()]", ranks=[0]).values
+        return found  # type: ignore[no-any-return]
+
+    wait_until(lambda: set(phases()) <= {"pooled"}, phases)

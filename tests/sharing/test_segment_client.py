@@ -11,6 +11,7 @@ from nbparallel.errors import ChannelClosedError, ProtocolError, SegmentLostErro
 from nbparallel.sharing import Store
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.stores import store_brokers
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.segments import (
     Fetched,
@@ -255,9 +256,7 @@ def test_a_killed_process_holds_nothing(connected, peer, supervisor):
     both = store.attach(handle)
     only = peer.run("c = store.zeros(5); result = store.handle(c)")
     peer.kill()
-    deadline = time.monotonic() + 5
-    while only.segment in supervisor.server.segments and time.monotonic() < deadline:
-        threading.Event().wait(0.002)
+    wait_until(lambda: only.segment not in supervisor.server.segments)
     assert set(supervisor.server.segments) == {store.handle(array).segment, handle.segment}
     assert both.sum() == 0
     with pytest.raises(SegmentLostError):

@@ -14,7 +14,8 @@ import pytest
 
 from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
 from nbparallel.supervisor.sweep import sweep
-from nbparallel.wire.identity import Process
+from nbparallel.testing.waiting import wait_until
+from nbparallel.wire.identity import Process, ProcessState, process_state
 from nbparallel.wire.owners import Owner
 from tests.supervisor.leftovers import DEAD, ME, WORLD, leave, left_in, owner, token
 
@@ -27,8 +28,6 @@ def stopped() -> Iterator[Process]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         state = None
         while state is None:
-            from nbparallel.wire.identity import process_state
-
             state = process_state(child.pid)
         yield Process(child.pid, state.started)
         child.kill()
@@ -125,15 +124,12 @@ def test_f72_a_thread_that_outlives_its_main_thread_is_no_zombie() -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        from nbparallel.wire.identity import process_state
 
-        deadline = time.monotonic() + 5
-        state = process_state(child.pid)
-        while (state is None or state.letter != "Z") and time.monotonic() < deadline:
-            time.sleep(0.005)
-            state = process_state(child.pid)
-        assert state is not None
-        assert state.letter == "Z"
+        def zombie() -> ProcessState | None:
+            found = process_state(child.pid)
+            return found if found is not None and found.letter == "Z" else None
+
+        state = wait_until(zombie)
         result = OwnerLiveness(WORLD, None).check(
             owner(Process(child.pid, state.started)), time.time(), on_disk=False
         )

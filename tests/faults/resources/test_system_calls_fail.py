@@ -19,6 +19,7 @@ from nbparallel.sharing import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.supervisor.event_loop import Outbox, take
 from nbparallel.testing.processes import rank_pool
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
 
@@ -163,10 +164,7 @@ def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
             assert session.statistics().ranks[1].pid == pids[1]
         else:
             rank_pool(session).supervisor.broker._channel._socket.shutdown(socket.SHUT_RDWR)
-            deadline = time.monotonic() + 10
-            while not rank_pool(session).lost:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: rank_pool(session).lost)
             assert session.run("all_reduce(rank)").values == [1, 1]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
 
 from nbparallel.testing.kernel import CellOutcome, Kernel
+from nbparallel.testing.waiting import wait_until
 
 pytestmark = pytest.mark.time_limit(90)
 
@@ -251,6 +251,4 @@ def test_memory_goes_back_when_its_cell_ends(kernel: Kernel) -> None:
     assert kernel.run("%%parallel\n1;").status == "ok"  # the ranks let go of the deleted name
     # The supervisor's word that nobody uses it any more may still be on its way: every cell looks again.
     look = "assert all(s.phase == 'pooled' for s in nbparallel.segments()), nbparallel.segments()"
-    deadline = time.monotonic() + 30
-    while (phases := kernel.run(look)).status != "ok":
-        assert time.monotonic() < deadline, phases.evalue
+    wait_until(lambda: kernel.run(look).status == "ok", lambda: kernel.run(look).evalue)

@@ -217,10 +217,7 @@ def test_late_output_is_shown_as_it_comes(page: Page) -> None:
     wait_until_shown(page, "last\n")
     assert page.shown[-2][1] == {"image/png": "y"}
     assert page.clears == 0
-    end = time.monotonic() + 5
-    while any(thread.name == "nbparallel-output" for thread in threading.enumerate()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: all(thread.name != "nbparallel-output" for thread in threading.enumerate()))
 
 
 def test_updates_belong_to_their_rank(page: Page) -> None:

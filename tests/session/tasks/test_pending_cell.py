@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from nbparallel.errors import BusyError, ClosedError, ParallelError
 from nbparallel.session import PendingCell, Session
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,7 @@ def session() -> Iterator[Session]:
 
 
 def _wait_for_text(pending: PendingCell, text: str) -> None:
-    deadline = time.monotonic() + 30
-    while text not in pending.stdout(0):
-        assert time.monotonic() < deadline, pending
-        time.sleep(0.01)
+    wait_until(lambda: text in pending.stdout(0), pending)
 
 
 def test_a_submitted_cell_runs_while_its_caller_goes_on() -> None:
@@ -106,9 +103,7 @@ def test_callbacks_are_called_once_before_or_after_the_end(session: Session) -> 
     pending = session.submit("import time\ntime.sleep(0.2)")
     pending.add_done_callback(lambda cell: heard.append(cell.state))
     pending.result(30)
-    deadline = time.monotonic() + 30
-    while not heard and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: heard)
     pending.add_done_callback(lambda cell: heard.append("late"))
     assert heard == ["done", "late"]
 
@@ -127,10 +122,7 @@ def test_stopping_the_session_ends_it() -> None:
         pending = session.submit("import time\nprint('asleep', flush=True)\ntime.sleep(100)")
         _wait_for_text(pending, "asleep")
     assert isinstance(pending.exception(30), ClosedError)
-    deadline = time.monotonic() + 30
-    while any(thread.name == "nbparallel-pending" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: all(thread.name != "nbparallel-pending" for thread in threading.enumerate()))
 
 
 @pytest.mark.fault

@@ -5,7 +5,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.testing.leaks import names_of
 from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
 from nbparallel.testing.stores import own_sources, store_brokers
+from nbparallel.testing.waiting import wait_until
 
 SHM = Path("/dev/shm")
 NAMED = ("file_system", "mmap")
@@ -218,10 +218,7 @@ def test_names_of_a_killed_rank_go_within_a_second():
         session.run("x = nbp.share(np.ones(100_000), strategy='file_system')", namespace={"np": np})
         assert len(names_of(os.getpid())) == 2
         os.kill(session.statistics().ranks[1].pid, 9)
-        deadline = time.monotonic() + 1.0
-        while len(names_of(os.getpid())) > 1:
-            assert time.monotonic() < deadline, names_of(os.getpid())
-            time.sleep(0.005)
+        wait_until(lambda: len(names_of(os.getpid())) <= 1, lambda: names_of(os.getpid()), seconds=1.0)
         assert session.run("float(x.sum())", ranks=[0]).values[0] == 1e5
     assert names_of(os.getpid()) == []
 
@@ -244,10 +241,7 @@ def test_names_of_a_killed_notebook_go_with_the_session():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
     )
     assert int(done.stdout) >= 3, done.stderr
-    deadline = time.monotonic() + 2.0
-    while names() - before:
-        assert time.monotonic() < deadline, names() - before
-        time.sleep(0.005)
+    wait_until(lambda: names() <= before, lambda: names() - before, seconds=2.0)
 
 
 @pytest.mark.parametrize(("client", "made"), [(0, True), (1, False)])

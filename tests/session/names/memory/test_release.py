@@ -1,7 +1,6 @@
 """What a rank deletes is gone there, and no longer holds memory."""
 
 import gc
-import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.sharing import current_store
+from nbparallel.testing.waiting import wait_until
 from tests.session.names.pair import Pair
 
 
@@ -86,11 +86,12 @@ def test_memory_goes_when_ranks_and_notebook_have_deleted_it():
         session.run("del x")
         del names["x"]
         gc.collect()
-        deadline = time.monotonic() + 5
-        while any(record.segment == segment for record in store.segments()):
-            assert time.monotonic() < deadline, store.segments()
+
+        def is_gone():
             store.drain()
-            time.sleep(0.005)
+            return all(record.segment != segment for record in store.segments())
+
+        wait_until(is_gone, store.segments)
         assert session.run("float(keep[0])", namespace={}).values == [0, 0]
 
 
