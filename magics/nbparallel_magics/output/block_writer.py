@@ -17,6 +17,8 @@ class BlockWriter:
         """What is on the screen, one piece for each label."""
         self.size = 0
         """Characters of text that were shown, also those that were taken back."""
+        self.on_page = 0
+        """Characters of text that are shown now."""
         self.live = ""
         """The lines that change while they are shown, as they were shown last."""
         self._continuable = False
@@ -26,6 +28,7 @@ class BlockWriter:
         """Clear the output and show `pieces` instead."""
         self._publisher.clear(then_more=bool(pieces))
         self.shown, self._continuable, self._unended, self.live = [], False, None, ""
+        self.on_page = 0
         self.show(pieces)
 
     def show(self, pieces: Sequence[Piece]) -> None:
@@ -114,6 +117,7 @@ class BlockWriter:
     def _flush(self, buffered: list[tuple[str, str]]) -> None:
         for name, text in buffered:
             self.size += len(text)
+            self.on_page += len(text)
             self._publisher.stream(name, text)
         buffered.clear()
 

@@ -32,6 +32,10 @@ from nbparallel_magics.output.screen import moves_cursor
 
 INTERVAL = 0.08
 """Seconds: together with what the session waits for more (0.1 s at most) less than the promised 0.2 s."""
+RENDER_SECONDS = 1e-6
+"""For each character on the page, added to `INTERVAL`: a browser renders all text of a stream again whenever
+more comes.  JupyterLab 4.6 on a busy machine takes about this long; a page that falls behind loses output.
+"""
 LIMIT = 10 << 20
 """Characters of one cell's output that a notebook shows."""
 
@@ -220,7 +224,7 @@ class CellOutput:
             self._ticker.start()
 
     def _tick(self) -> None:
-        while not self._ended.wait(INTERVAL):
+        while not self._ended.wait(self._pause()):
             with self._showing:
                 self._show_new()
 
@@ -230,11 +234,15 @@ class CellOutput:
             with self._showing:
                 self._show_new()
                 self._forget()
-            time.sleep(INTERVAL)
+            time.sleep(self._pause())
             with self._lock:
                 if not self._has_new():
                     self._ticker = None
                     return
+
+    def _pause(self) -> float:
+        """Return the seconds until new output is shown."""
+        return INTERVAL + (RENDER_SECONDS * self._writer.on_page if self._publisher.renders_again else 0)
 
     def _has_new(self) -> bool:
         return bool(

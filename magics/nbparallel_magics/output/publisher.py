@@ -27,8 +27,9 @@ from typing import Any, Protocol
 
 from nbparallel_magics.output.notebook_messages import NotebookOutput
 
-_LARGEST_MESSAGE = 256 * 1024
-"""Characters of one stream message; a larger text is sent in several."""
+_LARGEST_MESSAGE = 1_100_000
+"""Bytes of JSON in one stream message: two are below the server's limit.  A larger text is sent in several,
+and a front end renders all of it again for each."""
 _SERVER_WINDOW = 3.0
 """Seconds over which the Jupyter server counts."""
 _SERVER_BYTES = 2_400_000
@@ -40,6 +41,8 @@ class Publisher(Protocol):
 
     separate_streams: bool
     """Whether stdout and stderr are shown apart, so that one cannot end in the other's line."""
+    renders_again: bool
+    """Whether more text of a stream makes what is there be rendered again."""
 
     @property
     def can_clear(self) -> bool:
@@ -113,6 +116,7 @@ class KernelPublisher:
     """Sends messages of the cell during which it was made, also after its end."""
 
     separate_streams = True
+    renders_again = True
     can_live = True
 
     def __init__(self, kernel: Any, parent: Any, notebook: NotebookOutput | None = None) -> None:
@@ -128,10 +132,14 @@ class KernelPublisher:
         return self._notebook is not None and self._notebook.covers(self._parent) and not is_logged()
 
     def stream(self, name: str, text: str) -> None:
-        for start in range(0, len(text), _LARGEST_MESSAGE):
-            part = text[start : start + _LARGEST_MESSAGE]
+        start = 0
+        while start < len(text):
+            length = _LARGEST_MESSAGE
+            while (nbytes := len(json.dumps(part := text[start : start + length]))) > _LARGEST_MESSAGE:
+                length = min(length, len(part)) * _LARGEST_MESSAGE // nbytes - 1
+            start += len(part)
             if self._pacer:
-                self._pacer.wait_for(len(json.dumps(part)))
+                self._pacer.wait_for(nbytes)
             self._send("stream", {"name": name, "text": part})
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
@@ -196,6 +204,7 @@ class PlainPublisher:
     """Prints: in a terminal, under ``%%capture``, or in a kernel that is not ipykernel."""
 
     separate_streams = False
+    renders_again = False
     can_clear = False
 
     def __init__(self, shell: Any) -> None:

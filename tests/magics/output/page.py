@@ -12,8 +12,8 @@ class Page:
 
     separate_streams = True
 
-    def __init__(self, *, can_clear: bool = True, can_live: bool = True) -> None:
-        self.can_clear, self.can_live = can_clear, can_live
+    def __init__(self, *, can_clear: bool = True, can_live: bool = True, renders_again: bool = True) -> None:
+        self.can_clear, self.can_live, self.renders_again = can_clear, can_live, renders_again
         self.lives: list[str] = []
         self.shown: list[Any] = []
         self.clears = 0

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
 from nbparallel.testing.waiting import wait_until
+from nbparallel_magics.output import cell_output
+from nbparallel_magics.output.block_writer import BlockWriter
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.layout import Piece, Text
 from tests.magics.output.page import Page
 
 
@@ -293,3 +297,38 @@ def test_an_animation_stays_within_the_budget(page: Page) -> None:
     assert page.published <= 2 * printed + 4096
     assert "frame 19" in page.text
     assert "frame 18" not in page.text
+
+
+def test_a_page_full_of_text_is_seldom_rendered_again(page: Page) -> None:
+    """New output waits in proportion to what is there: else a browser falls behind a print loop."""
+    out = CellOutput(page)
+    out.stream(0, "stdout", ("x" * 99 + "\n") * 4000)
+    wait_until_shown(page, "x")
+    for line in range(40):
+        out.stream(0, "stdout", f"line {line}\n")
+        time.sleep(0.02)
+    live = list(page.times)
+    out.finish()
+    assert all(later - earlier >= 0.3 for earlier, later in pairwise(live))
+    assert page.text.endswith("line 39\n")
+
+
+def test_a_terminal_shows_new_lines_below_much_text_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It renders nothing again; here a thousand characters would mean a wait of a thousand seconds."""
+    monkeypatch.setattr(cell_output, "RENDER_SECONDS", 1.0)
+    page = Page(can_clear=False, renders_again=False)
+    out = CellOutput(page)
+    out.stream(0, "stdout", "x" * 1000 + "\n")
+    wait_until_shown(page, "x")
+    out.stream(0, "stdout", "more\n")
+    wait_until_shown(page, "more")
+    out.finish()
+
+
+def test_what_was_cleared_is_not_rendered_again(page: Page) -> None:
+    """After an animation's frame only the new one is on the page."""
+    writer = BlockWriter(page)
+    writer.show([Piece((0,), Text("stdout", "x" * 1000 + "\n"))])
+    assert writer.on_page > 1000
+    writer.show_again([Piece((0,), Text("stdout", "new\n"))])
+    assert (writer.on_page, writer.size > 1000) == (len("[rank 0] new\n"), True)
