@@ -73,3 +73,8 @@ def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}: use {_ELSEWHERE[name]!r}")
     raise importlib.import_module("nbparallel.errors").misspelt(name, __name__, __all__)
+
+
+def __dir__() -> list[str]:
+    dunders = (name for name in globals() if name.startswith("__"))
+    return sorted({*dunders, *__all__})

@@ -42,6 +42,11 @@ def test_every_name_is_there() -> None:
     assert issubclass(mp.Process, multiprocessing.Process)  # type: ignore[attr-defined]
 
 
+def test_tab_offers_every_public_name_and_nothing_else() -> None:
+    """Those that load on demand as well, such as `Executor`; not the modules that this one imports."""
+    assert {name for name in dir(mp) if not name.startswith("__")} == set(mp.__all__)
+
+
 def test_a_misspelt_name_is_suggested() -> None:
     """As in the other modules of the package."""
     with pytest.raises(AttributeError, match="did you mean 'Queue'"):
