@@ -212,8 +212,9 @@ def _advice(cell: BackgroundCell) -> str:
         return f"In[{cell.number}] has failed on the ranks: %parallel_result _{cell.number} raises its error"
     if cell.pending.done():
         return f"In[{cell.number}] has ended on the ranks: %parallel_result puts its values into {cell.out}"
+    what = "has not begun" if cell.pending.state == "queued" else "still runs"
     return (
-        f"{cell.out} has no values yet, because In[{cell.number}] still runs on the ranks: %parallel_result "
+        f"{cell.out} has no values yet, because In[{cell.number}] {what} on the ranks: %parallel_result "
         "waits for it"
     )
 

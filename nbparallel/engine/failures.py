@@ -91,7 +91,9 @@ def _advice(name: str, state: RankState) -> str:
     if name not in state.variables:
         return ""  # the cell has deleted it
     how = ""
-    if hasattr(sys.modules.get("nbparallel.distributed"), name):
+    if name in ("rank", "world_size"):
+        how = f": write `nbparallel.distributed.get_{name}()` in it"
+    elif hasattr(sys.modules.get("nbparallel.distributed"), name):
         how = f": write `from nbparallel.distributed import {name}` in it"
     return f"; it is predefined in cells, not in a function from elsewhere{how}"
 

@@ -71,9 +71,9 @@ class SessionLock:
                 if holder is not interrupts:
                     interrupts.check()
                     raise BusyError(
-                        "the ranks are busy with another cell: wait for it with %parallel_result; to stop "
-                        "it, interrupt that wait, or call cancel() of what --async returned (in Python: "
-                        "session.interrupt())"
+                        "the ranks are busy with another cell: wait for it with %parallel_result, or give "
+                        "a cell --queue; to stop it, interrupt that wait, or call cancel() of what --async "
+                        "returned (in Python: session.interrupt())"
                     )
                 yield interrupts
             except (ClosedError, ParallelError, CellTimeoutError):

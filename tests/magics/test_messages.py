@@ -98,7 +98,7 @@ def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
         assert len("".join(used.traceback).splitlines()) == 1, used.traceback
     assert "has no values yet" in kernel.run("late").result
     busy = kernel.run("%%parallel\nlate")
-    assert "to stop it, interrupt that wait, or call cancel()" in busy.evalue
+    assert "give a cell --queue; to stop it, interrupt that wait, or call cancel()" in busy.evalue
     kernel.run("flag[0] = 1")
     fetched = kernel.run("kept = %parallel_result")
     assert (text(fetched), fetched.result) == ("", "")
@@ -108,6 +108,10 @@ def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
     assert kernel.run("kept.seconds > 0, kept[1].stdout").result == "(True, 'printed\\n')"
     again = kernel.run("%parallel_result")
     assert (text(again).count("printed"), again.result) == (1, "")
+    kernel.run("flag[0] = 0\n%parallel --async while not flag[0]: pass")
+    kernel.run("%parallel --async --queue -o queued 1")
+    assert re.search(r"because In\[\d+\] has not begun on the ranks", kernel.run("queued").result)
+    kernel.run("flag[0] = 1\n%parallel_result")
 
 
 @pytest.mark.by_turns

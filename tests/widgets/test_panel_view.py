@@ -278,7 +278,8 @@ def test_what_the_last_cell_did_is_not_what_happens_now() -> None:
 
 def test_only_figures_of_a_cell_that_runs_can_stand_still() -> None:
     """They hold what the style sheet shows when no news come; what is shown once, or is over, does not."""
-    assert "No news for 5 s" in PanelView(STRAGGLER).figures_bundle()["text/html"]
+    stale = PanelView(STRAGGLER).figures_bundle()["text/html"]
+    assert "No news for 5 s: after the page was loaded again or the kernel was restarted" in stale
     assert "No news" not in PanelView(STRAGGLER)._repr_html_()
     assert "No news" not in PanelView(STRAGGLER).figures_bundle()["text/plain"]
     assert "No news" not in PanelView(DONE).figures_bundle()["text/html"]

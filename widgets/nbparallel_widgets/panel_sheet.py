@@ -70,8 +70,9 @@ border-radius:3px;padding:0 8px;cursor:pointer}
 """Sent once with a panel, not with each of its figures."""
 
 STALE = (
-    '<div class="nbp"><p class="nbp-stale">No news for 5 s: after the page was loaded again, or in another '
-    "window, this panel stands still. <code>%parallel_panel</code> shows it as it is.</p></div>"
+    '<div class="nbp"><p class="nbp-stale">No news for 5 s: after the page was loaded again or the kernel '
+    "was restarted, or in another window, this panel stands still. <code>%parallel_panel</code> shows it as "
+    "it is.</p></div>"
 )
 """Shown by the style sheet if a figure of a cell that runs is not replaced by the next one."""
 

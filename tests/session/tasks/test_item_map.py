@@ -346,3 +346,9 @@ def test_an_operation_in_a_function_that_is_sent(two: Session) -> None:
     exec("def sums(item): return all_reduce(item)", names)
     with pytest.raises(ParallelError, match=r"from nbparallel\.distributed import all_reduce"):
         two.call(names["sums"], 1)
+    exec("def where(item): return rank", names)
+    with pytest.raises(ParallelError, match=r"write `nbparallel\.distributed\.get_rank\(\)` in it"):
+        two.map(names["where"], [1])
+    found = {"__name__": "__main__"}
+    exec("import nbparallel\ndef where(item): return nbparallel.distributed.get_rank()", found)
+    assert two.map(found["where"], [1])[0] in (0, 1)
