@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import sys
@@ -294,6 +295,7 @@ def _race_check(state: RankState, task: CellTask, report: TaskReport) -> Iterato
             transformers.remove(own)
         for name in SEEN_NAMES:
             state.variables.pop(name, None)
+        own.restore_functions(state.shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         report.accesses = check.log()
 
 

@@ -35,12 +35,21 @@ CONVERTING = (
 """Of numpy: return a view where they can, else a copy."""
 EXPOSING = ("nditer", "nested_iters", "frombuffer", "from_dlpack")
 """Of numpy: what they return looks at the memory itself."""
+ITERATING = ("nditer", "nested_iters")
+"""Of these: write only what `op_flags` say."""
 TENSORS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 """Of torch: share the memory."""
 COPIES = ("tensor",)
 """Of torch: read all."""
 _MASKED = "numpy.ma"
 Namespace = MutableMapping[str, Any]
+_open: _Replacements | None = None
+"""Those of the cell that runs."""
+
+
+def _set_open(replacements: _Replacements | None) -> None:
+    global _open
+    _open = replacements
 
 
 @contextmanager
@@ -58,23 +67,56 @@ def doors(recorder: AccessRecorder, namespace: Namespace | None = None) -> Itera
         if not hasattr(np.ndarray, "__buffer__"):  # before 3.12; then it says so itself
             for name in ("memoryview", "bytearray"):
                 replaced.replace_name(name, _exposing(getattr(builtins, name), name))
-        torch = sys.modules.get("torch")
-        if hasattr(torch, "from_numpy"):
-            for name in TENSORS:
-                replaced.replace(
-                    torch, name, lambda original: _exposing(original, f"torch.{original.__name__}")
-                )
-            for name in COPIES:
-                replaced.replace(torch, name, _reading)
-        _register_numba()
+        stack.callback(_set_open, _open)
+        _set_open(replaced)
+        open_library_doors()
         yield
 
 
+def open_library_doors() -> None:
+    """Replace the functions of torch and numba, if they were imported since."""
+    torch = sys.modules.get("torch")
+    if _open is None:
+        return  # a function of the cell that is called later
+    if "torch" not in _open.libraries and not _is_initializing(torch) and hasattr(torch, "from_numpy"):
+        _open.libraries.add("torch")
+        for name in TENSORS:
+            _open.replace(torch, name, lambda original: _exposing(original, f"torch.{original.__name__}"))
+        for name in COPIES:
+            _open.replace(torch, name, _reading)
+    _register_numba()
+
+
+def _is_initializing(module: Any) -> bool:
+    """Whether another thread imports it: what takes a name from it now would keep it."""
+    return getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
 class _Replacements:
-    """Puts functions in the place of others, and these back whatever happens."""
+    """Puts functions in the place of others, and these back whatever happens.
+
+    Attributes
+    ----------
+    libraries : set of str
+        Those whose doors are open.
+    """
 
     def __init__(self, stack: ExitStack, namespace: Namespace | None) -> None:
+        self.libraries: set[str] = set()
         self._stack, self._namespace = stack, namespace if namespace is not None else {}
+        self._modules = set(sys.modules)
+        self._originals: list[tuple[Any, Any]] = []
+        """Replacements, with what they replace."""
+        stack.callback(self._put_back_in_new_modules)
+
+    def _put_back_in_new_modules(self) -> None:
+        """Put functions back into modules that the cell has imported: `from numpy import asarray`."""
+        originals = {id(replacement): original for replacement, original in self._originals}
+        for name in sys.modules.keys() - self._modules:
+            names = getattr(sys.modules.get(name), "__dict__", {})
+            for key, value in list(names.items()):
+                if id(value) in originals:
+                    names[key] = originals[id(value)]
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace an attribute, and what the cell's names have of it."""
@@ -82,6 +124,7 @@ class _Replacements:
         if original is None:
             return
         replacement = make(original)
+        self._originals.append((replacement, original))
 
         def put_back() -> None:
             if getattr(owner, name, None) is replacement:  # else the user's code has put something else there
@@ -146,8 +189,11 @@ def _exposing(original: Any, door: str) -> Any:
     """Return a function, or a class of the same name, that gives the memory of its arguments away."""
 
     def pass_on(args: Any, options: Any) -> tuple[Any, Any]:
+        reads_only = original.__name__ in ITERATING and not any(
+            flag in str((args[1:], options.get("op_flags"))) for flag in ("readwrite", "writeonly")
+        )
         for x in traced_in((args, options)):
-            expose(x, door)
+            expose(x, door, reads_only=reads_only)
         return plain_arguments(args), plain_arguments(options)
 
     @wraps(original, updated=())

@@ -6,20 +6,26 @@
     private[shared]                private[seen_value(private, shared)]
     private.dot(shared)            seen_method(private, "dot")(shared)
     rng.shuffle(shared)            seen_method(rng, "shuffle")(shared)
+    import torch                   import torch; open_library_doors()
 
 A plain array copies from another one, and is indexed by it, within numpy, whatever the other's class.  Code
-that was compiled before, in other cells and modules, stays as it is: such accesses in it are not seen.
+that was compiled before, in other cells and modules, stays as it is: such accesses in it are not seen.  So
+do functions that something else than Python compiles, as numba: it knows none of these calls.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.races.access_log import WRITE
+from nbparallel.distributed.races.recording.doors import open_library_doors
 from nbparallel.distributed.races.recording.numpy_calls.array_methods import expose
 from nbparallel.distributed.races.recording.numpy_calls.numpy_functions import (
     call_recorded,
@@ -39,30 +45,91 @@ RANDOM_METHODS = frozenset({
     "standard_normal",
 })  # fmt: skip
 """Of a generator of random numbers."""
-BYTES_METHODS = frozenset({"readinto", "readinto1", "recv_into", "send", "sendall", "write"})
-"""Of files and sockets: read, or fill, the bytes that they are passed."""
+FILLING = frozenset({"readinto", "readinto1", "recv_into"})
+BYTES_METHODS = FILLING | {"send", "sendall", "write"}
+"""Of files and sockets: fill the bytes that they are passed, or read them."""
 _METHODS = ARRAY_METHODS.keys() | RANDOM_METHODS | BYTES_METHODS
-VALUE_NAME, METHOD_NAME = "__seen_value__", "__seen_method__"
-_Later = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.GeneratorExp
+COMPILERS = frozenset({
+    "cfunc", "compile", "generated_jit", "guvectorize", "jit", "njit", "script", "stencil", "vectorize",
+})  # fmt: skip
+"""Of numba, torch and others: compile the functions that they are passed; `numpy.vectorize` does not."""
+VALUE_NAME, METHOD_NAME, IMPORT_NAME = "__seen_value__", "__seen_method__", "__seen_import__"
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Later = _Function | ast.GeneratorExp
 
 
 class SeenCode(ast.NodeTransformer):
     """Puts the calls into the tree of a cell, which then needs `SEEN_NAMES` among its global names.
 
-    A function may run after the cell, and elsewhere: it imports what it calls.
+    A function may run after the cell, and elsewhere: it imports what it calls.  At the end of the cell
+    `restore_functions` takes the calls out of those that are still there.
     """
 
     def __init__(self) -> None:
         self._functions = 0
+        self._compiled: set[str] = set()
+        """Names of functions of this cell that something else compiles."""
+        self._trees: list[tuple[ast.Module, ast.AST]] = []
+        """Cells with functions, as they were and as they are now."""
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        """Keep a cell that has functions as it was."""
+        parts = list(ast.walk(node))
+        self._compiled = {name for part in parts if isinstance(part, ast.Call) for name in _compiled(part)}
+        plain = copy.deepcopy(node) if any(isinstance(part, _Function) for part in parts) else None
+        self.generic_visit(node)
+        if plain is not None:
+            self._trees.append((plain, node))
+        return node
+
+    def restore_functions(self, flags: int) -> None:
+        """Give the functions that the cell has made, and left, the code that they have without a check.
+
+        `flags` are the compiler's.
+        """
+        plain_code: dict[tuple[object, ...], CodeType] = {}
+        for trees in self._trees:
+            modules: list[Any] = [ast.fix_missing_locations(tree) for tree in trees]
+            plain, with_calls = (
+                _functions_in(compile(module, "<cell>", "exec", flags, True)) for module in modules
+            )
+            plain_code |= {
+                _contents(code): before
+                for before, code in zip(plain, with_calls, strict=False)
+                if _contents(before) != _contents(code) and before.co_freevars == code.co_freevars
+            }
+        self._trees.clear()
+        for function in gc.get_objects() if plain_code else ():
+            if type(function) is FunctionType:
+                code = plain_code.get(_contents(function.__code__))
+                if code is not None:
+                    function.__code__ = code.replace(co_filename=function.__code__.co_filename)
 
     def visit(self, node: ast.AST) -> Any:
-        """Transform a node, and know whether it is in a function."""
+        """Transform a node, and know whether it is in a function; leave what is compiled otherwise."""
+        if self._is_compiled(node):
+            return node
         later = isinstance(node, _Later)
         self._functions += later
         try:
             return super().visit(node)
         finally:
             self._functions -= later
+
+    def _is_compiled(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.FunctionDef) and (
+            node.name in self._compiled or any(map(_is_compiler, node.decorator_list))
+        )
+
+    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
+        """Have the doors of a library opened that was not there when the cell began."""
+        return [node, ast.copy_location(ast.Expr(self._call(IMPORT_NAME, [], node)), node)]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
+        """As `visit_Import`."""
+        if node.module == "__future__":
+            return [node]
+        return [node, ast.copy_location(ast.Expr(self._call(IMPORT_NAME, [], node)), node)]
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         """Have values that are assigned to parts of arrays seen."""
@@ -108,6 +175,8 @@ class SeenCode(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Have arguments of methods seen that plain arrays, generators and files have."""
+        if _is_compiler(node.func) and any(isinstance(part, ast.Lambda) for part in node.args):
+            return node
         self.generic_visit(node)
         method = node.func
         if isinstance(method, ast.Attribute) and method.attr in _METHODS and (node.args or node.keywords):
@@ -120,7 +189,7 @@ class SeenCode(ast.NodeTransformer):
         again = _again(array)
         return value if again is None else self._call(VALUE_NAME, [again, value], value)
 
-    def _call(self, name: str, arguments: list[ast.expr], place: ast.expr) -> ast.Call:
+    def _call(self, name: str, arguments: list[ast.expr], place: ast.expr | ast.stmt) -> ast.Call:
         function: ast.expr = ast.Name(name, ast.Load())
         if self._functions:
             function = _imported(SEEN_NAMES[name].__name__)
@@ -128,6 +197,41 @@ class SeenCode(ast.NodeTransformer):
         for part in ast.walk(function):
             ast.copy_location(part, place)
         return ast.copy_location(call, place)
+
+
+def _is_compiler(part: ast.expr) -> bool:
+    """Whether it is `numba.njit`, `njit` or `njit(parallel=True)`."""
+    if isinstance(part, ast.Call):
+        return _is_compiler(part.func)
+    if isinstance(part, ast.Attribute):
+        owner = part.value.id if isinstance(part.value, ast.Name) else ""
+        return part.attr in COMPILERS and owner not in ("np", "numpy")
+    return isinstance(part, ast.Name) and part.id in COMPILERS
+
+
+def _compiled(call: ast.Call) -> Iterator[str]:
+    """Yield the names of functions that a call compiles."""
+    if _is_compiler(call.func):
+        for argument in call.args:
+            if isinstance(argument, ast.Name):
+                yield argument.id
+
+
+def _functions_in(code: CodeType) -> list[CodeType]:
+    """Return the code of all functions within a piece of code, and within these, in order."""
+    found = []
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            found += [part, *_functions_in(part)]
+    return found
+
+
+def _contents(code: CodeType) -> tuple[object, ...]:
+    """Return what two codes have alike that were compiled from the same lines; they need not be equal."""
+    constants = tuple(
+        _contents(part) if isinstance(part, CodeType) else (type(part), part) for part in code.co_consts
+    )
+    return code.co_name, code.co_firstlineno, code.co_linetable, code.co_code, code.co_names, constants
 
 
 def _imported(name: str) -> ast.expr:
@@ -203,7 +307,10 @@ def seen_method(owner: Any, name: str) -> Callable[..., Any]:
 
         def of_bytes(*args: Any, **options: Any) -> Any:
             for x in traced_in((args, options)):
-                expose(x, name)
+                if name in FILLING:
+                    expose(x, name)
+                else:
+                    read(x)
             return method(*plain_arguments(args), **options)
 
         return of_bytes if hasattr(owner, "fileno") or hasattr(owner, "getvalue") else method
@@ -230,5 +337,7 @@ def _of_generator(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return draw
 
 
-SEEN_NAMES: dict[str, Any] = {VALUE_NAME: seen_value, METHOD_NAME: seen_method}
+SEEN_NAMES: dict[str, Any] = {
+    VALUE_NAME: seen_value, METHOD_NAME: seen_method, IMPORT_NAME: open_library_doors,
+}  # fmt: skip
 """What transformed code calls."""

@@ -142,7 +142,7 @@ def test_every_other_function_of_numpy_is_a_door_or_touches_no_array() -> None:
 
 
 DOORS: dict[str, Any] = {
-    "nditer": lambda x: [float(a) for a in np.nditer(x)],
+    "nditer": lambda x: np.nditer(x, op_flags=["readwrite" if x.flags.writeable else "readonly"]),
     "frombuffer": lambda x: np.frombuffer(x),
     "from_dlpack": lambda x: np.from_dlpack(x),
     "data": lambda x: x.data,

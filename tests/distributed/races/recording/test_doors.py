@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import sys
 from typing import Any
 
@@ -67,6 +68,34 @@ def test_what_the_cell_itself_replaced_stays() -> None:
         assert np.asarray is mine
     finally:
         np.asarray = original
+
+
+def test_modules_that_the_cell_imports_keep_no_door(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from numpy import asarray` in a module that a checked cell imports first is numpy's own afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imported_late.py").write_text(
+        "from numpy import asarray, nditer\nfrom numpy import array as a\n"
+    )
+    original = np.asarray, np.nditer, np.array
+    try:
+        with Memory(np.zeros(4)).checked():
+            module: Any = importlib.import_module("imported_late")
+            assert module.asarray is np.asarray is not original[0]
+        assert (module.asarray, module.nditer, module.a) == original
+    finally:
+        sys.modules.pop("imported_late", None)
+
+
+def test_an_iterator_writes_only_if_it_says_so() -> None:
+    """`numpy.nditer` reads unless its flags name more: ranks that iterate over one array do not race."""
+    x, all_bytes = np.arange(2.0), set(range(16))
+    assert touched_by(x, lambda t: [float(a) for a in np.nditer(t)]) == {READ | POSSIBLE: all_bytes}
+    assert touched_by(x, lambda t: np.nditer(t, ["multi_index"], ["readonly"])) == {
+        READ | POSSIBLE: all_bytes
+    }
+    for flags in ("readwrite", "writeonly"):
+        assert touched_by(x, lambda t, flag=flags: np.nditer(t, op_flags=[flag])) == {ALL: all_bytes}
+        assert touched_by(x, lambda t, flag=flags: np.nditer(t, [], [[flag]])) == {ALL: all_bytes}
 
 
 def test_torch_may_write_what_it_gets_until_the_cell_ends() -> None:

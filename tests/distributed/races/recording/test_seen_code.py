@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from typing import Any
 
 import numpy as np
@@ -97,3 +98,69 @@ def test_files_may_read_and_fill_what_they_get(tmp_path: Any) -> None:
     kinds = _run("import io\nf = io.BytesIO(bytes(32))\nf.readinto(s)", x)
     assert kinds == {READ | WRITE | POSSIBLE: set(range(32))}
     assert not x.any()
+
+
+def test_files_read_what_is_written_to_them() -> None:
+    """Ranks that write one array to files of their own do not race."""
+    assert _run("import io\nio.BytesIO().write(s)", np.arange(4.0)) == {READ: set(range(32))}
+
+
+COMPILED = (
+    "@njit\ndef f(a, i):\n    a[0] = a[i]",
+    "@numba.njit(parallel=True)\ndef f(a, i):\n    a[0] = a[i]",
+    "def f(a, i):\n    a[0] = a[i]\ng = njit(f)\nh = jit(parallel=True)(f)",
+    "f = njit(lambda a, i: a[i])",
+)
+
+
+@pytest.mark.parametrize("code", COMPILED)
+def test_functions_that_something_else_compiles_stay(code: str) -> None:
+    """Numba knows nothing of the calls: it would refuse the function, and the cell would fail."""
+    assert ast.dump(SeenCode().visit(ast.parse(code))) == ast.dump(ast.parse(code))
+
+
+def test_functions_have_their_own_code_after_the_cell() -> None:
+    """Those that the cell leaves run as fast as without a check: methods, closures and lambdas, too."""
+    code = (
+        "def f(a, i):\n    a[0] = a[i]\n    return a[0]\n"
+        "def outer(a):\n    def inner(i):\n"
+        "        return a[i] + [k for k in (0,) for i in (a,)][0]\n    return inner\n"
+        "class C:\n    def get(self, a, i): return a[i]\n"
+        "pair = [lambda a, i: a[i], lambda a, i: a[i]]\n"
+        "inner = outer([5, 6])\n"
+    )
+    seen, names = SeenCode(), {**SEEN_NAMES}
+    exec(compile(ast.fix_missing_locations(seen.visit(ast.parse(code))), "<mine>", "exec"), names)
+    functions = [names["f"], names["outer"], names["inner"], names["C"].get, *names["pair"]]
+    nested = [one.__code__.co_consts for one in functions]
+    assert all("__import__" in one.__code__.co_names for one in functions if one is not names["outer"])
+    assert "__import__" in str([part.co_names for part in nested[1] if hasattr(part, "co_names")])
+    seen.restore_functions(0)
+    for name in SEEN_NAMES:
+        del names[name]
+    assert all("__import__" not in one.__code__.co_names for one in functions)
+    assert "__import__" not in str(
+        [part.co_names for part in names["outer"].__code__.co_consts if hasattr(part, "co_names")]
+    )
+    assert {one.__code__.co_filename for one in functions} == {"<mine>"}
+    assert [names["f"]([1, 2], 1), names["inner"](1), names["outer"]([7])(0)] == [2, 6, 7]
+    assert [names["C"]().get([1, 2], 1), *(one([3, 4], 1) for one in names["pair"])] == [2, 4, 4]
+
+
+def test_a_library_that_the_cell_imports_has_doors(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell may import torch itself."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "torch.py").write_text("def from_numpy(x): return x\ndef tensor(x): return x\n")
+    try:
+        for code in (
+            "import torch\ntorch.from_numpy(s)",
+            "from torch import from_numpy as f\nf(s)",
+            "def g():\n    import torch\n    torch.from_numpy(s)\ng()",
+        ):
+            sys.modules.pop("torch", None)
+            assert _run(code, np.zeros(2)) == {READ | WRITE | POSSIBLE: set(range(16))}, code
+            assert sys.modules["torch"].from_numpy.__module__ == "torch"
+            assert not hasattr(sys.modules["torch"].from_numpy, "__wrapped__")
+    finally:
+        sys.modules.pop("torch", None)

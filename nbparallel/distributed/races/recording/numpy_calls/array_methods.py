@@ -229,11 +229,14 @@ def _exposed(name: str) -> property:
     return property(get)
 
 
-def expose(array: Any, door: str) -> None:
+def expose(array: Any, door: str, *, reads_only: bool = False) -> None:
     """Record that code that numpy does not see may touch the memory of an array until the cell ends."""
     recorder = traced_array.recorder()
     if recorder is not None and type(array) is TracedArray:
-        recorder.expose(plain(array), door)
+        given = plain(array)
+        if reads_only:
+            given.flags.writeable = False
+        recorder.expose(given, door)
 
 
 def _install(name: str, method: Callable[..., Any]) -> None:
