@@ -9,6 +9,7 @@ import numpy as np
 
 from nbparallel.distributed.races.access_log import ArrayName
 from nbparallel.distributed.races.comparison.byte_sets import ByteSet, Offsets
+from nbparallel.distributed.races.sorted_offsets import distinct
 
 
 class Slice(NamedTuple):
@@ -146,7 +147,7 @@ class NamedArray:
         for axis in reversed(self._axes):
             index = rest // axis.stride
             rest = rest % axis.stride
-            values = np.unique(index)
+            values = distinct(index)
             step = int(values[1] - values[0]) if values.size > 1 else 1
             if values[0] < 0 or values[-1] >= axis.length or (np.diff(values) != step).any():
                 return None

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import Box, Elements
+from nbparallel.distributed.races.sorted_offsets import distinct
 
 Offsets = npt.NDArray[np.int64]
 Run = tuple[int, int]
@@ -98,7 +99,7 @@ class ByteSet:
         starts = np.array([self.start], np.int64)
         for length, stride in self.dims:
             starts = (np.arange(length, dtype=np.int64)[:, None] * stride + starts).reshape(-1)
-        return starts if self.nested else np.unique(starts)
+        return starts if self.nested else distinct(starts)
 
     def last_runs(self, limits: Offsets) -> Offsets:
         """Return for each limit where the last run begins at or before it; -1 if none does.

@@ -36,7 +36,11 @@ def compare(logs: Iterable[AccessLog], names: Iterable[ArrayName] = ()) -> RaceR
     return RaceReport(
         races=fold_conflicts(walk.conflicts.values(), numbers, found.sites, array_names),
         accesses=sum(log.count for log in found.ranks),
-        not_checked=(*_unexplained(found.ranks, array_names), *_incomplete(walk.incomplete, array_names)),
+        not_checked=(
+            *_unexplained(found.ranks, array_names),
+            *_incomplete(walk.incomplete, array_names),
+            *(["the rest of the cell, because too many accesses are in no order"] * walk.is_cut_short),
+        ),
         refused=next(filter(None, refused), ""),
     )
 

@@ -25,6 +25,10 @@ MOST_WORK = 300_000
 """Tests of two boxes, of about 5 µs, after which no more are made: seconds."""
 ELEMENTS_PER_TEST = 200
 """Elements that are compared in the time of such a test."""
+MOST_CONFLICTS = 3_000
+"""Conflicts after which the walk ends: a second.  A report shows five races."""
+MOST_PAIRS = 2_000_000
+"""Accesses beside a line of another rank after which it ends, of about 10 µs: a cell has a thousand lines."""
 MOST_REMEMBERED = 50_000
 """Results of tests that are kept for the next time."""
 
@@ -78,6 +82,8 @@ class Walk:
         Those found.
     incomplete : set of int
         Segments in which not all pairs of places were compared, because there were too many.
+    is_cut_short : bool
+        Not all accesses were visited, because there were too many conflicts or pairs of lines.
     """
 
     def __init__(self, logs: Sequence[RankLog], contended: set[int], part_of: PartOf) -> None:
@@ -90,7 +96,8 @@ class Walk:
         self._lines_of: defaultdict[int, list[LineAccesses]] = defaultdict(list)
         self._byte_sets: dict[Box | Elements, ByteSet] = {}
         self._overlaps: dict[tuple[int, int], Overlap | None] = {}
-        self._work = 0
+        self._work = self._pairs = 0
+        self.is_cut_short = False
 
     def run(self) -> None:
         """Visit all accesses."""
@@ -98,6 +105,9 @@ class Walk:
         for rank, interval in self._vectors.intervals():
             accesses, place = self._logs[rank].accesses, following[rank]
             while place < len(accesses) and accesses[place].interval <= interval:
+                if len(self.conflicts) > MOST_CONFLICTS or self._pairs > MOST_PAIRS:
+                    self.is_cut_short = True
+                    return
                 access = accesses[place]
                 if access.segment in self._contended:
                     self._visit(rank, access)
@@ -150,6 +160,7 @@ class Walk:
         known: int,
     ) -> None:
         """Compare an access with what another rank's line has done since an interval."""
+        self._pairs += 1
         first, second = (line, other) if line.number < other.number else (other, line)
         key = first.number, second.number, self._part_of(segment, touched.start)
         conflict = self.conflicts.get(key)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Box, Elements, MemoryAccess
 from nbparallel.distributed.races.recording.user_lines import UserLines
+from nbparallel.distributed.races.sorted_offsets import distinct
 
 AnyArray = npt.NDArray[Any]
 Locate = Callable[[AnyArray], tuple[int, int] | None]
@@ -251,7 +252,7 @@ class _ManyElements:
 
     def all(self) -> npt.NDArray[np.int64]:
         """Return all, each once, in ascending order."""
-        return np.unique(np.concatenate(self._parts))
+        return distinct(np.concatenate(self._parts))
 
 
 def _dense_parts(array: AnyArray) -> list[_Part]:

@@ -2,8 +2,8 @@
 
 ::
 
-    private[2:5] = shared[2:5]     private[2:5] = seen_value(private, shared[2:5])
-    private[shared]                private[seen_value(private, shared)]
+    private[2:5] = shared[2:5]     private[2:5] = seen_value(shared[2:5], private)
+    private[shared]                private[seen_value(shared, private)]
     private.dot(shared)            seen_method(private, "dot")(shared)
     rng.shuffle(shared)            seen_method(rng, "shuffle")(shared)
     import torch                   import torch; open_library_doors()
@@ -185,9 +185,12 @@ class SeenCode(ast.NodeTransformer):
         return node
 
     def _seen(self, array: ast.expr, value: ast.expr) -> ast.expr:
-        """Return a call that sees a value for an array, computed twice; not if that may matter."""
+        """Return a call that sees a value for an array, which is computed once more; not if that may matter.
+
+        The value may make what the array is taken from, so it comes first, as without a check.
+        """
         again = _again(array)
-        return value if again is None else self._call(VALUE_NAME, [again, value], value)
+        return value if again is None else self._call(VALUE_NAME, [value, again], value)
 
     def _call(self, name: str, arguments: list[ast.expr], place: ast.expr | ast.stmt) -> ast.Call:
         function: ast.expr = ast.Name(name, ast.Load())
@@ -264,7 +267,7 @@ def _again(part: ast.expr) -> ast.expr | None:
     elif isinstance(part, ast.Constant):
         found = ast.Constant(part.value)
     elif isinstance(part, ast.Call) and _is_seen(part):
-        return _again(part.args[1])
+        return _again(part.args[0])
     elif isinstance(part, ast.Attribute | ast.Subscript):
         value = _again(part.value)
         index = _again(part.slice) if isinstance(part, ast.Subscript) else None
@@ -280,7 +283,7 @@ def _again(part: ast.expr) -> ast.expr | None:
     return ast.copy_location(found, part)
 
 
-def seen_value(array: Any, value: Any) -> Any:
+def seen_value(value: Any, array: Any) -> Any:
     """Return what is assigned to a part of an array, or indexes it: plain, and read, if it is traced."""
     if type(array) is np.ndarray:
         return seen(value)

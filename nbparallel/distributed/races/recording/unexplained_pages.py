@@ -64,10 +64,17 @@ class WatchedArrays:
 
 
 def runs(region: Box | Elements) -> Iterator[tuple[int, int]]:
-    """Yield first byte and one past the last of parts of a region: its rows, if there are not too many."""
+    """Yield first byte and one past the last of parts of a region: its rows, if there are not too many.
+
+    Together they lie on the pages of the region, and on no others.
+    """
     if isinstance(region, Elements):
-        for offset in np.frombuffer(region.offsets, np.int64).tolist():
-            yield offset, offset + region.itemsize
+        offsets = np.frombuffer(region.offsets, np.int64)
+        first, last = offsets // PAGE, (offsets + region.itemsize - 1) // PAGE
+        ends = np.flatnonzero(first[1:] > last[:-1] + 1)  # no page between others is passed over
+        begins = np.append(0, ends + 1)
+        stops = np.append(offsets[ends], offsets[-1]) + region.itemsize
+        yield from zip(offsets[begins].tolist(), stops.tolist(), strict=True)
         return
     axes = sorted(zip(region.strides, region.shape, strict=True), key=lambda axis: -abs(axis[0]))
     outer: list[tuple[int, int]] = []

@@ -22,7 +22,7 @@ from nbparallel.distributed.races.access_log import (
     Publish,
     Site,
 )
-from nbparallel.distributed.races.comparison import kept_accesses, walk
+from nbparallel.distributed.races.comparison import compare, kept_accesses, walk
 from nbparallel.distributed.races.comparison.joined_logs import JoinedLogs
 from nbparallel.distributed.races.comparison.vector_clocks import VectorClocks
 from nbparallel.distributed.races.comparison.walk import Walk
@@ -382,3 +382,14 @@ def test_too_many_irregular_places_are_said(monkeypatch: pytest.MonkeyPatch) -> 
     found = Walk(joined.ranks, joined.contended, lambda segment, byte: 0)
     found.run()
     assert found.incomplete == {7}
+
+
+@pytest.mark.parametrize("bound", ["MOST_CONFLICTS", "MOST_PAIRS"])
+def test_too_many_lines_are_said(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of lines that all race are thousands of pairs: the search ends, and says so."""
+    monkeypatch.setattr(walk, bound, 100)
+    sites = tuple(Site("", number + 1) for number in range(50))
+    accesses = tuple(MemoryAccess(0, 1, line, WRITE, Box(8, (4,), (8,), 8)) for line in range(50))
+    report = compare(AccessLog(rank, (), accesses, sites) for rank in (0, 1))
+    assert 0 < len(report.races) <= 150
+    assert report.not_checked == ("the rest of the cell, because too many accesses are in no order",)

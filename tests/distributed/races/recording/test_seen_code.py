@@ -92,6 +92,12 @@ def test_the_transformed_code_does_the_same_on_the_same_lines() -> None:
     assert names["x"]["k"] is names["a"]
 
 
+def test_what_is_assigned_is_computed_first() -> None:
+    """As Python does: it may make what the array is taken from."""
+    code = "d = {}\ndef make():\n    d['k'] = [1]\n    return 2\nd['k'][0] = make()"
+    assert _run(code, np.zeros(1)) == {}
+
+
 def test_files_may_read_and_fill_what_they_get(tmp_path: Any) -> None:
     """A file that gets the memory may read or write it until the cell ends."""
     x = np.arange(4.0)
