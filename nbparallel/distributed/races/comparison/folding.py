@@ -153,7 +153,11 @@ def _race(fold: _Fold) -> Race:
         advice=ONE_RANK
         if fold.harmless
         else advice_for(
-            *group.place[:2], *group_kinds, same_line=_is_one_line(fold), same_elements=same_elements
+            *group.place[:2],
+            *group_kinds,
+            same_line=_is_one_line(fold),
+            same_elements=same_elements,
+            is_mutual=len(group.sides[0]) > 1 and group.sides[0].keys() == group.sides[1].keys(),
         ),
     )
 

@@ -17,6 +17,9 @@ ONCE_OR_ADD = (
     'if all are to add to it, `with dist.lock("{name}"):` around it, or `all_reduce`'
 )
 LOCKS = '`with dist.lock("{name}"):` around each of the two'
+BARRIER_OR_ONE_LOCK = (
+    '`barrier()` between them if one is to come first, else `with dist.lock("{name}"):` around both together'
+)
 BARRIER_OR_LOCKS = f"`barrier()` between them if one is to come first, else {LOCKS}"
 OWN_PART = "have each rank write its own part: `dist.local_slice`"
 OWN_PART_OR_LOCK = OWN_PART + '; or `with dist.lock("{name}"):` around it'
@@ -72,9 +75,16 @@ def door_text(site: Site, kinds: Iterable[int]) -> str:
     return f" (passed to `{site.door}`{', which may write' * any(kind & WRITE for kind in kinds)})"
 
 
-def advice_for(array: str, indices: str, *done: int, same_line: bool, same_elements: bool) -> str:
-    """Return what to do if two lines, or one on several ranks, read and write what they have in common."""
+def advice_for(
+    array: str, indices: str, *done: int, same_line: bool, same_elements: bool, is_mutual: bool = False
+) -> str:
+    """Return what to do if two lines, or one on several ranks, read and write what they have in common.
+
+    `is_mutual`: several ranks have done both, as where each takes the next number and counts on.
+    """
     is_one = "[" in indices and ":" not in indices
+    if is_mutual and is_one and not same_line and not all(kinds & WRITE for kinds in done):
+        return BARRIER_OR_ONE_LOCK.format(name=array or "name")
     advice = _advice(*done, same_line=same_line, same_elements=same_elements, is_one=is_one)
     return advice.format(name=array or "name")
 

@@ -89,9 +89,14 @@ def runs(region: Box | Elements) -> Iterator[tuple[int, int]]:
 
 
 def _merged(found: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return ranges in order, those that touch or lie on one page as one: which was written is not known."""
     merged: list[tuple[int, int, int]] = []
     for segment, start, stop in sorted(found):
-        if merged and merged[-1][0] == segment and merged[-1][2] >= start:
+        if (
+            merged
+            and merged[-1][0] == segment
+            and (merged[-1][2] >= start or (merged[-1][2] - 1) // PAGE == start // PAGE)
+        ):
             merged[-1] = segment, merged[-1][1], max(stop, merged[-1][2])
         else:
             merged.append((segment, start, stop))

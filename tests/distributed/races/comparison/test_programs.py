@@ -150,6 +150,19 @@ def test_adding_on_two_lines() -> None:
     ]
 
 
+def test_each_takes_the_next() -> None:
+    """A queue without a lock: a lock around one of the lines alone would let two take the same number."""
+    cell = Recorded(2, n=np.zeros(1))
+    for rank in cell:
+        rank.read(cell.arrays["n"], 3)
+        rank.add(cell.arrays["n"], 4)
+    assert sentences(cell)[0] == (
+        "`n[0]`: ranks 0 and 1 wrote it on line 4, ranks 0 and 1 read it on line 3, and nothing orders them. "
+        "→ `barrier()` between them if one is to come first, else "
+        '`with dist.lock("n"):` around both together'
+    )
+
+
 def test_a_whole_array_is_no_counter() -> None:
     """A lock alone would let every rank do the same work once more: `M[:] = M.T`."""
     cell = Recorded(2, m=np.zeros((2, 2)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed.races.access_log import Elements
-from nbparallel.distributed.races.recording.unexplained_pages import PAGE, runs
+from nbparallel.distributed.races.recording.unexplained_pages import PAGE, WatchedArrays, runs
 from nbparallel.distributed.races.sorted_offsets import distinct
 from nbparallel.testing.tiers import examples
 
@@ -32,3 +35,13 @@ def test_many_elements_are_few_parts() -> None:
     """A million elements beside each other are looked at as one part: one by one they took a second."""
     region = Elements(8, np.arange(0, 1_000_000, 16, dtype=np.int64).tobytes())
     assert list(runs(region)) == [(0, 999_992)]
+
+
+def test_arrays_on_one_page_are_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of them was written is not known: the report names both, with `or`."""
+    memory = np.frombuffer(mmap.mmap(-1, 3 * PAGE), np.uint8)
+    first, second, other = memory[8:16], memory[64:80], memory[PAGE : 2 * PAGE]
+    watched = WatchedArrays({(1, 8): first, (1, 64): second, (1, PAGE): other})
+    start = memory.__array_interface__["data"][0]
+    monkeypatch.setattr(watched.watch, "written", lambda: [(start, PAGE)])
+    assert watched.unexplained([]) == [(1, 8, 80)]
