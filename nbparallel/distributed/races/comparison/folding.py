@@ -157,7 +157,7 @@ def _race(fold: _Fold) -> Race:
             *group_kinds,
             same_line=_is_one_line(fold),
             same_elements=same_elements,
-            is_mutual=len(group.sides[0]) > 1 and group.sides[0].keys() == group.sides[1].keys(),
+            is_mutual=len(group.sides[0]) > 1 and group.sides[0].keys() <= group.sides[1].keys(),
         ),
     )
 

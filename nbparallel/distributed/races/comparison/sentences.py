@@ -80,7 +80,7 @@ def advice_for(
 ) -> str:
     """Return what to do if two lines, or one on several ranks, read and write what they have in common.
 
-    `is_mutual`: several ranks have done both, as where each takes the next number and counts on.
+    `is_mutual`: ranks have written what they have read, as where each takes the next number and counts on.
     """
     is_one = "[" in indices and ":" not in indices
     if is_mutual and is_one and not same_line and not all(kinds & WRITE for kinds in done):

@@ -163,6 +163,16 @@ def test_each_takes_the_next() -> None:
     )
 
 
+def test_the_largest_of_all() -> None:
+    """All ranks compare, and some write what was larger: a barrier would let a smaller one win."""
+    cell = Recorded(3, n=np.zeros(1))
+    for rank in cell:
+        rank.read(cell.arrays["n"], 2)
+        if rank.rank:
+            rank.write(cell.arrays["n"], 3)
+    assert sentences(cell)[0].endswith('else `with dist.lock("n"):` around both together')
+
+
 def test_a_whole_array_is_no_counter() -> None:
     """A lock alone would let every rank do the same work once more: `M[:] = M.T`."""
     cell = Recorded(2, m=np.zeros((2, 2)))
