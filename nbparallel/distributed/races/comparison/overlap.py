@@ -65,6 +65,10 @@ def have_gap(one: ByteSet, other: ByteSet) -> bool:
 
 def _of_irregular(one: ByteSet, other: ByteSet, start: int, stop: int) -> Overlap | None:
     """Compare each run of one side with the other side, which can name its last run before an offset."""
+    for solid, scattered in ((one, other), (other, one)):
+        if solid.is_solid and scattered.offsets is not None:
+            first, last = np.searchsorted(scattered.offsets, (start - scattered.run + 1, stop))
+            return _of_hits(scattered.offsets[first:last], scattered.run, start, stop)
     sides = [(one, other), (other, one)]
     able = [(a, b) for a, b in sides if _can_be_written_out(a) and b.nested]
     if not able:
@@ -80,10 +84,13 @@ def _of_irregular(one: ByteSet, other: ByteSet, start: int, stop: int) -> Overla
         starts = many.run_starts()
         places = np.searchsorted(starts, runs + few.run - 1, "right") - 1
         last = np.where(places < 0, -1, starts[places])
-    hit = runs[(last >= 0) & (last + many.run > runs)]
+    return _of_hits(runs[(last >= 0) & (last + many.run > runs)], few.run, start, stop)
+
+
+def _of_hits(hit: Offsets, run: int, start: int, stop: int) -> Overlap | None:
     if not hit.size:
         return None
-    return Overlap(max(start, int(hit[0])), min(stop, int(hit[-1]) + few.run), True, hit, few.run)
+    return Overlap(max(start, int(hit[0])), min(stop, int(hit[-1]) + run), True, hit, run)
 
 
 def _can_be_written_out(touched: ByteSet) -> bool:

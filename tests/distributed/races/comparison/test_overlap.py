@@ -130,3 +130,15 @@ def test_large_views_take_no_memory() -> None:
     assert find_overlap(columns(0), columns(2)) is not None
     assert find_overlap(columns(0), ByteSet(elements(8, [8, 24, 8_000_000_008]))) is None
     assert find_overlap(columns(1), ByteSet(elements(8, [0, 8_000_000_008]))) is not None
+
+
+def test_elements_within_a_solid_box() -> None:
+    """A row that is taken by a list of rows is what both touch, not all rows that the other rank wrote."""
+    rows = ByteSet(Box(0, (4, 8), (64, 8), 8))
+    some = ByteSet(elements(8, [*range(0, 64, 8), *range(448, 768, 8)]))
+    for found in (find_overlap(rows, some), find_overlap(some, rows)):
+        assert found is not None
+        assert found.runs is not None
+        assert (found.start, found.stop, found.runs.tolist(), found.run) == (0, 64, list(range(0, 64, 8)), 8)
+    assert find_overlap(ByteSet(Box(64, (4, 8), (64, 8), 8)), some) is None
+    assert find_overlap(ByteSet(Box(60, (1,), (1,), 1)), some) is not None
