@@ -90,20 +90,27 @@ class SeenCode(ast.NodeTransformer):
         plain_code: dict[tuple[object, ...], CodeType] = {}
         for trees in self._trees:
             modules: list[Any] = [ast.fix_missing_locations(tree) for tree in trees]
-            plain, with_calls = (
-                _functions_in(compile(module, "<cell>", "exec", flags, True)) for module in modules
-            )
+            try:
+                plain, with_calls = (
+                    _functions_in(compile(module, "<cell>", "exec", flags, True)) for module in modules
+                )
+            except SyntaxError:  # as `return` outside of a function: it did not run
+                continue
             plain_code |= {
                 _contents(code): before
                 for before, code in zip(plain, with_calls, strict=False)
                 if _contents(before) != _contents(code) and before.co_freevars == code.co_freevars
             }
         self._trees.clear()
+        lines = {contents[:2] for contents in plain_code}
         for function in gc.get_objects() if plain_code else ():
-            if type(function) is FunctionType:
-                code = plain_code.get(_contents(function.__code__))
-                if code is not None:
-                    function.__code__ = code.replace(co_filename=function.__code__.co_filename)
+            if type(function) is not FunctionType:
+                continue
+            code = function.__code__
+            if (code.co_name, code.co_firstlineno) in lines:  # else a library's: there are 100,000
+                before = plain_code.get(_contents(code))
+                if before is not None:
+                    function.__code__ = before.replace(co_filename=code.co_filename)
 
     def visit(self, node: ast.AST) -> Any:
         """Transform a node, and know whether it is in a function; leave what is compiled otherwise."""

@@ -153,6 +153,13 @@ def test_functions_have_their_own_code_after_the_cell() -> None:
     assert [names["C"]().get([1, 2], 1), *(one([3, 4], 1) for one in names["pair"])] == [2, 4, 4]
 
 
+def test_a_cell_that_cannot_be_compiled_has_no_functions() -> None:
+    """Its tree is sound, and nothing of it ran."""
+    seen = SeenCode()
+    seen.visit(ast.parse("def f(a, i): return a[i]\nreturn 3"))
+    seen.restore_functions(0)
+
+
 def test_a_library_that_the_cell_imports_has_doors(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell may import torch itself."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
