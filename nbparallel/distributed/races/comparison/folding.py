@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nbparallel.distributed.races.access_log import WRITE, Site
+from nbparallel.distributed.races.access_log import POSSIBLE, WRITE, Site
 from nbparallel.distributed.races.comparison.array_names import ArrayNames, Place
 from nbparallel.distributed.races.comparison.overlap import Overlap
 from nbparallel.distributed.races.comparison.race_report import Race
 from nbparallel.distributed.races.comparison.sentences import (
+    A_COPY,
     BOTH,
     ONE_RANK,
     advice_for,
@@ -139,7 +140,15 @@ def _race(fold: _Fold) -> Race:
     if others:
         sentence += f" Likewise {_alike(others, complete=fold.complete)}."
     same_elements = {group.place} == group.parts[0] | group.parts[1]
-    group_kinds = _group_kinds(fold, group)
+    advice = advice_for(
+        *group.place[:2],
+        *_group_kinds(fold, group),
+        same_line=_is_one_line(fold),
+        same_elements=same_elements,
+        is_mutual=len(group.sides[0]) > 1 and group.sides[0].keys() <= group.sides[1].keys(),
+    )
+    if not fold.certain and any(kind & POSSIBLE and kind & WRITE for kinds in done for kind in kinds):
+        advice += A_COPY
     return Race(
         array=group.place.array,
         indices=group.place.indices,
@@ -150,15 +159,7 @@ def _race(fold: _Fold) -> Race:
         certain=fold.certain,
         harmless=fold.harmless,
         sentence=sentence,
-        advice=ONE_RANK
-        if fold.harmless
-        else advice_for(
-            *group.place[:2],
-            *group_kinds,
-            same_line=_is_one_line(fold),
-            same_elements=same_elements,
-            is_mutual=len(group.sides[0]) > 1 and group.sides[0].keys() <= group.sides[1].keys(),
-        ),
+        advice=ONE_RANK if fold.harmless else advice,
     )
 
 

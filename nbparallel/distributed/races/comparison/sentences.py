@@ -25,6 +25,7 @@ OWN_PART = "have each rank write its own part: `dist.local_slice`"
 OWN_PART_OR_LOCK = OWN_PART + '; or `with dist.lock("{name}"):` around it'
 BARRIER = "`barrier()` between them"
 READ_FIRST = "have all ranks read first, then `barrier()`, then write; or write into a second array"
+A_COPY = "; if what it was passed to only reads, pass a copy"
 ONE_RANK = "harmless, one rank is enough"
 
 

@@ -353,6 +353,7 @@ def test_a_possible_race() -> None:
         "1 possible race",
         "`w[0:4]`: rank 0 wrote it on line 2, rank 1 may have read and written `w` on line 3 "
         "(passed to `torch.from_numpy`, which may write), and nothing orders the two. "
-        "→ have each rank write its own part: `dist.local_slice`; or `barrier()` between them",
+        "→ have each rank write its own part: `dist.local_slice`; or `barrier()` between them; "
+        "if what it was passed to only reads, pass a copy",
     ]
     assert not report.races[0].certain
