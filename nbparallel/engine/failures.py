@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from types import FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 import cloudpickle
@@ -82,6 +82,16 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
     return error
 
 
+_IMPORTS = {
+    "rank": "from nbparallel.distributed import get_rank; rank = get_rank()",
+    "world_size": "from nbparallel.distributed import get_world_size; world_size = get_world_size()",
+    "rng": "import numpy; rng = numpy.random.default_rng()",
+    "dist": "import nbparallel.distributed as dist",
+    "nbp": "import nbparallel as nbp",
+}
+"""What gives a function that is sent the names of cells; the others are operations."""
+
+
 def _advice(name: str, state: RankState) -> str:
     """Return what to write for a name that the code did not find."""
     if name not in state.defaults.values:
@@ -90,12 +100,11 @@ def _advice(name: str, state: RankState) -> str:
         return resembling(name, state.defaults.values)
     if name not in state.variables:
         return ""  # the cell has deleted it
-    how = ""
-    if name in ("rank", "world_size"):
-        how = f": write `nbparallel.distributed.get_{name}()` in it"
-    elif hasattr(sys.modules.get("nbparallel.distributed"), name):
-        how = f": write `from nbparallel.distributed import {name}` in it"
-    return f"; it is predefined in cells, not in a function from elsewhere{how}"
+    how = _IMPORTS.get(name, "")
+    if not how and hasattr(sys.modules.get("nbparallel.distributed"), name):
+        how = f"from nbparallel.distributed import {name}"
+    write = f": write `{how}` in it" if how else ""
+    return f"; it is predefined in cells, not in a function that is sent to ranks{write}"
 
 
 def _raised_in_cell(traceback: TracebackType | None, state: RankState) -> bool:
@@ -310,10 +319,10 @@ def explain_read_only(
     text = str(error) if magics else str(error).replace(LET_WRITE, LET_WRITE_IN_A_SCRIPT)
     frames = []
     while traceback is not None:
-        frames.append((traceback.tb_frame, traceback.tb_lineno))
+        frames.append((traceback.tb_frame, traceback.tb_lineno, traceback.tb_lasti))
         traceback = traceback.tb_next
-    for frame, line in reversed(frames):
-        for variable, array in _read_only_arrays(frame, line):
+    for frame, line, offset in reversed(frames):
+        for variable, array in _read_only_arrays(frame, line, offset, output=str(error).startswith("output")):
             name = names.name_of(array, variable, whole=advises)
             if name is not None and advises:
                 return ReadOnlyArrayError(_naming(text, name))
@@ -335,13 +344,15 @@ def _naming(advice: str, name: str) -> str:
     return _CODE.sub(lambda code: _X.sub(name, code[0]), advice)
 
 
-def _read_only_arrays(frame: FrameType, line: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Yield the read-only arrays that the line which raised names, then the other variables of a function."""
-    names: dict[str, None] = {}
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.positions is not None and instruction.positions.lineno == line:
-            values = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-            names.update(dict.fromkeys(value for value in values if isinstance(value, str)))
+def _read_only_arrays(
+    frame: FrameType, line: int, offset: int, *, output: bool
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield the read-only arrays that the expression which raised names, those of its line, then the rest.
+
+    Of ``a[0] = b.sum()`` the expression that raised is ``a[0]``: `b` may be read-only, too.  A function's
+    `output` is its last argument.
+    """
+    names = dict.fromkeys(_named(frame.f_code, line, offset, output=output))
     variables = frame.f_locals
     if variables is not frame.f_globals:
         names.update(dict.fromkeys(variables))
@@ -349,3 +360,30 @@ def _read_only_arrays(frame: FrameType, line: int) -> Iterator[tuple[str, np.nda
         value = variables.get(name, frame.f_globals.get(name))
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             yield name, value
+
+
+def _named(code: CodeType, line: int, offset: int, *, output: bool) -> list[str]:
+    """Return what is named in the expression of the instruction at `offset`, then on the rest of `line`."""
+    instructions = list(dis.get_instructions(code))
+    raised = next((found for found in instructions if found.offset == offset), None)
+    span = None if raised is None else _span(raised)
+    inside, beside = [], []
+    for found in instructions:
+        values = found.argval if isinstance(found.argval, tuple) else (found.argval,)
+        named = [value for value in values if isinstance(value, str)]
+        part = _span(found)
+        if span is not None and part is not None and span[0] <= part[0] and part[1] <= span[1]:
+            inside += named
+        elif found.positions is not None and found.positions.lineno == line:
+            beside += named
+    if output and raised is not None and raised.opname.startswith("CALL"):
+        inside.reverse()  # `x += y` is no call
+    return inside + beside
+
+
+def _span(instruction: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return line and column at which an instruction's expression begins, and where it ends, if known."""
+    lines = instruction.positions
+    if lines is None or None in lines:
+        return None  # as with -X no_debug_ranges
+    return (lines[0], lines[2]), (lines[1], lines[3])  # type: ignore[return-value]

@@ -22,10 +22,12 @@ class RankVariable:
     `%%parallel` with ``name?`` below it describes the value itself, `-o name` copies it into the notebook.
     """
 
-    def __init__(self, text: str, ranks: tuple[int, ...] = ()) -> None:
+    def __init__(self, text: str, ranks: tuple[int, ...] = (), *, is_function: bool = False) -> None:
         self._text = text
         self.ranks = ranks
         """Those that have it; empty for what all find predefined."""
+        self.is_function = is_function
+        """Whether it is a function on each of them."""
 
     def __repr__(self) -> str:
         return self._text
@@ -79,6 +81,8 @@ class RankIntrospection:
         from nbparallel.errors import NbParallelError
         from nbparallel.session.names.name_uses import PREDEFINED_NAMES
 
+        if name == "nbp":  # in a cell for ranks `nbp.zeros` would make an array for each
+            return "ranks have nbp by themselves, the notebook does not: write `import nbparallel as nbp`"
         if name in PREDEFINED_NAMES:
             return f"ranks have {name}, the notebook does not: begin this cell with `%%parallel`"
         session = self._session()
@@ -88,6 +92,8 @@ class RankIntrospection:
             return ""
         if session is None or found is None:
             return ""
+        if found.is_function:
+            return f"only ranks have {found!r}; one that a cell without `%%parallel` defines, both have"
         some = f"-r {','.join(map(str, found.ranks))} " if len(found.ranks) < session.world_size else ""
         line = f"`%parallel {some}-o {name} {name}`"
         return f"only ranks have {found!r}; {line} puts the list of their values here"
@@ -119,6 +125,7 @@ class RankIntrospection:
         return RankVariable(
             f"{name}: " + "; ".join(f"{looks} on {rank_list(ranks)}" for looks, ranks in kinds.items()),
             tuple(known.ranks),
+            is_function=set(kinds) == {"function"},
         )
 
 

@@ -41,7 +41,7 @@ class RankDeath:
 _LIKELY_CAUSE = {
     "SIGKILL": "killed by SIGKILL: by hand, or by the system because memory ran out",
     "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own, or wrote to an array that "
-    "ranks may only read (torch does after from_numpy: `--share` the array, or copy it)",
+    "ranks may only read (torch after from_numpy and np.add.at do: `--share` the array, or copy it)",
     "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone (was a mapped file made shorter?)",
     "SIGABRT": "aborted (SIGABRT): C code called abort()",
     "SIGFPE": "crashed (SIGFPE): C code divided by zero",

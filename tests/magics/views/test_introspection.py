@@ -60,12 +60,20 @@ def test_a_missing_name_that_ranks_have_is_found(shared_kernel: Kernel) -> None:
     ):
         line = f"[nbparallel] ranks have {name}, the notebook does not: begin this cell with `%%parallel`\n"
         assert below(code) == line
+    assert below("nbp.zeros(3)") == (
+        "[nbparallel] ranks have nbp by themselves, the notebook does not: write `import nbparallel as nbp`\n"
+    ), "an array that a cell for ranks makes is another one on each"
     line = "[nbparallel] only ranks have best: float on ranks 0-1; "
     assert below("best + 1") == f"{line}`%parallel -o best best` puts the list of their values here\n"
     assert kernel.run("%parallel -o best best\nassert best == [0, 0.5]\ndel best").status == "ok"
     assert kernel.run("%%parallel\nif rank: alone = 7").status == "ok"
     assert "`%parallel -r 1 -o alone alone` puts" in below("print(alone)"), "rank 0 has none"
     assert kernel.run("%parallel -r 1 -o alone alone\nassert alone[1] == 7").status == "ok"
+    assert kernel.run("%%parallel\ndef twice(x): return 2 * x").status == "ok"
+    assert below("twice(3)") == (
+        "[nbparallel] only ranks have twice: function on ranks 0-1; "
+        "one that a cell without `%%parallel` defines, both have\n"
+    ), "a list of functions would not be what was called"
     assert below("nowhere") == ""
     assert below("%%parallel --local\nprint(rank)") == "", "it does begin with %%parallel"
     assert below("import types; exec('rank', vars(types.ModuleType('other')))") == "", (

@@ -109,6 +109,13 @@ def test_a_suggestion_is_a_name_of_the_user(pair):
         "np.put(x, 0, 1)",
         "for row in x.reshape(2, 2):\n    row[:] = 0",
         "x.fill(2)",
+        "x[0] = y.sum()",
+        "x[1:3] = y[:2]",
+        "x[0] += y[0]",
+        "x += y",
+        "np.add(y, y, out=x)",
+        "np.add(\n    y,\n    y,\n    x,\n)",
+        "np.copyto(x, y)",
     ],
 )
 def test_write_to_read_only_names_the_variable(pair, cell):

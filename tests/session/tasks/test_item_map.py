@@ -346,9 +346,16 @@ def test_an_operation_in_a_function_that_is_sent(two: Session) -> None:
     exec("def sums(item): return all_reduce(item)", names)
     with pytest.raises(ParallelError, match=r"from nbparallel\.distributed import all_reduce"):
         two.call(names["sums"], 1)
-    exec("def where(item): return rank", names)
-    with pytest.raises(ParallelError, match=r"write `nbparallel\.distributed\.get_rank\(\)` in it"):
-        two.map(names["where"], [1])
-    found = {"__name__": "__main__"}
-    exec("import nbparallel\ndef where(item): return nbparallel.distributed.get_rank()", found)
-    assert two.map(found["where"], [1])[0] in (0, 1)
+    for name, right in (
+        ("rank", "value in (0, 1)"),
+        ("world_size", "value == 2"),
+        ("rng", "0 <= value.random() < 1"),
+        ("dist", "value.get_world_size() == 2"),
+        ("nbp", "value.distributed.get_world_size() == 2"),
+    ):
+        exec(f"def missed(item): return {name}", names)
+        with pytest.raises(ParallelError, match=r"is sent to ranks: write `.*` in it") as caught:
+            two.map(names["missed"], [1])
+        advised = str(caught.value).split("write `")[1].split("` in it")[0]
+        exec(f"def follows(item):\n    {advised}\n    value = {name}\n    return {right}", names)
+        assert two.map(names["follows"], [1]) == [True], "what the error says to write, and nothing else"
