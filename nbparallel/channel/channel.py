@@ -38,7 +38,7 @@ class Channel:
     would wait for what never comes.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.SocketType) -> None:
         self._socket = sock
         self._socket.setblocking(False)
         # Reentrant: a signal handler, or a user's __del__, may send something while we do.
@@ -87,8 +87,8 @@ class Channel:
         finally:
             os.close(fd)
 
-    def send_at_once(self, kind: int, payload: bytes, sequence: int = 0) -> bool:
-        """Send one short frame without descriptors if there is room; return whether it was sent.
+    def send_at_once(self, kind: int, payload: bytes, sequence: int = 0, fd: int | None = None) -> bool:
+        """Send one short frame if there is room; return whether it was sent.
 
         For the many that go one way; what stands in the way of others is for `send` to find out.
         """
@@ -96,7 +96,10 @@ class Channel:
         data = frames.encode(kind, payload, sequence=sequence)
         with self._send_lock:
             try:
-                self._socket.send(data)
+                if fd is None:
+                    self._socket.send(data)
+                else:
+                    self._socket.sendmsg((data,), ((*_RIGHTS, array.array("i", (fd,))),))
             except OSError:
                 return False
         return True
@@ -183,7 +186,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the socket (idempotent)."""
-        self._socket.close()
+        # That of `socket.socket` first looks for files over it, in two more functions.
+        socket.SocketType.close(self._socket)
 
     def __enter__(self) -> Self:
         return self

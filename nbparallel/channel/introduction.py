@@ -1,81 +1,125 @@
-"""Introduction: how a process that a client has started becomes a client as well.
+"""Introduction: how a process that a client is about to start becomes a client as well.
 
-It has a copy of that client's socket, by inheritance or by ``SCM_RIGHTS``, and makes a socketpair.  One frame
-over the copy takes one end to the supervisor, which answers at the other.  The copy is only ever written to,
-and records keep their bounds, so that client does not notice.
+The client makes a socketpair, sends one end to the supervisor and leaves the other to the process.  While the
+system starts that, the supervisor answers at its end.  The process says who it is, and reads the answer.
+
+A forked child copies each page of its parent's that it touches, and an object's count of references lies in
+its page.  So the parent makes all that it can, and `IntroducedClient.begin` is one function of few steps.
 """
 
 from __future__ import annotations
 
+import _socket
 import os
 import socket
+import sys
 import time
 
 from nbparallel.channel.channel import Channel
 from nbparallel.channel.segment_client import PATIENCE_SECONDS, SegmentClient
 from nbparallel.errors import ChannelClosedError, ProtocolError
-from nbparallel.wire.frames import Kind
-from nbparallel.wire.parcels import Introduction, unpack_client
+from nbparallel.wire.frames import Kind, encode
+from nbparallel.wire.identity import pack_pid
+from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client, unpack_client
+
+_FAMILY, _TYPE = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
+_SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
+_NUMBER_NBYTES = 8
+_ANNOUNCE = encode(Kind.ANNOUNCE, pack_pid(1))[:-_NUMBER_NBYTES]
+_WELCOME = encode(Kind.WELCOME, pack_client(FIRST_GUEST))[:-_NUMBER_NBYTES]
+"""The frames but for the number at their ends."""
+_WELCOME_NBYTES = len(_WELCOME) + _NUMBER_NBYTES
 
 
-def send_introduction(fd: int, *, daemon: bool, parcel: int = 0) -> Channel:
-    """Ask to become a client, before anything else is done with shared memory; `await_welcome` comes next.
-
-    The supervisor answers within a tenth of a millisecond, in which this process can do something else.
+def introduce(
+    parent: SegmentClient, process: int, *, daemon: bool, inherits: bool = False
+) -> socket.SocketType:
+    """Have a process that is about to be started admitted; return its end of its connection.
 
     Parameters
     ----------
-    fd : int
-        Copy of the socket of the client that has started this process; closed in any case.
+    parent : SegmentClient
+        This process's own connection.
+    process : int
+        New id, by which `SegmentClient.fork_done` names it.
     daemon : bool
-        Whether this process ends with that client, however that ends; otherwise only with the root process.
-    parcel : int
-        Of a forked process: what its parent named in `SegmentClient.forking`.
+        Whether it ends with this process, however that ends; otherwise only with the root process.
+    inherits : bool
+        Whether it is forked, and holds from now on what this process holds now.
 
     Raises
     ------
     ChannelClosedError
-        That client has ended, or the supervisor.
+        The supervisor has ended.
     """
-    with Channel(socket.socket(fileno=fd)) as copy:
-        mine, theirs = Channel.pair()
-        channel = Channel(mine)
-        try:
-            with theirs:
-                _send(copy, theirs.fileno(), Introduction(os.getpid(), daemon, parcel))
-        except BaseException:
-            channel.close()
-            raise
-        return channel
-
-
-def await_welcome(channel: Channel) -> SegmentClient:
-    """Return what this process is a client by; `channel` is closed if it does not become one.
-
-    Raises
-    ------
-    ChannelClosedError
-        The client that has started this process has ended, or the supervisor, or it did not answer within
-        10 s.
-    """
+    # Those of `socket.socketpair` are made anew as objects of Python.
+    ours, theirs = _socket.socketpair(_FAMILY, _TYPE)
     try:
-        return SegmentClient(channel, _welcome(channel))
+        parent.introduce(Introduction(process, daemon, inherits).pack(), theirs.fileno())
     except BaseException:
-        channel.close()
+        ours.close()
         raise
-
-
-def _send(copy: Channel, end: int, introduction: Introduction) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    pidfd = os.pidfd_open(os.getpid())
-    try:
-        abandon = lambda: time.monotonic() > deadline  # noqa: E731
-        copy.send(Kind.INTRODUCE, introduction.pack(), fds=[end, pidfd], abandon=abandon)
     finally:
-        os.close(pidfd)
+        theirs.close()
+    return ours
 
 
-def _welcome(channel: Channel) -> int:
+def socket_of(fd: int) -> socket.SocketType:
+    """Take over the descriptor of what `introduce` returned in another process."""
+    return _socket.socket(_FAMILY, _TYPE, 0, fd)
+
+
+class IntroducedClient:
+    """What an introduced process is a client by, once it has begun.
+
+    Parameters
+    ----------
+    end : socket
+        From `introduce`; owned.
+    """
+
+    def __init__(self, end: socket.SocketType) -> None:
+        self._socket, self._channel = end, Channel(end)
+        self.client = SegmentClient(self._channel, 0)
+
+    def begin(self, pid: int) -> SegmentClient:
+        """Return what process `pid`, this one, is a client by; to be called before anything else is.
+
+        Raises
+        ------
+        ChannelClosedError
+            The supervisor has ended, or had not heard of this process when the one that started it ended.
+        """
+        client, sock = self.client, self._socket
+        client._pid = self._channel._pid = pid
+        pidfd = os.pidfd_open(pid)
+        try:
+            rights = _SOCKET, _RIGHTS, pidfd.to_bytes(4, sys.byteorder)
+            sock.sendmsg((_ANNOUNCE + pid.to_bytes(_NUMBER_NBYTES, "little"),), (rights,))
+        except OSError:  # it says what is in the way, or waits until there is memory for it
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            abandon = lambda: time.monotonic() > deadline  # noqa: E731
+            self._channel.send(Kind.ANNOUNCE, pack_pid(pid), fds=[pidfd], abandon=abandon)
+        finally:
+            os.close(pidfd)
+        try:
+            data = sock.recv(_WELCOME_NBYTES)
+        except OSError:
+            client.client = _await_welcome(self._channel)
+            return client
+        if not data:
+            raise ChannelClosedError("the supervisor of these processes has ended")
+        if not data.startswith(_WELCOME):
+            raise ProtocolError(f"unexpected answer to INTRODUCE: {data!r}")
+        client.client = int.from_bytes(data[-_NUMBER_NBYTES:], "little")
+        return client
+
+    def close(self) -> None:
+        """Close the connection: the process that made this for a child does so."""
+        self.client.close()
+
+
+def _await_welcome(channel: Channel) -> int:
     frame = channel.receive(PATIENCE_SECONDS)
     if frame is None:
         raise ChannelClosedError(

@@ -139,13 +139,13 @@ class SegmentClient:
         """Say that it can no longer."""
         self._send(Kind.CLOSE, pack_segment(mailbox))
 
-    def forking(self, parcel: int) -> None:
-        """Announce a child that will hold what this process holds now; until then the parcel does."""
-        self._send(Kind.FORKING, pack_segment(parcel))
+    def introduce(self, payload: bytes, fd: int) -> None:
+        """Have a process admitted that is about to be started; `fd` is the supervisor's end for it."""
+        self._send(Kind.INTRODUCE, payload, fd=fd)
 
-    def fork_done(self, parcel: int, pidfd: int | None) -> None:
-        """Say which process the child is, or that there is none."""
-        self._send(Kind.FORK_DONE, pack_segment(parcel), fd=pidfd)
+    def fork_done(self, process: int, pidfd: int | None) -> None:
+        """Say which process a forked child is, or that there is none."""
+        self._send(Kind.FORK_DONE, pack_segment(process), fd=pidfd)
 
     def meet(self, place: str, fd: int) -> None:
         """Meet other guests as ranks of a world: over the socketpair with the end `fd` it is spoken of."""
@@ -252,7 +252,7 @@ class SegmentClient:
             self._unread += 1
             if self._unread >= READ_EVERY:
                 self._read()
-        if fd is None and self._channel.send_at_once(kind, payload, sequence):
+        if self._channel.send_at_once(kind, payload, sequence, fd):
             return
         fds = () if fd is None else (fd,)
         self._channel.send(kind, payload, fds=fds, sequence=sequence, abandon=self._abandon())

@@ -1,8 +1,13 @@
 """Guests: processes that the supervisor's clients have started themselves, and that are clients as well.
 
-A guest is a child of the process that started it, or of none: so it introduces itself, over a copy of that
-client's socket, with one end of a socketpair and its pidfd.  The copy is of no further use to it.  Its holds
-end with it, which the pidfd reports; the end of its connection says only that it can share nothing any more.
+A guest is a child of the process that started it, or of none: so that introduces it before, with one end of a
+socketpair.  It is a guest from then on, and holds what its parent holds if it is forked.  Which process it
+is, it announces itself at the other end, with its pidfd.  Its holds end with it, which the pidfd reports; the
+end of its connection says only that it can share nothing any more.
+
+If the parent sends a pidfd of a forked child first, that counts as well.  If neither comes, the end of the
+connection says that there is no process: only a copy that another thread of the parent forked meanwhile
+could still have the other end open, and what a child inherits is covered by the parent's pidfd.
 
 Guests are ended with their *root*, the member by whose socket the first of them came, and the daemonic ones
 with the process that started them.  The others outlive it, as children of other programs do.
@@ -27,6 +32,7 @@ from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, is_rea
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.supervisor.worlds.hosted_worlds import HostedWorlds
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.identity import unpack_pid
 from nbparallel.wire.inspection import GuestRow
 from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client, unpack_id
 from nbparallel.wire.segments import MAX_CLIENT
@@ -35,7 +41,7 @@ LEFT_SECONDS = 10.0
 """How long a message without a mailbox is kept after its sender has ended; arbitrary."""
 MOST_FRAMES = 1000
 """Read from one guest before the others are polled again."""
-KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE, Kind.MEET, Kind.LEAVE_WORLD})
+KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE, Kind.ANNOUNCE, Kind.MEET, Kind.LEAVE_WORLD})
 """What `Guests.receive` acts on; the rest is for the ledger."""
 
 
@@ -48,12 +54,17 @@ class Guest:
     """Client number of the process that started it."""
     root: int
     """Of the member with which it ends."""
-    pid: int
     daemon: bool
     socket: socket.socket
     outbox: Outbox
-    pidfd: int
-    """Owned."""
+    process: int
+    """By which its parent names it."""
+    pid: int = 0
+    """0: it has not said so."""
+    pidfd: int = -1
+    """Owned; -1: not known yet."""
+    doomed: bool = False
+    """Whether it is to be ended as soon as that is known."""
 
 
 class Guests:
@@ -76,8 +87,8 @@ class Guests:
     ) -> None:
         self._event_loop, self._server, self._deliver, self._log = event_loop, server, deliver, log
         self._guests: dict[int, Guest] = {}
-        self._forks: dict[int, int] = {}
-        """Parcel of a child that has not introduced itself -> pidfd, owned."""
+        self._unborn: dict[tuple[int, int], Guest] = {}
+        """Guests whose process is not known yet, by parent and the parent's name for it."""
         self._left: list[tuple[float, int]] = []
         """When parcels without a mailbox are given up, and their dead sender."""
         self._worlds = HostedWorlds(event_loop, server, deliver, log)
@@ -95,64 +106,66 @@ class Guests:
             It is damaged.
         """
         if frame.kind is Kind.INTRODUCE:
-            self._admit(sender, frame)
-        elif sender not in self._guests and frame.kind is not Kind.FORK_DONE:
+            self._on_introduce(sender, frame)
+        elif frame.kind is Kind.FORK_DONE:
+            self._on_fork_done(sender, frame)
+        elif (guest := self._guests.get(sender)) is None:
             raise ProtocolError(f"a {frame.kind.name} frame of client {sender}, which is no guest")
+        elif frame.kind is Kind.ANNOUNCE:
+            self._on_announce(guest, frame)
+        elif guest.pidfd < 0:
+            raise ProtocolError(f"a {frame.kind.name} frame of client {sender} before its ANNOUNCE")
         elif frame.kind is Kind.MEET:
             self._worlds.meet(sender, frame)
-        elif frame.kind is Kind.LEAVE_WORLD:
-            self._worlds.leave(sender)
         else:
-            self._watch_fork(unpack_id(frame.payload, frame.kind), frame)
+            self._worlds.leave(sender)
 
-    def _admit(self, parent: int, frame: Frame) -> None:
+    def _on_introduce(self, parent: int, frame: Frame) -> None:
         introduction = Introduction.unpack(frame.payload)
-        if len(frame.fds) != 2 or FIRST_GUEST + self._admitted >= MAX_CLIENT:
-            raise ProtocolError(f"an INTRODUCE frame with {len(frame.fds)} descriptors")
-        pidfd = frame.fds.pop()
+        _check_descriptors(frame)
+        client, inviter = FIRST_GUEST + self._admitted, self._guests.get(parent)
+        key = parent, introduction.process
+        if client >= MAX_CLIENT or key in self._unborn:
+            raise ProtocolError(f"an INTRODUCE frame of process {introduction.process:#x}, client {client}")
         try:
-            sock = socket.socket(fileno=frame.fds.pop())
-            client, inviter = FIRST_GUEST + self._admitted, self._guests.get(parent)
-            guest = Guest(
-                client,
-                parent,
-                parent if inviter is None else inviter.root,
-                introduction.pid,
-                introduction.daemon,
-                sock,
-                self._event_loop.add_socket(sock, lambda: self._on_frame(client)),
-                pidfd,
-            )
+            sock = socket.socket(fileno=frame.fds[-1])
+            frame.fds.pop()
+            outbox = self._event_loop.add_socket(sock, lambda: self._on_frame(client))
         except OSError as error:
-            os.close(pidfd)
             raise ProtocolError(f"an INTRODUCE frame without a socket: {error}") from error
+        root = parent if inviter is None else inviter.root
+        guest = Guest(client, parent, root, introduction.daemon, sock, outbox, introduction.process)
         self._admitted += 1
-        self._guests[client] = guest
+        self._guests[client] = self._unborn[key] = guest
         self._server.client_joined(client)
-        if introduction.parcel:
-            self._forget_fork(introduction.parcel)
-            self._deliver(self._server.inherit(client, introduction.parcel))
-        guest.outbox.send(Kind.WELCOME, pack_client(client))
-        self._event_loop.add(pidfd, lambda: self._on_end(client))
+        if introduction.inherits:
+            self._server.inherit(client, parent)
+        outbox.send(Kind.WELCOME, pack_client(client))
 
-    def _watch_fork(self, parcel: int, frame: Frame) -> None:
-        """Watch a child until it introduces itself: what it inherited must not stay if it never does."""
-        if not self._server.is_fork(parcel):
-            return  # it has done so
-        if not frame.fds:
-            self._deliver(self._server.end_parcels([parcel], died=True))
-            return
-        self._forks[parcel] = frame.fds.pop()
-        self._event_loop.add(self._forks[parcel], lambda: self._on_fork_end(parcel))
+    def _on_announce(self, guest: Guest, frame: Frame) -> None:
+        if guest.pid:
+            raise ProtocolError("a second ANNOUNCE frame on one connection")
+        guest.pid = unpack_pid(frame.payload)
+        _check_descriptors(frame)
+        if guest.pidfd < 0:  # else its parent was quicker
+            self._watch(guest, frame.fds.pop())
 
-    def _on_fork_end(self, parcel: int) -> None:
-        pidfd = self._forks.get(parcel, -1)
-        if pidfd >= 0 and is_ready(pidfd):
-            self._forget_fork(parcel)
-            self._deliver(self._server.end_parcels([parcel], died=True))
+    def _on_fork_done(self, parent: int, frame: Frame) -> None:
+        guest = self._unborn.get((parent, unpack_id(frame.payload, frame.kind)))
+        if guest is None:
+            return  # it was quicker, or has ended already
+        if frame.fds:
+            self._watch(guest, frame.fds.pop())
+        else:
+            self._end(guest)
 
-    def _forget_fork(self, parcel: int) -> None:
-        self._event_loop.close(self._forks.pop(parcel, -1))
+    def _watch(self, guest: Guest, pidfd: int) -> None:
+        """Have a guest's process, which is known now, end it."""
+        guest.pidfd = pidfd
+        self._unborn.pop((guest.parent, guest.process), None)
+        self._event_loop.add(pidfd, lambda: self._on_end(guest.client))
+        if guest.doomed:
+            _kill(guest)
 
     # while they are here ----------------------------------------------------------------------------
 
@@ -189,6 +202,9 @@ class Guests:
             if frame is None and self._worlds.has_rank(client):
                 self._event_loop.forget(guest.socket)  # its pidfd reports the rest, as a rule soon
                 return True
+            if frame is None and guest.pidfd < 0:
+                self._end(guest)  # there is no child, or it has ended
+                return True
             if frame is None:
                 # What it did not release is not used again: it may still have it mapped.
                 self._disconnect(guest)
@@ -205,13 +221,17 @@ class Guests:
         except ProtocolError as error:
             # Its program may be any, and must not be killed; but it is disconnected.
             self._log(f"client {client} broke the protocol: {error}")
-            self._disconnect(guest)
+            if guest.pidfd < 0:
+                self._end(guest)
+            else:
+                self._disconnect(guest)
         return True
 
     def rows(self) -> Iterator[GuestRow]:
         """Yield a record of each guest."""
         for guest in self._guests.values():
-            yield GuestRow(guest.client, guest.pid, guest.parent, guest.daemon)
+            if guest.pid:
+                yield GuestRow(guest.client, guest.pid, guest.parent, guest.daemon)
 
     # going ------------------------------------------------------------------------------------------
 
@@ -227,11 +247,16 @@ class Guests:
         self._drain(guest)  # what it sent before it ended counts
         was_rank = self._worlds.has_rank(client)
         self._worlds.client_ended(client, guest.pidfd)  # before its segments end: the others learn why
-        if was_rank or guest.socket.fileno() >= 0:
+        self._end(guest, disconnect=was_rank)
+
+    def _end(self, guest: Guest, *, disconnect: bool = False) -> None:
+        """Forget a guest whose process has ended, or was never there."""
+        if disconnect or guest.socket.fileno() >= 0:
             self._disconnect(guest)
-        del self._guests[client]
+        del self._guests[guest.client]
+        self._unborn.pop((guest.parent, guest.process), None)
         self._event_loop.close(guest.pidfd)
-        self.client_gone(client)
+        self.client_gone(guest.client)
 
     def client_gone(self, client: int, *, ended: bool = True) -> None:
         """End what ends with a client, a member or a guest; `ended`: its process, not only the connection."""
@@ -261,13 +286,17 @@ class Guests:
 
     def end_all(self) -> None:
         """End every guest and close what belongs to them: the supervisor exits."""
+        for guest in list(self._guests.values()):
+            if guest.pidfd < 0:
+                # It says who it is in what it has sent; if it sends that from now on, it fails, and exits.
+                _refuse(guest.socket)
+                self._drain(guest)
         while self._guests:
             guest = self._guests.popitem()[1]
             _kill(guest)
             self._event_loop.forget(guest.socket)
             self._event_loop.close(guest.pidfd)
-        for parcel in list(self._forks):
-            self._forget_fork(parcel)
+        self._unborn.clear()
         self._worlds.end_all()
 
     @property
@@ -282,7 +311,22 @@ class Guests:
             self._deliver(self._server.end_parcels(self._server.parcels_of(client)))
 
 
+def _check_descriptors(frame: Frame) -> None:
+    if len(frame.fds) != 1:
+        raise ProtocolError(f"an {frame.kind.name} frame with {len(frame.fds)} descriptors")
+
+
+def _refuse(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RD)
+    except OSError:
+        pass  # the other end is closed
+
+
 def _kill(guest: Guest) -> None:
+    if guest.pidfd < 0:
+        guest.doomed = True
+        return
     try:
         signal.pidfd_send_signal(guest.pidfd, signal.SIGKILL)
     except OSError:

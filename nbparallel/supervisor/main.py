@@ -10,7 +10,7 @@ segments and sends descriptors.  It never unpickles, and blocks in `poll` only.
            ──segments─┤                        segments  REGISTER FETCH RELEASE … (the kernel is client 0)
                       supervisor ──template──  FORK -> <- TEMPLATE_READY FORKED
     rank r ──segments─┘                        ANNOUNCE -> , then as the kernel's
-    guest  ──segments──                        (`guests`) as the kernel's, after INTRODUCE over another's;
+    guest  ──segments──                        (`guests`) as the kernel's: another's INTRODUCE, its ANNOUNCE;
                                                MEET LEAVE_WORLD (`worlds`)
 
 The kernel's end ends everything here: its pidfd reports it, because a forked child of the kernel could hold

@@ -64,7 +64,7 @@ class Kind(enum.IntEnum):
     FORK = 20
     FORKED = 21
     TEMPLATE_READY = 22
-    # rank -> supervisor
+    # rank, or process that another client started -> supervisor
     ANNOUNCE = 30
     # any client <-> supervisor: segments
     REGISTER = 40
@@ -110,12 +110,11 @@ class Kind(enum.IntEnum):
     REFUSED = 92
     ABORT_JOIN = 93
     LEAVE_WORLD = 94
-    # a process that another client started <-> the supervisor
+    # about a process that a client starts, and between that and the supervisor
     INTRODUCE = 100
     WELCOME = 101
-    FORKING = 102
-    FORK_DONE = 103
-    MEET = 104
+    FORK_DONE = 102
+    MEET = 103
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -180,7 +179,7 @@ def _spilled(payload: bytes) -> int:
     return fd
 
 
-def receive(sock: socket.socket, flags: int = 0, *, largest: int = MAX_SPILLED) -> Frame | None:
+def receive(sock: socket.SocketType, flags: int = 0, *, largest: int = MAX_SPILLED) -> Frame | None:
     """Take one frame from `sock`, with a payload of `largest` bytes at most; None at the end of the stream.
 
     Raises

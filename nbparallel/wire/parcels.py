@@ -5,9 +5,9 @@ says ``POST``: a *parcel* holds them from then on.  Its receiver holds them itse
 pipe has a *mailbox*: ``OPEN`` and ``CLOSE`` say which clients can read from it, and what lies in a mailbox
 that no client can read is dropped.
 
-``INTRODUCE`` comes over a copy of a client's socket, from a process that this client has started, with one
-end of a socketpair and a pidfd; it is answered by ``WELCOME`` at the other end.  ``FORKING`` goes before a
-fork, and ``FORK_DONE`` after it, with a pidfd of the child, or without one if there is none.
+``INTRODUCE`` comes from a client that is about to start a process, with one end of a socketpair.  It is
+answered by ``WELCOME`` at the other end, which is the process's; that ``ANNOUNCE``s itself there, with its
+pidfd.  ``FORK_DONE`` goes after a fork, with a pidfd of the child as well, or without one if there is none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_GUEST = 1 << 22
 
 _POST = struct.Struct("<QQII")
 _ID = struct.Struct("<Q")
-_INTRODUCE = struct.Struct("<QBI")
+_INTRODUCE = struct.Struct("<QBB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,49 +89,38 @@ class CloseMailbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Forking:
-    """``FORKING``: a child is about to be forked, which will hold what the sender holds now."""
-
-    parcel: int
-    """Id of the parcel that holds it until the child introduces itself."""
-
-
-@dataclass(frozen=True, slots=True)
 class Introduction:
-    """``INTRODUCE``: a process that a client has started wants to be a client itself."""
+    """``INTRODUCE``: the sender is about to start a process, which is a client from now on."""
 
-    pid: int
-    """Its pid, in its own pid namespace."""
+    process: int
+    """Id by which ``FORK_DONE`` names it."""
     daemon: bool
-    """Whether it ends with the process that started it; otherwise only with the root process."""
-    parcel: int = 0
-    """The one that `Forking` named; 0: it was not forked."""
+    """Whether it ends with the sender; otherwise only with the root process."""
+    inherits: bool
+    """Whether it holds what the sender holds now: it is forked."""
 
     def pack(self) -> bytes:
         """Return the payload."""
-        return _INTRODUCE.pack(self.parcel, self.daemon, self.pid)
+        return _INTRODUCE.pack(self.process, self.daemon, self.inherits)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Read a payload; `ProtocolError` if it is damaged."""
         if len(payload) != _INTRODUCE.size:
             raise ProtocolError(f"INTRODUCE frame with {len(payload)} bytes of payload")
-        parcel, daemon, pid = _INTRODUCE.unpack(payload)
-        if daemon not in (0, 1) or not 0 < pid < 1 << 31:
-            raise ProtocolError(f"an INTRODUCE frame of process {pid}")
-        if parcel:
-            _checked(parcel, Kind.INTRODUCE)
-        return cls(pid, daemon == 1, parcel)
+        process, daemon, inherits = _INTRODUCE.unpack(payload)
+        if daemon not in (0, 1) or inherits not in (0, 1):
+            raise ProtocolError(f"an INTRODUCE frame of process {process:#x}: {daemon}, {inherits}")
+        return cls(_checked(process, Kind.INTRODUCE), daemon == 1, inherits == 1)
 
 
-ParcelMessage = Post | Take | Open | CloseMailbox | Forking
+ParcelMessage = Post | Take | Open | CloseMailbox
 """What a client sends to the supervisor about messages in flight."""
 PARCEL_MESSAGES: dict[Kind, Callable[[bytes], ParcelMessage]] = {
     Kind.POST: Post.unpack,
     Kind.TAKE: lambda payload: Take(unpack_id(payload, Kind.TAKE)),
     Kind.OPEN: lambda payload: Open(unpack_id(payload, Kind.OPEN)),
     Kind.CLOSE: lambda payload: CloseMailbox(unpack_id(payload, Kind.CLOSE)),
-    Kind.FORKING: lambda payload: Forking(unpack_id(payload, Kind.FORKING)),
 }
 """How each of them is read; `ProtocolError` if a payload is damaged."""
 

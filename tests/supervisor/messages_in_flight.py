@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.wire.parcels import CloseMailbox, Forking, Open, Post, Take
+from nbparallel.wire.parcels import CloseMailbox, Open, Post, Take
 from nbparallel.wire.segments import Fetch, Hold, segment_id
 from tests.supervisor.kept_memory import KeptMemory
 
@@ -25,18 +25,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Introduce:
-    """A frame of `child` in its parent's socket."""
+    """A frame of the process that starts `child`."""
 
     child: int
-    parcel: int
-
-
-@dataclass(frozen=True)
-class ForkDone:
-    """A frame of the parent that names its child; `dead`: there is none, or it has ended."""
-
-    child: int
-    parcel: int
+    inherits: bool
 
 
 class MessagesInFlight(KeptMemory):
@@ -47,7 +39,7 @@ class MessagesInFlight(KeptMemory):
         self.open = {}
         self.pipes = {0: deque()}
         self.unborn = {}
-        """Child that has not introduced itself -> (parent, parcel); it may die or do so."""
+        """Child that the supervisor has not admitted yet -> parent; it may die before."""
         self.ended_unborn = set()
         self.sent_by = {}
         self.received = self.dropped = self.forks = 0
@@ -63,29 +55,29 @@ class MessagesInFlight(KeptMemory):
     def step(self, client, message, sequence=0):
         """Let the supervisor act on a frame."""
         match message:
-            case Introduce(child, parcel):
-                self.admit(child, parcel)
-            case ForkDone(child, parcel):
-                record = self.ledger.parcels.parcels.get(parcel)
-                if child in self.ended_unborn and record is not None and record.fork:
-                    self.check_all(self.ledger.end_parcel(parcel, died=True))
+            case Introduce(child, inherits):
+                self.admit(client, child, inherits=inherits)
             case _:
                 super().step(client, message, sequence)
                 return
         self.settle_now()
 
-    def admit(self, child, parcel):
-        """Make a client of a process that has introduced itself."""
+    def admit(self, parent, child, *, inherits):
+        """Make a client of a process that its parent has introduced; it may have ended."""
         client, self.next_client = self.next_client, self.next_client + 1
         self.sockets[client] = deque()
         self.ledger.client_joined(client)
-        if parcel:
-            self.check_all(self.ledger.inherit(client, parcel))
+        self.unborn.pop(child, None)
+        if inherits:
+            self.ledger.inherit(client, parent)
         for lookers in self.lookers.values():
             if child in lookers:
                 lookers.discard(child)
                 lookers.add(client)
         self.open[client] = self.open.pop(child, set())
+        if child in self.ended_unborn:
+            self.ended_unborn.discard(child)
+            self.die(client)
 
     def settle(self, *, busy=True):
         """Read every socket that is there to its end, in any order; clients may come meanwhile."""
@@ -121,7 +113,7 @@ class MessagesInFlight(KeptMemory):
     def give(self):
         """Send or receive a message, open or close a mailbox."""
         acts = [self.send] * 9 + [self.receive] * 9 + [self.open_one, self.open_one, self.close_one]
-        self.random.choice([*acts, self.fork, self.spawn, self.introduce, self.introduce])()
+        self.random.choice([*acts, self.fork, self.fork, self.spawn, self.end_unborn])()
 
     def send(self):
         """Post a message, with arrays and reading ends; the sender goes on at once."""
@@ -215,60 +207,47 @@ class MessagesInFlight(KeptMemory):
         if len(self.sockets) + len(self.unborn) > 8:
             return
         parent = self.random.choice(list(self.sockets))
-        parcel, child = self.new_id(parent), UNBORN + self.parcels
-        self.say(parent, Forking(parcel))
+        child = self.begin(parent, inherits=True)
         for lookers in self.lookers.values():
             if parent in lookers:
                 lookers.add(child)
         self.open[child] = set(self.open[parent])
-        self.unborn[child] = parent, parcel
         self.forks += 1
-        if self.random.random() < 0.3:
-            self.introduce(child)
-            self.say(parent, ForkDone(child, parcel))
-        else:
-            self.say(parent, ForkDone(child, parcel))
 
     def spawn(self):
-        """Start a process that inherits nothing; it introduces itself some time."""
+        """Start a process that inherits nothing."""
         if len(self.sockets) + len(self.unborn) > 8:
             return
-        parent = self.random.choice(list(self.sockets))
+        self.open[self.begin(self.random.choice(list(self.sockets)), inherits=False)] = set()
+
+    def begin(self, parent, *, inherits):
+        """Introduce a process, and start it."""
         self.parcels += 1
         child = UNBORN + self.parcels
-        self.open[child] = set()
-        self.unborn[child] = parent, 0
+        self.say(parent, Introduce(child, inherits))
+        self.unborn[child] = parent
+        return child
 
-    def introduce(self, child=None):
-        """Let a child introduce itself, or die before."""
-        if child is None:
-            if not self.unborn:
-                return
+    def end_unborn(self):
+        """Kill a process before the supervisor has read of it."""
+        if self.unborn:
             child = self.random.choice(sorted(self.unborn))
-        parent, parcel = self.unborn.pop(child)
-        if parent in self.sockets and self.random.random() < 0.8:
-            self.say(parent, Introduce(child, parcel))
-            return
-        self.lose(child)
-        if parcel and parent in self.sockets:
+            del self.unborn[child]
             self.ended_unborn.add(child)
-            self.say(parent, ForkDone(child, parcel))  # its pidfd, which is read when it is
+            self.lose(child)
 
     def lose(self, child):
-        """Forget a child that never introduced itself."""
+        """Forget a child that never was a client."""
         for lookers in self.lookers.values():
             lookers.discard(child)
         self.open.pop(child, None)
         self.drop_unreadable()
 
     def die(self, client=None):
-        """Kill a client, and the children that have not introduced themselves: they have no way to."""
+        """Kill a client; what it sent before counts, such as that it starts a process."""
         client = self.random.choice(list(self.sockets)) if client is None else client
         while self.sockets[client]:
             self.step(*self.sockets[client].popleft())
-        for child in [child for child, (parent, _) in self.unborn.items() if parent == client]:
-            del self.unborn[child]
-            self.lose(child)
         self.open.pop(client)
         self.drop_unreadable()
         super().die(client)
@@ -292,11 +271,10 @@ class MessagesInFlight(KeptMemory):
 
     def finish(self):
         """Let all go; what is in no mailbox is given up as the supervisor does, some time after."""
-        while self.unborn:
-            self.introduce()
         self.come_to_rest()
+        assert not self.unborn
         lying = {message.parcel for pipe in self.pipes.values() for message in pipe}
-        assert set(self.ledger.parcels.parcels) == lying, "a message is kept that was taken, or a fork"
+        assert set(self.ledger.parcels.parcels) == lying, "a message is kept that was taken"
         for client in list(self.sockets):
             self.die(client)
         for message in self.pipes.pop(0):
@@ -304,7 +282,7 @@ class MessagesInFlight(KeptMemory):
                 self.lookers[segment].discard(-message.parcel)
         self.drop_unreadable()
         for sender in range(self.next_client):
-            for parcel in self.ledger.parcels.of(sender, fork=False):
+            for parcel in self.ledger.parcels.of(sender):
                 self.check_all(self.ledger.end_parcel(parcel))
         self.come_to_rest()
         assert not any(self.lookers.values())

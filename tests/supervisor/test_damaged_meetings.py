@@ -17,6 +17,7 @@ from nbparallel.supervisor.event_loop import SupervisorEventLoop
 from nbparallel.supervisor.guests import Guests
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.wire.frames import HEADER, Frame, Kind, encode
+from nbparallel.wire.identity import pack_pid
 from nbparallel.wire.parcels import Introduction
 from nbparallel.wire.rendezvous import Join
 from tests.supervisor.test_damaged_frames import memory, mutated
@@ -29,6 +30,8 @@ class Peer:
     """What a process that is a guest has."""
 
     connection: socket.socket
+    speaks: bool
+    """Whether it has said which process it is."""
     meetings: list[socket.socket] = field(default_factory=list)
 
     def close(self) -> None:
@@ -70,7 +73,7 @@ class Meetings:
     """
 
     def __init__(self, seed: int, victim: int) -> None:
-        self.random, self.victim = random.Random(seed), victim
+        self.random, self.victim, self.came = random.Random(seed), victim, 0
         self.server, self.loop, self.logged = SegmentServer(), SupervisorEventLoop(), 0
         self.server.client_joined(MEMBER)
         self.guests = Guests(self.loop, self.server, self.deliver, self.log)
@@ -90,10 +93,13 @@ class Meetings:
         """Have a process introduce itself."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        payload = Introduction(self.victim, self.random.random() < 0.5).pack()
-        frame = Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach(), os.pidfd_open(self.victim)])
-        self.guests.receive(MEMBER, frame)
-        self.peers.append(Peer(ours))
+        self.came += 1
+        payload = Introduction(self.came, self.random.random() < 0.5, self.random.random() < 0.5).pack()
+        self.guests.receive(MEMBER, Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()]))
+        speaks = self.random.random() < 0.9
+        if speaks:
+            send(ours, Kind.ANNOUNCE, pack_pid(self.victim), [os.pidfd_open(self.victim)])
+        self.peers.append(Peer(ours, speaks))
 
     def meet(self, peer: Peer) -> None:
         """Send a MEET frame, with what belongs there or with anything."""
@@ -167,6 +173,9 @@ class Meetings:
         """Have the guests' process end, and close everything."""
         os.kill(self.victim, signal.SIGKILL)
         os.waitid(os.P_PID, self.victim, os.WEXITED | os.WNOWAIT)
+        for peer in self.peers:
+            if not peer.speaks:
+                peer.close()  # as the system does
         for _ in range(3):
             self.loop.wait(block=False)
         assert not self.guests.present

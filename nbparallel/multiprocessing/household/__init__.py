@@ -4,7 +4,7 @@
 
     root K ──segments── supervisor           `root_supervisor`: K's own, beside those of its sessions
       │ └─ fork, spawn, forkserver                 (a rank, or a member of a world, uses the one that it has)
-      └── guest ──segments──┘                 `introduction`, `forking`: INTRODUCE over a copy of K's socket
+      └── guest ──segments──┘                 `introduction`, `forking`: K introduces it, it announces itself
             └── guest ──segments──┘               and so on, to any depth
 
 What they send to each other goes through pipes that no supervisor sees; `member` says how a message keeps
@@ -13,16 +13,18 @@ the kernel if the supervisor was killed (`lifeline`).
 """
 
 from nbparallel.multiprocessing.household.forking import Fork, prepare_fork
-from nbparallel.multiprocessing.household.introduction import introduce
+from nbparallel.multiprocessing.household.introduction import GuestEnds, begin_as_guest, introduce_guest
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, supervised
 from nbparallel.multiprocessing.household.root_supervisor import HouseholdReport, membership, report, stop
 
 __all__ = [
     "Fork",
+    "GuestEnds",
     "HouseholdMember",
     "HouseholdReport",
+    "begin_as_guest",
     "current_membership",
-    "introduce",
+    "introduce_guest",
     "membership",
     "prepare_fork",
     "report",

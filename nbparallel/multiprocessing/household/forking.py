@@ -7,12 +7,20 @@ its eyes, and calls raise `ForkedRankError`.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import os
+from typing import Any
 
+from nbparallel.channel.introduction import IntroducedClient
 from nbparallel.errors import ChannelClosedError
-from nbparallel.multiprocessing.household.introduction import introduce_followed
+from nbparallel.multiprocessing.household.introduction import GuestEnds, with_membership
 from nbparallel.multiprocessing.household.member import HouseholdMember, set_current
-from nbparallel.multiprocessing.household.root_supervisor import membership
+
+
+@functools.cache
+def _sharing() -> Any:
+    return importlib.import_module("nbparallel.sharing")  # importing this package is cheap
 
 
 class Fork:
@@ -20,32 +28,36 @@ class Fork:
 
     Exactly one of `parent`, `child` and `cancel` is called next, in the same thread: until then no other
     thread of the process can use shared arrays.
+
+    What the child needs is made before the fork: each page that it touches has to be copied.
     """
 
     def __init__(self, member: HouseholdMember, *, daemon: bool) -> None:
-        self._member, self._daemon = member, daemon
-        inherited = member.store.bequeath(member.broker)
-        self._inherited, self._parcel = inherited or [], 0
+        self._sharing = _sharing()
+        self._member, self._store = member, self._sharing.current_store()
+        inherited = self._store.bequeath(member.broker)
         try:
-            if inherited is not None or member.reads_mail:  # else the child has nothing to hold
-                parcel = member.next_id()
-                member.broker.forking(parcel)
-                self._parcel = parcel
+            self._inherited = inherited or []
+            self._holds = inherited is not None or member.reads_mail  # else the child has nothing to hold
+            self._ends = GuestEnds(member, daemon=daemon, inherits=self._holds)
         except BaseException:
-            member.store.fork_done()
+            self._store.fork_done()
             raise
+        self._connected = IntroducedClient(self._ends.connection)
+        self._child = HouseholdMember(self._connected.client, self._ends.lifeline)
+        self._child.inherit_mailboxes(member)
 
     def parent(self, pid: int) -> None:
         """Go on in the parent; `pid` is the child's, which has not been waited for."""
-        self._member.store.fork_done()
-        if not self._parcel:
-            return
+        self._close()
+        if not self._holds:
+            return  # the child says who it is, and if it cannot, nothing is kept for it
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # it has ended, and SIGCHLD is ignored
             self._complete(None)
             return
-        except OSError:  # there is no descriptor left: what it does not claim stays until this process ends
+        except OSError:  # there is no descriptor left
             return
         try:
             self._complete(pidfd)
@@ -55,12 +67,16 @@ class Fork:
     def _complete(self, pidfd: int | None) -> None:
         # The child finds out by itself that the supervisor has ended.
         with contextlib.suppress(ChannelClosedError):
-            self._member.broker.fork_done(self._parcel, pidfd)
+            self._member.broker.fork_done(self._ends.process, pidfd)
+
+    def _close(self) -> None:
+        self._store.fork_done()
+        self._ends.close()
 
     def cancel(self) -> None:
         """Go on after a fork that failed."""
-        self._member.store.fork_done()
-        if self._parcel:
+        self._close()
+        if self._holds:
             self._complete(None)
 
     def child(self) -> HouseholdMember:
@@ -69,25 +85,21 @@ class Fork:
         Raises
         ------
         ChannelClosedError
-            The parent or the supervisor has ended meanwhile.
+            The root or the supervisor has ended meanwhile.
         """
-        from nbparallel.sharing import begin_in_session, current_store
-
-        parent = self._member
-        end = -1 if parent.lifeline is None else parent.lifeline.fileno()
-        try:
-            broker, lifeline = introduce_followed(
-                os.dup(parent.fileno()), end, daemon=self._daemon, parcel=self._parcel
-            )
-        finally:
-            parent.broker.close()  # the copy: otherwise the parent's would seem to live as long as this one
-        begin_in_session(broker)
+        parent, child, pid = self._member, self._child, os.getpid()
+        if child.lifeline is not None:
+            child.lifeline.follow(pid)
+        broker = self._connected.begin(pid)
+        if self._ends.parents >= 0:
+            os.close(self._ends.parents)
+        parent.broker.close()  # the copy: otherwise the parent's would seem to live as long as this one
+        self._sharing.begin_in_session(broker)
         if self._inherited:
-            current_store().inherit(self._inherited, broker)
-        member = HouseholdMember(broker, lifeline)
-        member.inherit_mailboxes(parent)
-        set_current(member)
-        return member
+            self._sharing.current_store().inherit(self._inherited, broker)
+        child.pid = pid
+        set_current(child)
+        return child
 
 
 def prepare_fork(*, daemon: bool) -> Fork:
@@ -100,7 +112,7 @@ def prepare_fork(*, daemon: bool) -> Fork:
 
     Raises
     ------
-    ChannelClosedError
-        The supervisor has ended.
+    StartError, ChannelClosedError, ForkedRankError
+        As `with_membership` does.
     """
-    return Fork(membership(), daemon=daemon)
+    return with_membership(lambda member: Fork(member, daemon=daemon))

@@ -1,69 +1,134 @@
-"""Introduction of a process that was started as a fresh interpreter, or by a fork server."""
+"""Introduction of the processes that this one starts; what a fresh one does first."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
-from nbparallel.channel import SegmentClient
-from nbparallel.channel.introduction import await_welcome, send_introduction
-from nbparallel.multiprocessing.household.lifeline import Lifeline, follow
+from nbparallel.channel.introduction import IntroducedClient, introduce, socket_of
+from nbparallel.errors import ChannelClosedError
+from nbparallel.multiprocessing.household.lifeline import Lifeline, prepared
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
+from nbparallel.multiprocessing.household.root_supervisor import membership
+
+T = TypeVar("T")
 
 
-def introduce_followed(
-    fd: int, lifeline: int, *, daemon: bool, parcel: int = 0
-) -> tuple[SegmentClient, Lifeline | None]:
-    """Become a client, and have this process end with the root, while the supervisor answers.
+class GuestEnds:
+    """What a process that is about to be started needs to be a guest; it is one for the supervisor already.
 
-    `lifeline` is a copy, or -1: there is none.  Both descriptors are closed in any case.
+    Parameters
+    ----------
+    member : HouseholdMember
+        This process's membership.
+    daemon : bool
+        Whether that process ends with this one, however that ends; otherwise with the root process only.
+    inherits : bool
+        Whether it is forked, and holds from now on what this process holds now.
+
+    Attributes
+    ----------
+    process : int
+        Id of the process for `SegmentClient.fork_done`.
+    connection : socket
+        Its end of its connection.
+    lifeline : Lifeline or None
+        Its end of the lifeline, under an open file of its own.
+    parents : int
+        This process's end of the lifeline; -1: there is none.
+
+    Raises
+    ------
+    ChannelClosedError
+        The supervisor has ended.
     """
-    try:
-        channel = send_introduction(fd, daemon=daemon, parcel=parcel)
-    except BaseException:
-        if lifeline >= 0:
-            os.close(lifeline)
-        raise
-    followed = None
-    try:
-        followed = follow(lifeline) if lifeline >= 0 else None
-        return await_welcome(channel), followed
-    except BaseException:
-        channel.close()
-        if followed is not None:
-            followed.close()
-        raise
+
+    def __init__(self, member: HouseholdMember, *, daemon: bool, inherits: bool = False) -> None:
+        self.process = member.next_id()
+        self.parents = -1 if member.lifeline is None else member.lifeline.fileno()
+        self.lifeline = prepared(self.parents) if self.parents >= 0 else None
+        try:
+            self.connection = introduce(member.broker, self.process, daemon=daemon, inherits=inherits)
+        except BaseException:
+            if self.lifeline is not None:
+                self.lifeline.close()
+            raise
+
+    def close(self) -> None:
+        """Close this process's copies: the other one has them, or was not started."""
+        self.connection.close()
+        if self.lifeline is not None:
+            self.lifeline.close()
 
 
-def introduce(fd: int, *, daemon: bool, lifeline: int = -1) -> HouseholdMember:
-    """Become a client of the supervisor of the process that has started this one.
+def with_membership(begin: Callable[[HouseholdMember], T]) -> T:
+    """Return what `begin` does with this process's membership, a root's new one if its supervisor has ended.
+
+    Raises
+    ------
+    StartError
+        The supervisor could not be started.
+    ChannelClosedError
+        The supervisor of this process, which is no root, has ended.
+    ForkedRankError
+        This process was forked from another one, not through `prepare_fork`.
+    """
+    member = current_membership() or membership()
+    try:
+        return begin(member)
+    except ChannelClosedError:
+        another = membership()
+        if another is member:
+            raise
+        return begin(another)
+
+
+def introduce_guest(*, daemon: bool) -> GuestEnds:
+    """Introduce a process that is about to be started in a fresh interpreter, or by a fork server.
+
+    Parameters and errors are those of `GuestEnds` and `with_membership`.
+    """
+    return with_membership(lambda member: GuestEnds(member, daemon=daemon))
+
+
+def begin_as_guest(connection: int, *, lifeline: int = -1) -> HouseholdMember:
+    """Become a client of the supervisor of the process that has started, and introduced, this one.
 
     To be called before anything else: what uses shared memory earlier uses it without a session.
 
     Parameters
     ----------
-    fd : int
-        Copy of `HouseholdMember.fileno` of that process; closed in any case.
-    daemon : bool
-        Whether this process ends with that one, however that ends; otherwise with the root process only.
-    lifeline : int, optional
-        Copy of `Lifeline.fileno` of that process; closed in any case.  Without it only the supervisor ends
-        this process with the root.
+    connection, lifeline : int
+        Descriptors of what `GuestEnds` has; owned.  Without a lifeline only the supervisor ends this process
+        with the root.
 
     Raises
     ------
     ChannelClosedError
-        That process has ended, the root, or the supervisor.
+        The root has ended, or the supervisor, or it had not heard of this process when its parent ended.
     RuntimeError
         This process is a client already.
     """
     from nbparallel.sharing import begin_in_session
 
-    if current_membership() is not None:
-        for copy in (fd, *([lifeline] if lifeline >= 0 else [])):
-            os.close(copy)
-        raise RuntimeError(f"process {os.getpid()} is a client of a supervisor already")
-    broker, followed = introduce_followed(fd, lifeline, daemon=daemon)
+    pid = os.getpid()
+    line = Lifeline(lifeline) if lifeline >= 0 else None
+    client = IntroducedClient(socket_of(connection))
+    try:
+        if current_membership() is not None:
+            raise RuntimeError(f"process {pid} is a client of a supervisor already")
+        os.set_inheritable(connection, False)  # not every way of passing them on sees to that
+        if line is not None:
+            os.set_inheritable(lifeline, False)
+            line.follow(pid)
+        broker = client.begin(pid)
+    except BaseException:
+        client.close()
+        if line is not None:
+            line.close()
+        raise
     begin_in_session(broker)
-    membership = HouseholdMember(broker, followed)
-    set_current(membership)
-    return membership
+    member = HouseholdMember(broker, line)
+    set_current(member)
+    return member

@@ -14,8 +14,12 @@ import fcntl
 import os
 import select
 import signal
+import struct
 
 from nbparallel.errors import ChannelClosedError
+
+_F_SETOWN_EX, _F_OWNER_PID, _OWNER = 15, 1, struct.Struct("ii")
+"""Of <fcntl.h>.  With a number `fcntl.fcntl` fails within and tries again, which F_SETOWN would have to."""
 
 
 class Lifeline:
@@ -32,6 +36,8 @@ class Lifeline:
     def __init__(self, reading: int, writing: int = -1) -> None:
         self._reading, self._writing = reading, writing
         self._inode = os.fstat(reading).st_ino
+        self._poll = select.poll()
+        self._poll.register(reading, 0)
 
     def fileno(self) -> int:
         """Return the reading end, a copy of which a process that is started needs; -1: it is not there.
@@ -48,6 +54,18 @@ class Lifeline:
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
+
+    def follow(self, pid: int) -> None:
+        """Have this process, whose pid it is, end with the root: `prepared` made this for it.
+
+        Raises
+        ------
+        ChannelClosedError
+            The root has ended already.
+        """
+        fcntl.fcntl(self._reading, _F_SETOWN_EX, _OWNER.pack(_F_OWNER_PID, pid))
+        if self._poll.poll(0):  # it was closed before the signal was asked for, perhaps
+            raise ChannelClosedError("the process that started this one's family has ended")
 
     def close(self) -> None:
         """Close both ends: in the root this ends its guests."""
@@ -81,46 +99,25 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def follow(copy: int) -> Lifeline | None:
-    """Have this process end with the root.
+def prepared(reading: int) -> Lifeline | None:
+    """Return what will end a process with the root, once that has called `Lifeline.follow`.
 
     Parameters
     ----------
-    copy : int
-        Copy of the reading end; closed in any case.
+    reading : int
+        A reading end; it stays as it is.
 
     Returns
     -------
     Lifeline or None
-        None where the system cannot do that (no /proc): then the supervisor alone ends this process.
-
-    Raises
-    ------
-    ChannelClosedError
-        The root has ended already.
+        None where the system cannot do that (no /proc): then the supervisor alone ends that process.
     """
     try:
         # A copy is the same open file, whose signal goes to one process.
-        mine = os.open(f"/proc/self/fd/{copy}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        own = os.open(f"/proc/self/fd/{reading}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        os.close(copy)
         return None
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(mine, fcntl.F_SETOWN, os.getpid())
-            fcntl.fcntl(mine, fcntl.F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(mine, fcntl.F_SETFL, fcntl.fcntl(mine, fcntl.F_GETFL) | os.O_ASYNC)
-        if _hung_up(copy):  # before the signal was asked for, perhaps
-            raise ChannelClosedError("the process that started this one's family has ended")
-    except BaseException:
-        os.close(mine)
-        raise
-    finally:
-        os.close(copy)
-    return Lifeline(mine)
-
-
-def _hung_up(end: int) -> bool:
-    poll = select.poll()
-    poll.register(end, 0)
-    return bool(poll.poll(0))
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(own, fcntl.F_SETFL, os.O_RDONLY | os.O_NONBLOCK | os.O_ASYNC)
+    return Lifeline(own)

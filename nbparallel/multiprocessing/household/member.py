@@ -135,7 +135,7 @@ class HouseholdMember:
 
     def next_id(self) -> int:
         """Return a new id of a parcel or a mailbox."""
-        return segment_id(self.client, next(self._serials))
+        return segment_id(self.broker.client, next(self._serials))
 
     def close(self) -> None:
         """Leave: all holds of this process end (idempotent)."""

@@ -70,12 +70,12 @@ class PrivateStore:
         """Return None: no array is shared."""
 
 
-def prepare_fork(*, daemon: bool) -> Any | None:
-    """Return what lets a forked child keep what it inherits; None where this process takes no part."""
+def introduce_guest(*, daemon: bool) -> Any | None:
+    """Return what a process that is about to be started is given; None where this one takes no part."""
     from nbparallel.errors import ForkedRankError
     from nbparallel.multiprocessing import household
 
     try:
-        return household.prepare_fork(daemon=daemon)
+        return household.introduce_guest(daemon=daemon)
     except ForkedRankError:
         return None

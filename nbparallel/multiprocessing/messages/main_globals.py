@@ -24,15 +24,15 @@ from typing import Any
 
 from nbparallel.errors import ProtocolError, UnpicklableError
 
-_ORIGIN = {"forked": False, "fresh": False}
-"""How this process came by its ``__main__``; both False where it was run."""
+_ORIGIN = {"fresh": False}
+"""Whether this process began with an empty ``__main__``."""
 _came: dict[str, bytes] = {}
 """Digest of the value that last came, by name."""
 _UNCHANGING = (
     types.FunctionType, type, types.NoneType, bool, int, float, complex, str, bytes, tuple, frozenset, range
 )  # fmt: skip
-_inherited: dict[str, Any] = {}
-"""What of these a forked child found in its ``__main__``, by name."""
+_inherited: list[Mapping[str, Any]] = []
+"""What of these a forked child found in its ``__main__``, by name: at most one."""
 
 
 def unchanging_globals() -> dict[str, Any]:
@@ -46,8 +46,7 @@ def unchanging_globals() -> dict[str, Any]:
 
 def mark_forked(inherited: Mapping[str, Any]) -> None:
     """Note that this process was forked from another, whose `unchanging_globals` it has."""
-    _ORIGIN["forked"] = True
-    _inherited.update(inherited)
+    _inherited[:] = [inherited]
 
 
 def mark_fresh() -> None:
@@ -99,8 +98,8 @@ def _takes(name: str, digest: bytes, main_globals: dict[str, Any]) -> bool:
         return True
     if name in _came:
         return _came[name] != digest
-    if _ORIGIN["forked"]:
-        return name in _inherited and main_globals[name] is _inherited[name]
+    if _inherited:
+        return name in _inherited[0] and main_globals[name] is _inherited[0][name]
     return _ORIGIN["fresh"]
 
 

@@ -51,16 +51,18 @@ class ForkServerPopen(popen_forkserver.Popen):
     """A process that our server forks."""
 
     _fds: list[int]
+    starting: Any = None
+    """The process, while it is pickled."""
+    guest_ends: Any = None
+    """What it is given to be a guest, if it can be one; set by its pickling, and closed here."""
 
     def _launch(self, process_obj: Any) -> None:  # the library's, with other data and another server
-        buffer = io.BytesIO()
-        set_spawning_popen(self)
         try:
-            reduction.dump(preparation_data(process_obj._name), buffer)
-            reduction.dump(process_obj, buffer)
+            buffer = self._pickled(process_obj)
+            self.sentinel, w = _forkserver.connect_to_new_process(self._fds)
         finally:
-            set_spawning_popen(None)
-        self.sentinel, w = _forkserver.connect_to_new_process(self._fds)
+            if self.guest_ends is not None:
+                self.guest_ends.close()
         # the child sees by it that this process is alive
         parent_w = os.dup(w)
         ends = (parent_w, self.sentinel)
@@ -68,3 +70,14 @@ class ForkServerPopen(popen_forkserver.Popen):
         with open(w, "wb", closefd=True) as file:
             file.write(buffer.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
+
+    def _pickled(self, process_obj: Any) -> io.BytesIO:
+        buffer, self.starting = io.BytesIO(), process_obj
+        set_spawning_popen(self)
+        try:
+            reduction.dump(preparation_data(process_obj._name), buffer)
+            reduction.dump(process_obj, buffer)
+        finally:
+            set_spawning_popen(None)
+            self.starting = None
+        return buffer

@@ -16,6 +16,10 @@ class SpawnPopen(popen_spawn_posix.Popen):
     """A process in a fresh interpreter."""
 
     _fds: list[int]
+    starting: Any = None
+    """The process, while it is pickled."""
+    guest_ends: Any = None
+    """What it is given to be a guest, if it can be one; set by its pickling, and closed here."""
 
     def duplicate_for_child(self, fd: int) -> int:
         """Have a descriptor passed on; an object that is pickled twice has two of them there."""
@@ -34,15 +38,18 @@ class SpawnPopen(popen_spawn_posix.Popen):
         finally:
             for copy in self._copies:
                 os.close(copy)
+            if self.guest_ends is not None:
+                self.guest_ends.close()
 
     def _start(self, process_obj: Any, tracker_fd: int) -> None:
-        buffer = io.BytesIO()
+        buffer, self.starting = io.BytesIO(), process_obj
         set_spawning_popen(self)
         try:
             reduction.dump(preparation_data(process_obj._name), buffer)
             reduction.dump(process_obj, buffer)
         finally:
             set_spawning_popen(None)
+            self.starting = None
 
         parent_r = child_w = child_r = parent_w = None
         try:

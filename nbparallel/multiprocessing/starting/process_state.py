@@ -16,9 +16,9 @@ from multiprocessing.util import Finalize
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from nbparallel.multiprocessing.messages.exchange import join_household
+from nbparallel.multiprocessing.messages.exchange import introduce_guest
 from nbparallel.multiprocessing.messages.light_pickling import try_pickle
-from nbparallel.multiprocessing.messages.main_globals import mark_forked, mark_fresh
+from nbparallel.multiprocessing.messages.main_globals import mark_fresh
 from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.starting.late_interrupts import (
@@ -106,25 +106,23 @@ class ValueProcess(library.BaseProcess):
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if get_spawning_popen() is None or getattr(_packing, "process", None) is self:
+        popen: Any = get_spawning_popen()
+        if getattr(popen, "starting", None) is not self or getattr(_packing, "process", None) is self:
             return super().__reduce_ex__(protocol)
-        member = join_household()
-        channel = None if member is None else DupFd(member.fileno())
-        end = -1 if member is None or member.lifeline is None else member.lifeline.fileno()
         _packing.process = self
         try:
             packed = self._packed()
         finally:
             del _packing.process
-        lifeline = DupFd(end) if end >= 0 else None
+        ends = popen.guest_ends = introduce_guest(daemon=self.daemon or self.ends_with_parent)
         given = Given(
             default_context().present_start_method(),
-            self.daemon or self.ends_with_parent,
             present_strategy(),
-            lifeline,
+            None if ends is None else DupFd(ends.connection.fileno()),
+            None if ends is None or ends.lifeline is None else DupFd(ends.lifeline.fileno()),
             not (self.interrupts_late or are_blocked()),
         )
-        return rebuild_process, (channel, given, *packed)
+        return rebuild_process, (given, *packed)
 
     def _packed(self) -> tuple[Any, ...]:
         """Return what rebuilds this process there: a function and its arguments."""
@@ -133,17 +131,6 @@ class ValueProcess(library.BaseProcess):
             if light is not None:
                 return open_plain_process, bytes(light)
         return open_parcel, *pack(self)
-
-    def _bootstrap(self, parent_sentinel: Any = None) -> int:
-        forking: Any = vars(fork_in_progress).pop("fork", None)
-        if forking is not None:
-            fork, inherited = forking
-            fork.child()
-            mark_forked(inherited)
-        if self._start_method is not None:  # type: ignore[attr-defined]
-            default_context().force_start_method(self._start_method)  # type: ignore[attr-defined]
-        code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
-        return code
 
     @staticmethod
     def _after_fork() -> None:
@@ -177,18 +164,15 @@ def watch_end(process: ValueProcess, ended: Callable[[Any], None]) -> None:
     _watchers[process] = ended
 
 
-fork_in_progress = threading.local()
-"""The fork that this thread is about to do, with what a child takes of it: `ForkPopen`."""
-
-
 class Given(NamedTuple):
     """What a new process takes from its parent."""
 
     start_method: str
-    daemon: bool
     strategy: str | None
+    connection: Any
+    """Its connection to the supervisor, or None."""
     lifeline: Any
-    """Copy of what ends it with the root, or None."""
+    """What ends it with the root, or None."""
     interrupts: bool
     """Whether it takes interrupts at once; a fork server's child begins with SIGINT blocked."""
 
@@ -215,7 +199,7 @@ def open_plain_process(data: bytes) -> Any:
     return process
 
 
-def rebuild_process(channel: Any, given: Given, open_process: Callable[..., Any], *packed: Any) -> Any:
+def rebuild_process(given: Given, open_process: Callable[..., Any], *packed: Any) -> Any:
     """Join the parent's household in the new process, and return the process object."""
     main = vars(sys.modules["__main__"])
     for name in ("main", "spawn_main"):  # of the library's command line
@@ -225,13 +209,16 @@ def rebuild_process(channel: Any, given: Given, open_process: Callable[..., Any]
         begin_interrupts()
     mark_fresh()
     default_context().force_start_method(given.start_method)
-    if channel is not None:
+    if given.connection is not None:
         from nbparallel.multiprocessing import household
 
         lifeline = -1 if given.lifeline is None else given.lifeline.detach()
-        household.introduce(channel.detach(), daemon=given.daemon, lifeline=lifeline)
+        household.begin_as_guest(given.connection.detach(), lifeline=lifeline)
     follow_strategy(given.strategy)
-    return open_process(*packed)
+    process = open_process(*packed)
+    if process._start_method is not None:
+        default_context().force_start_method(process._start_method)
+    return process
 
 
 def preparation_data(name: str) -> Mapping[str, Any]:

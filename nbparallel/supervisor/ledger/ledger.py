@@ -51,7 +51,7 @@ from nbparallel.supervisor.ledger.entries import Carry, Entry, Question
 from nbparallel.supervisor.ledger.memories import MemoryTable
 from nbparallel.supervisor.ledger.parcels import ParcelTable, holder_of
 from nbparallel.supervisor.ledger.segment_names import LedgerNames
-from nbparallel.wire.parcels import CloseMailbox, Forking, Open, ParcelMessage, Post, Take
+from nbparallel.wire.parcels import CloseMailbox, Open, ParcelMessage, Post, Take
 from nbparallel.wire.segments import (
     AllowWrite,
     Fetch,
@@ -145,9 +145,6 @@ class Ledger:
                 return self.end_parcel(parcel)
             case Post():
                 return self._post(client, message)
-            case Forking(parcel):
-                inherited = Post(parcel, 0, self._claims(client), self.parcels.opened(client))
-                return self._post(client, inherited, fork=True)
             case Open(mailbox):
                 self.parcels.open(client, mailbox)
             case CloseMailbox(mailbox):
@@ -325,8 +322,6 @@ class Ledger:
         self.clients.discard(client)
         self.waiting = [question for question in self.waiting if question.client != client]
         actions: list[Action] = []
-        for fork in self.parcels.of(client, fork=True):
-            actions += self.end_parcel(fork, died=True)
         self.parcels.close_all(client, self._turn)
         actions += self._release_all(client, died=True)
         for segment in sorted(self._made.pop(client, ())):
@@ -338,41 +333,38 @@ class Ledger:
         actions += map(Unlink, self._names.drop_unused(client, in_use))
         return [*actions, *map(Unrecord, self._names.bare(self._names.records_of(client), self.clients))]
 
-    def _post(self, client: int, message: Post, *, fork: bool = False) -> list[Action]:
+    def _post(self, client: int, message: Post) -> list[Action]:
         if creator_of(message.parcel) != client:
             return [Disconnect(client, f"client {client} posted parcel {message.parcel:#x}, another's")]
-        if self.parcels.post(message, client, self._turn, fork=fork):
+        if self.parcels.post(message, client, self._turn):
             for segment in message.segments:
                 self._carry(holder_of(message.parcel), segment)
         return []
 
     def _carry(self, holder: int, segment: int) -> None:
-        """Let a parcel, or what a fork inherits, hold a segment; what is over stays so."""
+        """Let a parcel, or a forked child, hold a segment; what is over stays so."""
         if (entry := self.entries.get(segment)) is None:
             if creator_of(segment) in self.clients:
                 self.waiting.append(Question(holder, Carry(segment), 0, self._turn))
         elif not self._is_over(segment, entry):
             self._hold(holder, segment, entry)
 
-    def end_parcel(self, parcel: int, *, died: bool = False) -> list[Action]:
+    def end_parcel(self, parcel: int) -> list[Action]:
         """End what a parcel holds; one that is not known may still come."""
         if parcel not in self.parcels.parcels:
-            if not died:
-                self.parcels.take(parcel, self._turn)
+            self.parcels.take(parcel, self._turn)
             return []
         holder = holder_of(parcel)
         self.waiting = [question for question in self.waiting if question.client != holder]
         self.parcels.remove(parcel, self._turn)
-        return self._release_all(holder, died=died)
+        return self._release_all(holder, died=False)
 
-    def inherit(self, client: int, parcel: int) -> list[Action]:
-        """Let a forked child hold what the process had that it was forked from, at `Forking`."""
-        holder = holder_of(parcel)
-        for mailbox in self.parcels.opened(holder):
+    def inherit(self, client: int, parent: int) -> None:
+        """Let a child that is being forked hold, and read, what the client does that it is forked from."""
+        for mailbox in self.parcels.opened(parent):
             self.parcels.open(client, mailbox)
-        for segment in self._claims(holder):
+        for segment in self._claims(parent):
             self._carry(client, segment)
-        return self.end_parcel(parcel, died=parcel not in self.parcels.parcels)
 
     def _claims(self, holder: int) -> tuple[int, ...]:
         """Return the segments that a client, or a parcel, holds or has asked for."""

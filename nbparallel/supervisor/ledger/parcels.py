@@ -39,8 +39,6 @@ class Parcel:
     """The client that posted it."""
     mailbox: int
     """Where it lies; 0: in a connection without one."""
-    fork: bool = False
-    """Whether it is what a child that is being forked will hold."""
 
 
 @dataclass(slots=True)
@@ -65,12 +63,12 @@ class ParcelTable:
         """Whether something is decided only after everything that was sent has been read."""
         return bool(self._early or self._unread)
 
-    def post(self, message: Post, sender: int, turn: int, *, fork: bool = False) -> bool:
+    def post(self, message: Post, sender: int, turn: int) -> bool:
         """Enter a parcel; return False if it is taken already, or known."""
         parcel = message.parcel
         if parcel in self.parcels or self._early.pop(parcel, None) is not None:
             return False
-        self.parcels[parcel] = Parcel(sender, message.mailbox, fork)
+        self.parcels[parcel] = Parcel(sender, message.mailbox)
         for mailbox in message.carried:
             self.open(holder_of(parcel), mailbox)
         if message.mailbox:
@@ -124,12 +122,12 @@ class ParcelTable:
         """Return the mailboxes that a client, or a parcel, can read."""
         return tuple(sorted(self._opened.get(holder, ())))
 
-    def of(self, sender: int, *, fork: bool) -> list[int]:
-        """Return a client's forks that are not complete, or its parcels without a mailbox."""
+    def of(self, sender: int) -> list[int]:
+        """Return a client's parcels without a mailbox."""
         return [
             parcel
             for parcel, record in self.parcels.items()
-            if record.sender == sender and record.fork == fork and not record.mailbox
+            if record.sender == sender and not record.mailbox
         ]
 
     def settle(self, turn: int) -> list[int]:

@@ -138,17 +138,17 @@ class SegmentServer:
         """End all holds of a client; what only it held is closed."""
         return self._perform(self._ledger.client_gone(client))
 
-    def inherit(self, client: int, parcel: int) -> list[Reply]:
-        """Let a forked child hold what it inherited, and open the mailboxes that it inherited."""
-        return self._perform(self._ledger.inherit(client, parcel))
+    def inherit(self, client: int, parent: int) -> None:
+        """Let a child that is being forked hold what its parent holds, and open the mailboxes it has open."""
+        self._ledger.inherit(client, parent)
 
-    def end_parcels(self, parcels: Sequence[int], *, died: bool = False) -> list[Reply]:
-        """End what messages hold that will not be received, or forks whose child has ended (`died`)."""
-        return [r for parcel in parcels for r in self._perform(self._ledger.end_parcel(parcel, died=died))]
+    def end_parcels(self, parcels: Sequence[int]) -> list[Reply]:
+        """End what messages hold that will not be received."""
+        return [r for parcel in parcels for r in self._perform(self._ledger.end_parcel(parcel))]
 
     def parcels_of(self, client: int) -> list[int]:
         """Return the parcels without a mailbox that a client has posted and no other has taken."""
-        return self._ledger.parcels.of(client, fork=False)
+        return self._ledger.parcels.of(client)
 
     def hold_all_of(self, client: int) -> int:
         """Return a new parcel that holds what a client holds now, until `end_parcels`."""
@@ -158,11 +158,6 @@ class SegmentServer:
         self._ledger.step(client, Post(parcel, 0, tuple(held)))
         self._ledger.parcels.parcels[parcel].sender = NO_CLIENT
         return parcel
-
-    def is_fork(self, parcel: int) -> bool:
-        """Return whether a parcel holds what a child inherits that has not introduced itself."""
-        record = self._ledger.parcels.parcels.get(parcel)
-        return record is not None and record.fork
 
     def settle(self, turn: int) -> list[Reply]:
         """Refuse what is still unknown, end what no client holds: all sent before `mark` has been read."""

@@ -119,17 +119,18 @@ class Child:
 
 
 def spawned(code, *, daemon=True, inherit=(), **options):
-    """Start a fresh interpreter that introduces itself and runs `code` with `member`."""
-    fd = os.dup(household.membership().fileno())
+    """Start a fresh interpreter that is introduced and runs `code` with `member`."""
+    ends = household.introduce_guest(daemon=daemon)
+    fd, line = ends.connection.fileno(), ends.lifeline.fileno()
     text = (
         "from nbparallel.multiprocessing import household\n"
-        f"member = household.introduce({fd}, daemon={daemon})\n"
+        f"member = household.begin_as_guest({fd}, lifeline={line})\n"
         f"import numpy as np, nbparallel as nbp, os, sys, time\n{code}"
     )
     try:
-        return subprocess.Popen([sys.executable, "-c", text], pass_fds=[fd, *inherit], **options)
+        return subprocess.Popen([sys.executable, "-c", text], pass_fds=[fd, line, *inherit], **options)
     finally:
-        os.close(fd)
+        ends.close()
 
 
 def is_gone(pid):

@@ -102,13 +102,13 @@ def test_a_class_with_a_state_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_fork_with_nothing_to_inherit(tmp_path: Path) -> None:
-    """The supervisor is told of a fork only if this process maps shared memory, or can read from a pipe."""
+    """The parent names its child only if it maps shared memory, or can read from a pipe."""
     run_program(
         """
         from nbparallel.channel import SegmentClient
 
-        told, forking = [], SegmentClient.forking
-        SegmentClient.forking = lambda client, parcel: (told.append(parcel), forking(client, parcel))
+        told, fork_done = [], SegmentClient.fork_done
+        SegmentClient.fork_done = lambda *args: (told.append(args), fork_done(*args))
 
         def start(*args):
             process = ctx.Process(target=lambda *args: None, args=args)

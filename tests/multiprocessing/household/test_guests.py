@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
+from nbparallel.channel.introduction import IntroducedClient
 from nbparallel.errors import ChannelClosedError, ForkedRankError, SupervisorDiedError
 from nbparallel.multiprocessing import household
 from nbparallel.testing.waiting import wait_until
@@ -60,7 +61,7 @@ def test_what_a_child_inherited_is_not_used_again(root):
 
 
 @pytest.mark.by_turns
-def test_a_spawned_process_introduces_itself(root):
+def test_a_spawned_process_is_a_guest(root):
     """It has the array by its handle, as the same memory, and is listed with its parent."""
     pipe = MailPipe()
     array = nbp.full((400, 400), 1.0)
@@ -259,14 +260,17 @@ def test_the_supervisor_is_killed(root):
 
 
 def test_introduced_twice_or_too_late(root):
-    """A process is a client once; a socket whose other end is gone introduces to nothing."""
+    """A process is a client once; one that begins after the supervisor's end does not begin."""
+    ends = household.introduce_guest(daemon=True)
+    copies = os.dup(ends.connection.fileno()), os.dup(ends.lifeline.fileno())
     with pytest.raises(RuntimeError, match="client of a supervisor already"):
-        household.introduce(os.dup(root.fileno()), daemon=True)
+        household.begin_as_guest(copies[0], lifeline=copies[1])
+    for fd in copies:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
     process = spawned("import sys; sys.exit(0 if household.current_membership() is member else 1)")
     assert process.wait() == 0
-    fd = os.dup(root.fileno())
     household.stop()
-    from nbparallel.channel.introduction import await_welcome, send_introduction
-
     with pytest.raises(ChannelClosedError):
-        await_welcome(send_introduction(fd, daemon=True))
+        IntroducedClient(ends.connection).begin(os.getpid())
+    ends.close()

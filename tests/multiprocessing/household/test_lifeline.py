@@ -9,7 +9,7 @@ import pytest
 
 from nbparallel.errors import ChannelClosedError
 from nbparallel.multiprocessing import household
-from nbparallel.multiprocessing.household.lifeline import Lifeline, follow
+from nbparallel.multiprocessing.household.lifeline import Lifeline, prepared
 from nbparallel.testing.waiting import wait_until
 from tests.multiprocessing.household.family import Child, MailPipe, is_gone
 
@@ -77,15 +77,14 @@ def test_guests_of_a_killed_supervisor_end_with_the_household(root, promised):
 
 
 def test_a_root_that_has_ended_already():
-    """A process that comes too late to be ended with it does not begin, and keeps no descriptor."""
+    """A process that comes too late to be ended with it does not begin."""
     reading, writing = os.pipe()
-    copy = os.dup(reading)
     line = Lifeline(reading, writing)
+    own = prepared(reading)
     line.disown()
     with pytest.raises(ChannelClosedError, match="has ended"):
-        follow(copy)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(copy)
+        own.follow(os.getpid())
+    own.close()
     line.close()
 
 

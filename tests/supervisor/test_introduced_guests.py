@@ -1,0 +1,185 @@
+"""Guests of which the supervisor does not know yet which process they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from nbparallel.errors import ProtocolError
+from nbparallel.supervisor.event_loop import SupervisorEventLoop
+from nbparallel.supervisor.guests import Guest, Guests
+from nbparallel.supervisor.ledger.segment_server import SegmentServer
+from nbparallel.wire.frames import Frame, Kind, encode
+from nbparallel.wire.identity import pack_pid
+from nbparallel.wire.parcels import FIRST_GUEST, Introduction
+from nbparallel.wire.segments import pack_segment
+
+ROOT = 0
+ID = 1 << 40 | 5
+
+
+class Introducing:
+    """A supervisor's part for guests, in this process, and a process that may become one."""
+
+    def __init__(self) -> None:
+        self.loop, self.server = SupervisorEventLoop(), SegmentServer()
+        self.server.client_joined(ROOT)
+        self.logged: list[str] = []
+        self.guests = Guests(self.loop, self.server, lambda _: None, self.logged.append)
+        self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def introduce(self, parent: int = ROOT, *, daemon: bool, process: int = ID) -> socket.socket:
+        """Introduce a process; return its end."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        payload = Introduction(process, daemon, True).pack()
+        frame = Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()])
+        try:
+            self.guests.receive(parent, frame)
+        except ProtocolError:
+            ours.close()
+            raise
+        finally:
+            frame.close()
+        return ours
+
+    def announce(self, end: socket.socket) -> None:
+        """Say at that end that it is our process."""
+        pidfd = os.pidfd_open(self.process.pid)
+        socket.send_fds(end, [encode(Kind.ANNOUNCE, pack_pid(self.process.pid))], [pidfd])
+        os.close(pidfd)
+
+    def fork_done(self, parent: int, *, there: bool) -> None:
+        """Say who the child is, or that there is none."""
+        fds = [os.pidfd_open(self.process.pid)] if there else []
+        frame = Frame(Kind.FORK_DONE, 0, 0, pack_segment(ID), fds)
+        self.guests.receive(parent, frame)
+        frame.close()
+
+    def turn(self) -> None:
+        """Act on what came."""
+        self.loop.wait(block=False)
+
+    def killed(self) -> bool:
+        """Wait for the end of the process, if it was killed."""
+        try:
+            return self.process.wait(0.3) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return False
+
+
+@pytest.fixture
+def introducing() -> Iterator[Introducing]:
+    """Yield one, and look at the end whether it has closed all."""
+    before = len(os.listdir("/proc/self/fd"))
+    case = Introducing()
+    yield case
+    case.process.kill()
+    case.process.communicate()
+    for _ in range(3):
+        case.turn()
+    case.guests.end_all()
+    case.server.close()
+    assert not case.guests.present
+    del case.loop
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_its_parent_ends_before_it_is_known(introducing: Introducing, daemon: bool) -> None:
+    """A daemonic one is killed as soon as it says who it is, another one is not."""
+    first = introducing.introduce(daemon=False)
+    second = introducing.introduce(FIRST_GUEST, daemon=daemon)
+    first.close()
+    introducing.turn()  # the first one ends without a word
+    introducing.announce(second)
+    introducing.turn()
+    assert introducing.killed() == daemon
+    second.close()
+
+
+def test_the_root_ends_before_it_is_known(introducing: Introducing) -> None:
+    """It is killed as soon as it says who it is."""
+    end = introducing.introduce(daemon=False)
+    introducing.guests.client_gone(ROOT)
+    introducing.announce(end)
+    introducing.turn()
+    assert introducing.killed()
+    end.close()
+
+
+def test_its_word_lies_unread_when_all_ends(
+    introducing: Introducing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor reads it before it exits; a word that it would not read fails: its sender knows."""
+    spoken, silent = introducing.introduce(daemon=False), introducing.introduce(daemon=False, process=ID + 1)
+    introducing.announce(spoken)
+    drain, refused = Guests._drain, []
+
+    def drain_then_speak(guests: Guests, guest: Guest) -> bool:
+        drained = drain(guests, guest)
+        if guest.process != ID:
+            with pytest.raises(BrokenPipeError):
+                silent.send(encode(Kind.ANNOUNCE, pack_pid(1)))
+            refused.append(guest.process)
+        return drained
+
+    monkeypatch.setattr(Guests, "_drain", drain_then_speak)
+    introducing.guests.end_all()
+    assert introducing.killed()
+    assert refused == [ID + 1]
+    spoken.close()
+    silent.close()
+
+
+def test_the_end_of_its_connection(introducing: Introducing) -> None:
+    """There is no process, or it has ended: no guest is left."""
+    introducing.introduce(daemon=False).close()
+    introducing.turn()
+    assert not introducing.guests.present
+
+
+def test_its_parent_is_quicker(introducing: Introducing) -> None:
+    """The parent's pidfd counts as its own does; what comes second is closed."""
+    end = introducing.introduce(daemon=True)
+    introducing.fork_done(ROOT, there=True)
+    introducing.announce(end)
+    introducing.turn()
+    assert [row.pid for row in introducing.guests.rows()] == [introducing.process.pid]
+    introducing.fork_done(ROOT, there=True)
+    introducing.process.kill()
+    introducing.process.wait()
+    introducing.turn()
+    assert not introducing.guests.present
+    end.close()
+
+
+def test_there_is_none(introducing: Introducing) -> None:
+    """Its parent says so, though a copy of the connection is open."""
+    end = introducing.introduce(daemon=True)
+    introducing.fork_done(FIRST_GUEST, there=False)  # another client's word about it does not count
+    assert introducing.guests.present
+    introducing.fork_done(ROOT, there=False)
+    assert not introducing.guests.present
+    end.close()
+
+
+def test_it_says_who_it_is_twice(introducing: Introducing) -> None:
+    """It is disconnected; a name that is in use, and a client that is no guest, are refused."""
+    end = introducing.introduce(daemon=True)
+    with pytest.raises(ProtocolError, match="INTRODUCE"):
+        introducing.introduce(daemon=True)
+    with pytest.raises(ProtocolError, match="no guest"):
+        introducing.guests.receive(ROOT, Frame(Kind.ANNOUNCE, 0, 0, pack_pid(1), []))
+    introducing.announce(end)
+    introducing.announce(end)
+    introducing.turn()
+    introducing.turn()
+    assert "second ANNOUNCE" in introducing.logged[0]
+    assert not introducing.killed(), "its program may be any"
+    end.close()
