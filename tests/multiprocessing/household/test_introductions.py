@@ -139,7 +139,8 @@ def test_children_that_die_at_once_leave_no_descriptor(root):
             assert exit_code(pid) == 0
             household.prepare_fork(daemon=False).cancel()
         del array
-    wait_until(lambda: supervisors() == theirs, lambda: (supervisors(), theirs))
+    # fewer: when this began it had perhaps not closed yet what another test had left
+    wait_until(lambda: supervisors() <= theirs, lambda: (supervisors(), theirs))
     assert descriptors() == before
 
 
