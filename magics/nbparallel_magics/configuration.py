@@ -37,6 +37,11 @@ class NbParallel(Configurable):
     welcome = Bool(
         True, help="Show under the first cell which names ranks have, and how many ranks there are."
     ).tag(config=True)
+    read_in_place = Bool(
+        True,
+        help="Let ranks read each other's large private arrays where they lie, in one copy; else such arrays "
+        "are copied into shared memory first.",
+    ).tag(config=True)
     start_method = Enum(
         ("forkserver", "spawn"),
         "forkserver",

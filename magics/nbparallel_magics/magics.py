@@ -167,7 +167,8 @@ class ParallelMagics(Magics):
         flags.DOCTOR.parse_line(line)
         from nbparallel.session import examine  # brings numpy, which loading must not
 
-        display(examine(self.state.configuration.start_method))
+        chosen = self.state.configuration
+        display(examine(chosen.start_method, read_in_place=chosen.read_in_place))
 
     @line_magic
     @documented_by(flags.TIMELINE)

@@ -117,6 +117,7 @@ def _run_on_ranks(
 ) -> BackgroundCell | None:
     options, shell = request.options, state.shell
     session.keep_messages = state.configuration.keep_messages
+    session.read_in_place = state.configuration.read_in_place
     sink = _output(state, options)
     wanted: dict[str, Any] = {
         "ranks": ranks,

@@ -62,8 +62,9 @@ class Session:
         Fork ranks from a process that has everything imported (fast), or start fresh interpreters.
     launch : SupervisorLaunch, optional
         A supervisor that was started early: the session owns it, and starts another if it is not current.
-    keep_messages : bool
-        Whether messages that no rank received stay for later cells, or are dropped with a note; an attribute.
+    keep_messages, read_in_place : bool
+        Whether messages that no rank received stay for later cells, or are dropped with a note; and whether
+        ranks may read each other's large private arrays where they lie.  Both are attributes.
 
     Raises
     ------
@@ -92,6 +93,7 @@ class Session:
         start_method: str = "forkserver",
         launch: SupervisorLaunch | None = None,
         keep_messages: bool = False,
+        read_in_place: bool = True,
     ) -> None:
         if sharing.current_store().client != 0:
             raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
@@ -104,7 +106,7 @@ class Session:
         self._ranks = ElasticPool(int(size), start_method, launch, self._names, self._tasks.output_of)
         self._views = SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
-        self.keep_messages = keep_messages
+        self.keep_messages, self.read_in_place = keep_messages, read_in_place
         self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
 
     @property
@@ -168,6 +170,7 @@ class Session:
 
     def _ensure(self, interrupts: InterruptCounter) -> RankPool:
         pool = self._ranks.ensure(interrupts)
+        self._tasks.read_in_place = self.read_in_place
         running_sessions.add(self)
         return pool
 
@@ -323,8 +326,6 @@ class Session:
             request.notes[:0] = self._ranks.take_notes()
             return self._finish(self._tasks.launch(pool, request, interrupts), interrupts)
 
-    # ranks --------------------------------------------------------------------------------------------
-
     def restart(self, rank: int | None = None) -> None:
         """Restart one rank, or all, in a fresh process; the other ranks keep their variables."""
         with self._session_lock.hold() as interrupts:
@@ -358,8 +359,6 @@ class Session:
         """Move arrays of `namespace` into shared memory, writable by ranks; return notes."""
         with self._session_lock.hold():
             return tuple(self._names.share(names, namespace))
-
-    # views --------------------------------------------------------------------------------------------
 
     def statistics(self, namespace: Mapping[str, Any] | None = None) -> SessionStatistics:
         """Return a frozen picture of ranks and segments; waits for no rank, works while a cell runs.

@@ -37,6 +37,8 @@ LOCKS = FAILED + FAILED_LINES
 LOCK_LINES = 2
 RANK_LINES = LOCKS + LOCK_LINES
 ABANDONED_LINES = 16
+READ_IN_PLACE_OFF = 8
+"""Index of the header's word with which the notebook tells ranks not to read each other's private memory."""
 HEADER_LINES = 1 + ABANDONED_LINES
 """The header; and locks that were abandoned in an earlier epoch."""
 (
@@ -104,9 +106,14 @@ class Layout:
         """Return the word in which `destination` counts the bytes it took.
 
         The next two: up to which message its user has taken all, and the newest that it has taken.  Then: how
-        many chunks it has taken out of the stream, and whether it fills buffers (`streaming`).
+        many chunks it has taken out of the stream, whether it fills buffers (`streaming`), and whether it can
+        read the memory of `source` (`peer_memory`).
         """
         return self.tail_word(source, destination) + LINE
+
+    def memory_word(self, rank: int) -> int:
+        """Return the first of three words by which others find and try its memory (`peer_memory`)."""
+        return self.rank_word(rank, WRITING) + 1
 
     def slot_byte(self, rank: int, generation: int) -> int:
         """Return the first byte of a collective slot."""

@@ -1,9 +1,9 @@
 """all_reduce: the route of the bytes.
 
 Small arrays and numbers go through the slots: one synchronization, and every rank combines all slots itself.
-Larger arrays go directly (`direct`) if every rank's array lies in shared memory, else through the staging
-buffers (`staging`), a chunk at a time.  All ranks read the same bits in all slots, so they choose the same
-route.
+Larger arrays go directly (`direct`) if every rank's array lies in shared memory; each rank reads the others'
+where they lie (`in_place`) if all are private and large; else they go through the staging buffers
+(`staging`), a chunk at a time.  All ranks read the same bits in all slots, so they choose the same route.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_all_reduce
+from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
@@ -21,7 +22,7 @@ from nbparallel.distributed.operators import Operator, combine, find_operator, o
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, as_operand, read_only
-from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.slots.fingerprint import DIRECT, READABLE, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import IN_PLACE, ReadOnlyArrayError
 from nbparallel.wire.control import GENERATIONS, Operation
@@ -70,6 +71,8 @@ class AllReduce:
 
     Parameters
     ----------
+    in_place : InPlaceReading, optional
+        None: no member reads others' private arrays.
     operation : Operation
         What users call.
     """
@@ -79,9 +82,10 @@ class AllReduce:
         context: RankContext,
         protocol: SlotProtocol,
         staging: StagingBuffers,
+        in_place: InPlaceReading | None,
         operation: Operation = Operation.all_reduce,
     ) -> None:
-        self._operation = operation
+        self._operation, self._in_place = operation, in_place
         self._context, self._memory = context, context.memory
         self._protocol, self._staging = protocol, staging
         self._index, self._size = protocol.index, len(protocol.ranks)
@@ -237,12 +241,15 @@ class AllReduce:
             else:
                 protocol.put(self._offer(source))
 
+        place = b"" if fits or direct or self._in_place is None else self._in_place.offer(source)
         if span is not None and direct:
             protocol.put(self._memory.packed(x, span))
+        elif place:
+            protocol.put(place)
         else:
             leave()
         with context.exposing(direct):
-            bits = (SHARED if span is not None else 0) | (DIRECT if direct else 0)
+            bits = (SHARED if span is not None else 0) | (DIRECT if direct else READABLE if place else 0)
             if not protocol.arrive_and_wait(bits, span):
                 if not plan.may_differ:
                     protocol.compare()
@@ -255,14 +262,18 @@ class AllReduce:
             if route is Route.DIRECT:
                 self._combine_directly(plan, x)
                 return True
-        if offers_differ(offers):
-            if direct:
-                leave()  # the slot holds a handle, which the route that is taken does not use
+        read = route is Route.IN_PLACE and self._in_place is not None and self._in_place.agreed()
+        if read and self._in_place is not None:
+            self._in_place.all_reduce(source.reshape(-1), plan.operator)
+        elif route is Route.IN_PLACE or offers_differ(offers):
+            if direct or place:
+                leave()  # the slot holds where the array lies, which the route that is taken does not use
             protocol.synchronize()
         if route is Route.INLINE:
             self._combine_slots(plan, self._slots(plan, x), x)
             return True
-        self._combine_staged(plan, source)
+        if not read:
+            self._combine_staged(plan, source)
         if source is not x:
             x[...] = source
         return True

@@ -1,7 +1,8 @@
 """broadcast: the root writes its bytes, or their handle, into its slot; all other members copy them out.
 
 If all arrays are large and lie in shared memory, every member copies one slice of the root's array to all
-others.
+others.  A large private one is read where it lies, if all others can (`in_place`), else it goes through the
+staging buffers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_broadcast
+from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.collectives.route import Route, choose_route
 from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.point_to_point import packing
@@ -36,7 +38,7 @@ from nbparallel.wire.handles import ArrayHandle
 
 _HEAD = struct.Struct("<B?xxI")
 """What the root left, whether it brought a tensor, and the length of the pickled (dtype, shape) before it."""
-_INLINE, _SHARED, _STAGED, _OBJECT, _BLOB = range(1, 6)
+_INLINE, _SHARED, _STAGED, _OBJECT, _BLOB, _PLACE = range(1, 7)
 MAX_FINGERPRINTS = 1024
 READ_ONLY = (
     "broadcast fills this array on all ranks but the source, and it is read-only: pass `x.copy()`, which is "
@@ -47,8 +49,11 @@ READ_ONLY = (
 class Broadcast:
     """One rank's side of `broadcast`."""
 
-    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
+    def __init__(
+        self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers, in_place: InPlaceReading
+    ) -> None:
         self._context, self._protocol, self._staging = context, protocol, staging
+        self._in_place = in_place
         self._fingerprints: dict[tuple[Any, ...], Fingerprint] = {}
 
     def __call__(self, x: Any, root: int) -> Any:
@@ -90,7 +95,7 @@ class Broadcast:
             value = self._take(x, array, root)
         elif source is not None and left == _STAGED:
             self._staging.broadcast(source.reshape(-1).view(np.uint8), root, b"")
-        elif left in (_SHARED, _BLOB, _OBJECT):
+        elif left in (_SHARED, _BLOB, _OBJECT, _PLACE):
             protocol.wait_until_read()  # until then the other ranks read this rank's memory
         del keepalive
         protocol.release()
@@ -172,6 +177,8 @@ class Broadcast:
             kind, body = _INLINE, source.tobytes()
         elif shared and (handle := context.store.handle(array, writable=False)) is not None:
             kind, body = _SHARED, encode_handle(handle)
+        elif body := self._in_place.offer_to(range(len(protocol.ranks)), source):
+            kind = _PLACE
         else:
             kind, body = _STAGED, self._staging.offer(source.reshape(-1).view(np.uint8))
         protocol.put(_HEAD.pack(kind, tensor, len(meta)) + meta + body)
@@ -230,7 +237,13 @@ class Broadcast:
             self._copy_shared(array, bytes(body))
         else:
             target = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
-            self._staging.broadcast(target.reshape(-1).view(np.uint8), root, bytes(body))
+            if kind == _PLACE:
+                self._in_place.fetch(root, body, target)
+                self._in_place.confirm()
+                protocol.announce_done()
+            else:
+                self._in_place.try_to_read(root, array.nbytes)
+                self._staging.broadcast(target.reshape(-1).view(np.uint8), root, bytes(body))
             if target is not array:
                 array[...] = target
         return result

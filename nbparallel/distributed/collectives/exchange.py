@@ -3,8 +3,9 @@
 ::
 
     pack the values for the other members          (small: into the record; shared arrays: their handles;
-                                                    large private arrays: a copy in shared memory, or, if
-                                                    all takers fill arrays, the staging buffers)
+                                                    large private arrays: where they lie, if takers can
+                                                    read that; a copy in shared memory; or, if all takers
+                                                    fill arrays, the staging buffers)
     write the record into the slot, arrive and wait, compare the calls
     compare each form that is sent with the form that is expected, and all spans of shared memory: every
     member compares those of all members, so all come to the same result
@@ -25,9 +26,10 @@ import numpy as np
 
 from nbparallel.distributed.collectives.exchange_record import ExchangeRecord, reference
 from nbparallel.distributed.collectives.exchange_writer import MAX_FORMS, ExchangeWriter
+from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.collectives.movements import Movement
 from nbparallel.distributed.collectives.staging import Arrival, StagedCopy, StagingBuffers
-from nbparallel.distributed.point_to_point.packing import OBJECT, RELAYED, VIEW, Packer, brings_tensor
+from nbparallel.distributed.point_to_point.packing import OBJECT, PLACE, RELAYED, VIEW, Packer, brings_tensor
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, copied, decode_handle
 from nbparallel.distributed.slots.overlaps import conflict
@@ -49,14 +51,20 @@ class PreparedRecord(NamedTuple):
 class Exchange:
     """One rank's side of all data movements in a group."""
 
-    def __init__(self, context: RankContext, pending_slots: PendingSlots, staging: StagingBuffers) -> None:
-        self._context, self._pending_slots = context, pending_slots
+    def __init__(
+        self,
+        context: RankContext,
+        pending_slots: PendingSlots,
+        staging: StagingBuffers,
+        in_place: InPlaceReading,
+    ) -> None:
+        self._context, self._pending_slots, self._in_place = context, pending_slots, in_place
         protocol = self._protocol = pending_slots.protocol
         self._staged_copy = StagedCopy(context, protocol, staging)
         self._filled: dict[int, bool] = {}
         """Whether all takers of the last call filled arrays, by its fingerprint: the next call expects it."""
         self._packer = Packer(context, protocol.payload_nbytes)
-        self._writer = ExchangeWriter(context, protocol, self._packer, self._staged_copy)
+        self._writer = ExchangeWriter(context, protocol, self._packer, self._staged_copy, in_place)
         self._held: deque[tuple[int, object]] = deque()
 
     def __call__(self, movement: Movement, deadline_ns: int | None) -> list[Any]:
@@ -65,7 +73,7 @@ class Exchange:
         self.release()
         values = _copied_if_overlapping(movement.values, movement.outputs)
         staged = not movement.view and self._filled.get(movement.fingerprint.word, False)
-        builder = self._writer.write(movement, values, staged=staged)
+        builder = self._writer.write(movement, values, staged=staged, waits=not movement.view)
         record = self._writer.pack(builder)
         protocol.deadline_ns = deadline_ns
         protocol.begin(movement.operation, movement.fingerprint, context.call_site.line())
@@ -93,29 +101,39 @@ class Exchange:
         came: dict[int, Any] = {}
         rounds = max([record.rounds for record in records])
         if rounds:
-            came = self._copy_staged(movement, records, rounds)
+            came = self._copy_large(movement, records, rounds)
         return records, [
             came[i] if i in came else self._take(movement, values, records[i], i) for i in movement.sources
         ]
 
-    def _copy_staged(self, movement: Movement, records: list[ExchangeRecord], rounds: int) -> dict[int, Any]:
-        """Take part in all rounds; return the arrays that came in them, by their source."""
+    def _copy_large(self, movement: Movement, records: list[ExchangeRecord], rounds: int) -> dict[int, Any]:
+        """Take part in all rounds, and read what lies in its place; return these arrays by their source."""
         index = self._protocol.index
         came: dict[int, Any] = {}
         arrivals = []
+        places: dict[int, bytes | memoryview] = {}
         for source in movement.sources:
             if source == index or not records[source].rounds:
                 continue
             message = records[source].payload(source, index)
-            form = self._packer.form(message) if message.kind == RELAYED else None
+            form = self._packer.form(message) if message.kind in (RELAYED, PLACE) else None
             if form is not None:
                 output = movement.outputs.get(source)
                 whole = output is not None and output.flags.c_contiguous
-                target = output if output is not None and whole else np.empty(form[1], form[0])
-                arrivals.append(Arrival(target, bytes(message.body)))
-                came[source] = target
+                target = came[source] = output if output is not None and whole else np.empty(form[1], form[0])
+                if message.kind == PLACE:
+                    places[source] = message.body
+                else:
+                    arrivals.append(Arrival(target, bytes(message.body)))
+                    self._in_place.try_to_read(source, target.nbytes)
                 self._context.nbytes += target.nbytes
         self._staged_copy.run(rounds, arrivals)
+        for step in range(1, len(records) if places else 0):
+            source = (index + step) % len(records)  # not all of the same at the same time
+            if source in places:
+                self._in_place.fetch(source, places[source], came[source])
+        if places:
+            self._in_place.confirm()
         for source, array in came.items():
             output = movement.outputs.get(source)
             if output is not None and output is not array:
@@ -222,6 +240,7 @@ class Exchange:
         if message.kind == VIEW:
             if brings_tensor(message):
                 return self._packer.unpack(message) if movement.view else self._packer.copy_tensor(message)
+            self._in_place.try_to_read(source)
             array = self._context.memory.attach_view(message.body)
             return _read_only(array) if movement.view else np.array(array, order="C")
         if message.kind == OBJECT:

@@ -15,9 +15,10 @@ from nbparallel.distributed.collectives.exchange_record import (
     form_word,
     refer,
 )
+from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.collectives.movements import Movement
 from nbparallel.distributed.collectives.staging import StagedCopy
-from nbparallel.distributed.point_to_point.packing import RELAYED, VIEW, Packer
+from nbparallel.distributed.point_to_point.packing import PLACE, RELAYED, VIEW, Packer
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, encode_handle
 from nbparallel.distributed.slots.overlaps import Span
@@ -32,14 +33,20 @@ class ExchangeWriter:
     """Writes one rank's records in a group."""
 
     def __init__(
-        self, context: RankContext, protocol: SlotProtocol, packer: Packer, staged: StagedCopy
+        self,
+        context: RankContext,
+        protocol: SlotProtocol,
+        packer: Packer,
+        staged: StagedCopy,
+        in_place: InPlaceReading,
     ) -> None:
         self._context, self._protocol, self._packer, self._staged = context, protocol, packer, staged
+        self._in_place = in_place
         self._index, self._size = protocol.index, len(protocol.ranks)
         self._forms: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
 
     def write(
-        self, movement: Movement, values: Sequence[Any], *, staged: bool = False
+        self, movement: Movement, values: Sequence[Any], *, staged: bool = False, waits: bool = False
     ) -> ExchangeRecordBuilder:
         """Return the record of a call.
 
@@ -49,10 +56,13 @@ class ExchangeWriter:
             Those of `movement`, or copies.
         staged : bool
             Whether large private arrays go through the staging buffers, for which all takers fill arrays.
+        waits : bool
+            Whether the call can wait until others have read its arrays where they lie.
         """
         builder = ExchangeRecordBuilder()
         budget = (self._protocol.payload_nbytes - 8 * self._size) // max(1, len(values)) - 2 * OVERHEAD
         readers = 1 if len(values) > 1 or movement.to_root or self._size == 2 else self._size - 1
+        several = waits and readers > 1
         only_here = self._size == 1 or (movement.to_root and movement.root == self._index)
         own = self._index if len(values) > 1 else -1
         for i, value in enumerate(values):
@@ -64,7 +74,9 @@ class ExchangeWriter:
             ):
                 payload = NOTHING  # no other member takes it
             else:
-                payload = self._packer.leave(value, budget, view=movement.view, readers=readers, relay=staged)
+                payload = self._packer.leave(
+                    value, budget, view=movement.view, readers=readers, relay=staged or several
+                )
             builder.payloads.append(payload)
             builder.brought.append(OBJECT_FORM if array is None else self._form(array))
             if payload.keepalive is not None or movement.view:
@@ -74,8 +86,8 @@ class ExchangeWriter:
             self._context.nbytes += payload.nbytes
         if movement.outputs:
             self._add_outputs(builder, movement)
-        if staged:
-            self._stage(builder, values)
+        if staged or several:
+            self._settle_large(builder, movement, values, budget, readers, staged=staged)
         return builder
 
     def _add_read(self, builder: ExchangeRecordBuilder, array: AnyArray) -> None:
@@ -97,14 +109,44 @@ class ExchangeWriter:
                 writes.append((location.segment, location.start, location.stop))
         builder.writes = writes
 
-    def _stage(self, builder: ExchangeRecordBuilder, values: Sequence[Any]) -> None:
-        """Copy the first pieces of those arrays that go through the staging buffers."""
-        staged = [i for i, payload in enumerate(builder.payloads) if payload.kind == RELAYED]
-        if staged:
-            arrays = [as_plain_array(values[i]) for i in staged]
-            bodies, builder.rounds = self._staged.offer([array for array in arrays if array is not None])
-            for i, body in zip(staged, bodies, strict=True):
+    def _settle_large(
+        self,
+        builder: ExchangeRecordBuilder,
+        movement: Movement,
+        values: Sequence[Any],
+        budget: int,
+        readers: int,
+        *,
+        staged: bool,
+    ) -> None:
+        """Say how those arrays come that are only announced so far: in place if their takers can read them.
+
+        Else copy their first pieces into the staging buffers, or, without `staged`, all of them.
+        """
+        arrays: dict[int, AnyArray] = {}
+        for i, payload in enumerate(builder.payloads):
+            array = as_plain_array(values[i]) if payload.kind == RELAYED else None
+            if array is None:
+                continue
+            if place := self._in_place.offer_to(self._takers(movement, i, len(values)), array):
+                payload.kind, payload.body = PLACE, place
+                builder.waits, builder.rounds = True, 1
+            elif staged:
+                arrays[i] = array
+            else:
+                copied = self._packer.leave(values[i], budget, view=False, readers=readers)
+                builder.payloads[i] = copied
+                builder.keepalive.append((copied.keepalive, values[i]))
+        if arrays:
+            bodies, builder.rounds = self._staged.offer(list(arrays.values()))
+            for i, body in zip(arrays, bodies, strict=True):
                 builder.payloads[i].body = body
+
+    def _takers(self, movement: Movement, place: int, count: int) -> Sequence[int]:
+        """Return the members that take the value at a place of so many."""
+        if count > 1:
+            return (place,)
+        return (movement.root,) if movement.to_root and movement.root is not None else range(self._size)
 
     def _form(self, array: AnyArray) -> int:
         key = (array.dtype, array.shape)

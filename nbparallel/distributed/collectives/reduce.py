@@ -2,8 +2,8 @@
 
 Small arrays go through the slots, as in `all_reduce`.  Large arrays go directly if every member's lies in
 shared memory: in `reduce_scatter` each member combines its part of all arrays where they lie; in `reduce`
-each member combines one slice, and writes it into the result.  Other arrays go through the staging buffers, a
-chunk at a time.
+each member combines one slice, and writes it into the result.  Of large private arrays members read what they
+combine where it lies (`in_place`).  Other arrays go through the staging buffers, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_reduce, direct_reduce_scatter
+from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
@@ -30,7 +31,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     decode_handle,
     in_kind_of,
 )
-from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.slots.fingerprint import DIRECT, READABLE, SHARED, Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 
@@ -80,8 +81,11 @@ class Reduction:
 class Reduce:
     """One rank's side of `reduce` and `reduce_scatter` in a group."""
 
-    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
+    def __init__(
+        self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers, in_place: InPlaceReading
+    ) -> None:
         self._context, self._protocol, self._staging = context, protocol, staging
+        self._in_place = in_place
         self._index, self._size = protocol.index, len(protocol.ranks)
         self._fingerprints: dict[Any, Fingerprint] = {}
 
@@ -242,11 +246,15 @@ class Reduce:
             else:
                 protocol.put(self._staging.offer(source, layout))
 
+        place = b"" if fits or direct else self._in_place.offer(source)
         if direct:
             protocol.put(self._addresses(reduction))
+        elif place:
+            protocol.put(place if reduction.root is None else place + self._staging.window()[1])
         else:
             leave()
-        bits = (SHARED if reduction.span is not None else 0) | (DIRECT if direct else 0)
+        bits = SHARED if reduction.span is not None else 0
+        bits |= DIRECT if direct else READABLE if place else 0
         mixed = False
         if bits:
             with context.exposing(direct and reduction.root is not None and reduction.target is not None):
@@ -259,9 +267,11 @@ class Reduce:
             route = Route.INLINE if fits else Route.STAGED
         else:
             route, mixed = self._agree(fits=fits, same=False)
-        if route is not Route.DIRECT:
-            if mixed:
-                if direct:
+        if route is Route.IN_PLACE and self._in_place.agreed():
+            self._combine_in_place(reduction)
+        elif route is not Route.DIRECT:
+            if mixed or route is Route.IN_PLACE:
+                if direct or place:
                     leave()  # the slot holds addresses, which the route that is taken does not use
                 protocol.synchronize()
             if route is Route.INLINE:
@@ -326,6 +336,13 @@ class Reduce:
                 else context.attach(decode_handle(wanted), writable=True)  # of this call only
             )
         direct_reduce(context, protocol, arrays, target, reduction.operator)
+
+    def _combine_in_place(self, reduction: Reduction) -> None:
+        source, target, operator = reduction.source, reduction.target, reduction.operator
+        if reduction.parts is None:
+            self._in_place.reduce(source, operator, target)
+        elif target is not None:
+            self._in_place.reduce_scatter(source, operator, reduction.parts[self._index], target)
 
     def _fingerprint(
         self, operation: str, operator: Operator, dtype: Any, shape: Any, root: int | None

@@ -36,7 +36,7 @@ class Scan(AllReduce):
     def __init__(
         self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers, *, exclusive: bool
     ) -> None:
-        super().__init__(context, protocol, staging, Operation.exscan if exclusive else Operation.scan)
+        super().__init__(context, protocol, staging, None, Operation.exscan if exclusive else Operation.scan)
         self._exclusive = exclusive
         self._count = self._index if exclusive else self._index + 1
 

@@ -44,10 +44,10 @@ def loads(data: bytes | memoryview, store: Store) -> Any:
     return pickling.loads(data, store)
 
 
-ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, RELAYED = range(1, 10)
+ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, RELAYED, PLACE = range(1, 11)
 """Kinds of payloads: an inline array, one in shared memory, a handle of the sender's own array, a builtin, an
 inline pickle, a pickle in shared memory; a group's slot area, which is no user's message; an array whose
-content comes through a stream, or through the staging buffers of a group."""
+content comes through a stream, or through the staging buffers of a group; where a private array lies."""
 SHORT = 32 << 10
 """Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.operations.tuning``: the
 ordinary path takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
@@ -237,7 +237,7 @@ class Packer:
 
     def form(self, message: Envelope) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return dtype and shape of the array that a message brings, None if it brings none."""
-        if message.kind in (ARRAY, STREAMED, RELAYED):
+        if message.kind in (ARRAY, STREAMED, RELAYED, PLACE):
             form = self._forms.get(message.meta)
             if form is None:
                 form = pickle.loads(message.meta.removeprefix(TENSOR))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbparallel.distributed.runtime.failures import first_failure
+from nbparallel.distributed.runtime.peer_memory import PeerMemory
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView
@@ -17,6 +18,8 @@ class Peers:
     ----------
     ranks : tuple of int
         All ranks but this one.
+    memory : PeerMemory
+        Their private memory, as far as this rank can read it.
     liveness_check : LivenessCheck or None
         Whether death records are still written; None: ranks exit with the supervisor that writes them.
     """
@@ -25,6 +28,7 @@ class Peers:
         self._view, self._words = view, view.words
         self._failure_words = [(view.word_failed(r), view.word_death(r)) for r in range(view.world_size)]
         self.ranks = tuple(r for r in range(view.world_size) if r != rank)
+        self.memory = PeerMemory(view, rank)
         self.liveness_check: LivenessCheck | None = None
 
     def has_failed(self, rank: int) -> bool:

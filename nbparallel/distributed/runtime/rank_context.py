@@ -163,9 +163,9 @@ class RankContext:
 
     def close(self) -> None:
         """Release everything that refers to this object, so that the segment is unmapped immediately."""
-        self.ready = False
+        self.ready, self.hooks = False, RankHooks()
         self.memory.close()
-        self.hooks = RankHooks()
+        self.peers.memory.close()
 
     @property
     def wait_ns(self) -> int:
@@ -222,8 +222,8 @@ class RankContext:
         try:
             self.waiter.until(satisfied, peer, check=lambda: self.check(wait))
         finally:
-            # Before anything acts on what came: a rank that is stopped between the two must not look as if
-            # it still waited for what it has already taken (a deadlock would be seen where none is).
+            # Before anything acts on what came: a rank that is stopped between the two must not look as if it
+            # still waited for what it has already taken (a deadlock would be seen where none is).
             if not self.forked:
                 self.write_timing()
                 self.at_line(cell.statement, cell.last_line)

@@ -12,9 +12,10 @@ from typing import Any
 
 from nbparallel.wire.control import SLOT_TEXT
 
-SHARED, DIRECT = 1, 2
-"""Low bits of the word: the array lies in shared memory; other ranks can work on it in place."""
-BITS = SHARED | DIRECT
+SHARED, DIRECT, READABLE = 1, 2, 4
+"""Low bits of the word: the array lies in shared memory; other ranks can work on it in place; or it is
+private, and others can read it in place."""
+BITS = SHARED | DIRECT | READABLE
 COLUMNS = ("operation", "dtype", "shape", "root", "operator")
 
 
@@ -23,7 +24,7 @@ class Fingerprint:
     """One call."""
 
     word: int
-    """Equal for calls that match (62 bits: a difference is missed once in 2**62)."""
+    """Equal for calls that match (61 bits: a difference is missed once in 2**60)."""
     call: int
     """The same without the content."""
     content: int
@@ -34,7 +35,7 @@ class Fingerprint:
 
 def _word(*parts: Any) -> int:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") | 4) & ~BITS
+    return (int.from_bytes(digest, "little") | 8) & ~BITS
 
 
 def fingerprint(

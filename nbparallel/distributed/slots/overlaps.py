@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from nbparallel.distributed.runtime.shared_arrays import SharedSpan
+from nbparallel.distributed.slots.fingerprint import SHARED
 from nbparallel.distributed.slots.slot_area import SEGMENT, STOP, WRITTEN, SlotArea
 
 Span: TypeAlias = tuple[int, int, int]
@@ -58,7 +59,7 @@ class SpanTable:
 
         The memory of `root`, if given, is not written to, so that other members may pass it too.
         """
-        spans = [self._passed(generation, i) if bits[i] else (0, 0, 0) for i in range(len(bits))]
+        spans = [self._passed(generation, i) if bits[i] & SHARED else (0, 0, 0) for i in range(len(bits))]
         if root is not None and spans[root][0]:
             spans = [(0, 0, 0) if s == spans[root] and i != root else s for i, s in enumerate(spans)]
         return overlapping(spans)
@@ -70,7 +71,7 @@ class SpanTable:
         for i, slots in enumerate(self._slots):
             written = slots[generation] + WRITTEN
             mine: list[tuple[Span, bool]] = []
-            if bits[i]:
+            if bits[i] & SHARED:
                 mine.append((self._passed(generation, i), False))
             if words[written]:
                 mine.append(((words[written], words[written + 1], words[written + 2]), True))

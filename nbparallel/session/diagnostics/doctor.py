@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from nbparallel.distributed.runtime.peer_memory import OFF
 from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
@@ -79,8 +81,8 @@ def _paragraphs(finding: Finding) -> str:
     return "\n".join(line for part in (finding.seen, advice) for line in textwrap.wrap(part, WIDTH))
 
 
-def examine(start_method: str = "forkserver") -> Examination:
-    """Inspect this machine and return what was found; starts nothing and changes nothing.
+def examine(start_method: str = "forkserver", *, read_in_place: bool = True) -> Examination:
+    """Inspect this machine and return what was found; starts no ranks and changes nothing.
 
     Examples
     --------
@@ -88,7 +90,8 @@ def examine(start_method: str = "forkserver") -> Examination:
     >>> all(finding.advice for finding in examination if finding.state is not State.OK)
     True
     """
-    return Examination(sorted(findings(inspect_machine(), start_method), key=lambda finding: -finding.state))
+    found = findings(inspect_machine(), start_method, read_in_place=read_in_place)
+    return Examination(sorted(found, key=lambda finding: -finding.state))
 
 
 Measured: TypeAlias = tuple[float, str]
@@ -255,13 +258,16 @@ CHECKS = (
 )
 
 
-def findings(machine: Machine, start_method: str = "forkserver") -> Iterator[Finding]:
+def findings(
+    machine: Machine, start_method: str = "forkserver", *, read_in_place: bool = True
+) -> Iterator[Finding]:
     """Yield what the facts about a machine mean; nothing about what it does not have and does not need."""
     yield _starting(machine, start_method)
     if not machine.proc:
         seen = "there is none: ranks cannot be given arrays for reading only, and limits are not known"
         yield Finding("/proc", Severity.PROBLEM, seen, "in a container or chroot: mount -t proc proc /proc")
     yield from _strategies(machine)
+    yield _reading(machine, read_in_place=read_in_place)
     yield from _memory(machine)
     for check in CHECKS:
         yield from check.findings(machine)
@@ -295,6 +301,23 @@ def _strategies(machine: Machine) -> Iterator[Finding]:
         state = Severity.PROBLEM if name == machine.strategy else Severity.WARNING
         other = next((n for n in usable if n != "copy"), "copy")
         yield Finding(f"strategy {name}", state, reason, f"use another one: %sharing_strategy {other}")
+
+
+def _reading(machine: Machine, *, read_in_place: bool) -> Finding:
+    copied = "large private arrays are copied into shared memory, which takes up to twice as long"
+    if not read_in_place or os.environ.get(OFF) == "0":
+        how = f"{OFF}=0 in the environment" if read_in_place else "%config NbParallel.read_in_place = False"
+        return Finding("reading in place", Severity.OK, f"turned off by {how}: {copied}")
+    if not machine.unread:
+        seen = "ranks read each other's large private arrays where they lie, in one copy"
+        return Finding("reading in place", Severity.OK, seen)
+    return Finding(
+        "reading in place",
+        Severity.WARNING,
+        f"{machine.unread}: {copied}",
+        "if that matters: in a container a newer Docker, or --cap-add SYS_PTRACE; elsewhere, as root, "
+        "`sysctl kernel.yama.ptrace_scope=1`",
+    )
 
 
 def _memory(machine: Machine) -> Iterator[Finding]:

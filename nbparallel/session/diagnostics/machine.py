@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import platform
 import resource
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,6 +21,7 @@ from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor import sweep
 from nbparallel.supervisor.sweep import StaleName
+from nbparallel.wire.process_memory import YAMA_SCOPE, allow_reading, read_memory
 from nbparallel.wire.system import (
     TaskLimit,
     affine_cpus,
@@ -81,6 +85,8 @@ class Machine:
     """Libraries that start threads of their own in this process, and how many."""
     refused: Mapping[str, str]
     """System calls that starting ranks needs and this machine refuses, with the reason."""
+    unread: str
+    """Why ranks cannot read each other's private memory; empty if they can."""
     strategies: Mapping[str, str]
     """Sharing strategy -> why it does not work here; empty if it does."""
     strategy: str
@@ -115,6 +121,7 @@ def inspect_machine() -> Machine:
         quota=cgroup_quota(),
         blas=_blas(),
         refused={name: reason for name, attempt in _CALLS.items() if (reason := _why_refused(attempt))},
+        unread=_why_unread(),
         strategies={name: _why_not(strategy) for name, strategy in registry.strategies().items()},
         strategy=get_sharing_strategy(),
         names=sweep.look().left,
@@ -188,6 +195,60 @@ def _why_refused(attempt: Callable[[], None]) -> str:
     except AttributeError:
         return f"{sys.platform} has no such call"
     return ""
+
+
+def _why_unread() -> str:
+    """Let one child of this process read a word of another one, as ranks do; return why that failed."""
+    word = bytearray(os.urandom(8))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(word))  # the same in both children
+    ready, says_ready = os.pipe()
+    stays, ends = os.pipe()
+
+    def be_read() -> int:
+        os.close(ends)
+        allow_reading(os.getppid())
+        os.write(says_ready, b"1")
+        os.read(stays, 1)  # until the parent has closed the other end
+        return 0
+
+    def read() -> int:
+        os.close(ends)
+        os.read(ready, 1)
+        found = bytearray(8)
+        error = read_memory(children[0], address, found)
+        return error.number if error is not None else 0 if found == word else errno.ESRCH
+
+    children: list[int] = []
+    try:
+        for work in (be_read, read):
+            children.append(_fork(work))
+        number = os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1])
+    except OSError as error:
+        return f"it could not be tried: {error.strerror}"
+    finally:
+        for descriptor in (ready, says_ready, stays, ends):
+            os.close(descriptor)
+        for child in children:
+            os.waitpid(child, 0)
+    if not number:
+        return ""
+    scope = _read(YAMA_SCOPE).strip()
+    why = f" (kernel.yama.ptrace_scope is {scope})" if scope not in ("", "0") else ""
+    return f"process_vm_readv is refused: {os.strerror(number)}{why}"
+
+
+def _fork(work: Callable[[], int]) -> int:
+    """Return the process of a child that does this, and exits with what it returns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not need
+        child = os.fork()
+    if child:
+        return child
+    code = errno.ECANCELED
+    try:
+        code = work()
+    finally:
+        os._exit(code)
 
 
 def _why_not(strategy: Strategy) -> str:

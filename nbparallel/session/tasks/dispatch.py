@@ -23,6 +23,7 @@ from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun,
 from nbparallel.session.tasks.unreceived_messages import UnreceivedMessages
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
+from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import CellTask, NamesTask, Task, runs_user_code
 from nbparallel.wire.units import size_text
@@ -52,6 +53,8 @@ class TaskDispatcher:
         self._messages = UnreceivedMessages()
         self._strategy_message: object = None
         """Owns memory that ranks have perhaps not unpickled yet."""
+        self.read_in_place = True
+        """Whether ranks may read each other's private arrays where they lie, in the tasks that follow."""
         self._told_of_assignments = False
         """Whether a cell has said that names go to the ranks only: once is enough."""
 
@@ -151,6 +154,7 @@ class TaskDispatcher:
         """
         output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
+        control.words[READ_IN_PLACE_OFF] = not self.read_in_place
         handles = {rank: pool.handles[rank] for rank in request.ranks}
         run = TaskRun(pool, request, {}, control, output)
         for note in self._messages.begin(control):

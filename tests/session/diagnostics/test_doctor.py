@@ -43,6 +43,7 @@ GOOD = Machine(
     quota=None,
     blas=(("openblas", 8),),
     refused={},
+    unread="",
     strategies={"file_descriptor": "", "file_system": "", "copy": ""},
     strategy="file_descriptor",
     names=(StaleName("/dev/shm/nbp_a", 4096, False, Liveness.LIVING, "it runs", "1:1"),),
@@ -70,6 +71,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     [
         ({"refused": {"pidfd_open": "Function not implemented"}}, "starting ranks", 2, "seccomp"),
         ({"proc": False}, "/proc", 2, "mount -t proc"),
+        ({"unread": "process_vm_readv is refused"}, "reading in place", 1, "SYS_PTRACE"),
         ({"files": ResourceLimit(256, 256)}, "open files", 1, "file_region"),
         ({"files": ResourceLimit(256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
         ({"files": ResourceLimit(256, None)}, "open files", 1, "`ulimit -n unlimited`"),
@@ -229,11 +231,22 @@ def test_f74_no_proc_and_refused_calls_are_problems_not_crashes() -> None:
         pytest.skip("strace is not installed: system calls cannot be refused")
     refuse = ["strace", "-f", "-qq", "-o", os.devnull]
     refuse += ["-e", "inject=memfd_create:error=EPERM", "-e", "inject=pidfd_open:error=ENOSYS"]
+    refuse += ["-e", "inject=process_vm_readv:error=EPERM"]
     done = sandboxes.run_script(SCRIPT, refuse)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "|starting ranks|" in line]
     assert line.startswith("2|")
     assert "pidfd_open is refused: Function not implemented" in line
     assert "memfd_create is refused: Operation not permitted" in line
+    assert "1|reading in place|process_vm_readv is refused: Operation not permitted" in done.stdout
     assert "1|strategy file_descriptor|" in done.stdout, "a default that works was chosen instead"
     assert "1|strategy file_region|" in done.stdout
+
+
+def test_the_doctor_says_whether_ranks_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was tried between two children of this process; what turned it off is named."""
+    assert inspect_machine().unread == ""
+    (finding,) = [f for f in findings(GOOD, read_in_place=False) if f.subject == "reading in place"]
+    assert "turned off by %config NbParallel.read_in_place = False" in finding.seen
+    monkeypatch.setenv("NBP_READ_IN_PLACE", "0")
+    assert "turned off by NBP_READ_IN_PLACE=0" in found()["reading in place"].seen

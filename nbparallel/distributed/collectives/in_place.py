@@ -1,0 +1,270 @@
+"""Reading in place: large private arrays, read by other ranks where they lie, in one copy.
+
+A staged array is copied into shared memory by its owner and out of it by its readers.  Where the system lets
+ranks read each other's memory (`peer_memory`), the owner only says where its array lies.  Nobody writes into
+another rank's memory, so there are no late writers after a failure; but the owner must neither change nor
+free the array while others read it, so no member leaves the operation before all have read.
+
+What was read counts only when it is known afterwards that its owner was still inside: a rank that fails says
+so before its user gets the array back (`RankContext._leave`), and a process that has ended is seen by its
+pidfd.  So a member reads, then looks (`confirm`), and only then meets the others.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.collectives.direct import slice_bounds
+from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
+from nbparallel.distributed.operators import Operator, finish_array
+from nbparallel.distributed.point_to_point.streaming import flat_octets
+from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.rank_context import LOSS_NS, RankContext
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
+from nbparallel.errors import NbParallelError, PeerFailedError
+from nbparallel.wire.process_memory import ReadError, ReadFailure
+
+MIN_NBYTES = 1 << 20
+"""Bytes of the smallest array that is read in place."""
+BLOCK = 256 << 10
+"""Bytes that are read and combined at a time."""
+PIECE = 2 << 20
+"""Bytes that are only read, between two looks at whether the others are there."""
+_ADDRESS = struct.Struct("<Q")
+
+
+class InPlaceReading:
+    """One rank's reading of the other members' private arrays, in one group."""
+
+    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
+        self._context, self._protocol, self._staging = context, protocol, staging
+        self._memory = context.peers.memory
+        self._index, self._size = protocol.index, len(protocol.ranks)
+        self._agreed: bool | None = None
+        self._rows: AnyArray | None = None
+
+    # -- who reads whom --------------------------------------------------------------------------------
+
+    def offer(self, x: AnyArray) -> bytes:
+        """Return where a contiguous private array lies, for all members; empty: they cannot read it."""
+        if x.nbytes < MIN_NBYTES or self._agreed is False:
+            return b""
+        address = self._memory.address(x)
+        return _ADDRESS.pack(address) if address else b""
+
+    def offer_to(self, readers: Sequence[int], x: AnyArray) -> bytes:
+        """Return the same for members of which each has found already that it can read this rank's memory."""
+        ranks = self._protocol.ranks
+        if x.nbytes < MIN_NBYTES or not self._memory.is_read_by(ranks[i] for i in readers):
+            return b""
+        address = self._memory.address(x)
+        return _ADDRESS.pack(address) if address else b""
+
+    def agreed(self) -> bool:
+        """Whether every member can read every other one, to be called when all of them have offered an array.
+
+        In the first operation of a group each tries it, and they meet once more, to know what came of it.
+        """
+        if self._agreed is None:
+            for rank in self._protocol.peers:
+                self._memory.verify(rank)
+            self._protocol.synchronize()
+            self._agreed = self._memory.all_read(self._protocol.ranks)
+        return self._agreed
+
+    def try_to_read(self, member: int, nbytes: int = MIN_NBYTES) -> None:
+        """Find out, for the next operation, whether a member's memory can be read that has sent a copy."""
+        if nbytes >= MIN_NBYTES:
+            self._memory.verify(self._protocol.ranks[member])
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def addresses(self) -> list[int]:
+        """Return where every member's array lies, as the slots say."""
+        return [_ADDRESS.unpack_from(self._protocol.get(i))[0] for i in range(self._size)]
+
+    def fetch(self, member: int, place: bytes | memoryview, target: AnyArray) -> None:
+        """Fill a contiguous array with what a member offered; `confirm` has to follow."""
+        self._fetch(member, _ADDRESS.unpack_from(place)[0], flat_octets(target))
+
+    def _fetch(self, member: int, address: int, target: AnyArray) -> None:
+        for begin in range(0, target.size, PIECE):
+            if begin:
+                self._context.check_peers(self._protocol.peers)
+            self._read(member, address + begin, target[begin : begin + PIECE])
+        if fault_injection.ARMED:
+            fault_injection.hit("half_payload", self._context.rank)
+
+    def _read(self, member: int, address: int, target: AnyArray) -> None:
+        rank = self._protocol.ranks[member]
+        error = self._memory.read(rank, address, target)
+        if error is not None:
+            raise self._failure(rank, error)
+
+    def _failure(self, rank: int, error: ReadError) -> OSError:
+        """Return the error about memory that was not read; raises that of its owner, if that has failed."""
+        if error.failure is not ReadFailure.REFUSED:
+            self._await_failure()  # its memory goes with it, and the record comes a moment later
+        self._memory.give_up(error)
+        return OSError(
+            error.number,
+            f"{error}: rank {self._context.rank} could not go on reading an array of rank {rank} where it "
+            "lies, which had worked before. From the next cell on arrays are copied instead; `%config "
+            "NbParallel.read_in_place = False`, or NBP_READ_IN_PLACE=0 in the environment, does so from the "
+            "start",
+        )
+
+    def confirm(self) -> None:
+        """Raise if a member has failed: what was read since all arrived may not be its array."""
+        if not self._context.waiter.strong_order:
+            self._context.waiter.fence()  # the arrays before the words
+        self._context.check_peers(self._protocol.peers)
+        ended = self._memory.ended(self._protocol.peers)
+        if ended is not None:
+            self._await_failure()
+            raise self._context.mark_failed(_ended(ended))
+
+    def _await_failure(self) -> None:
+        """Raise what has happened to a member; returns if nothing is recorded for a while."""
+        limit = time.monotonic_ns() + LOSS_NS
+        while time.monotonic_ns() < limit:
+            self._context.check_peers(self._protocol.peers)
+            time.sleep(0.001)
+
+    # -- reductions ------------------------------------------------------------------------------------
+
+    def all_reduce(self, flat: AnyArray, operator: Operator) -> None:
+        """Combine a flat array of all members in place.
+
+        Why no member reads what another one has written already:
+
+        1. Member i combines slice i of all arrays and writes the result into slice i of its own.  Nobody else
+           reads that one: member j reads slice j of every array, and nothing else.
+        2. They meet, so all have ended this.  Then member i fetches slice j of member j's array, for every
+           other j, into slice j of its own.  Again nobody else reads that: of member i's array the others
+           read slice i, which is complete, and which member i writes no more.
+        3. They meet again, so all have read: a member that returns may change or free its array.
+        """
+        addresses, size, index = self.addresses(), self._size, self._index
+        low, high = slice_bounds(flat.size, index, size)
+        self._combine(flat, low, high, flat[low:high], addresses, operator)
+        self.confirm()
+        self._protocol.synchronize()
+        for step in range(1, size):
+            member = (index + step) % size
+            low, high = slice_bounds(flat.size, member, size)
+            if low < high:
+                place = addresses[member] + low * flat.itemsize
+                self._fetch(member, place, flat_octets(flat[low:high]))
+        self.confirm()
+        self._protocol.synchronize()
+
+    def reduce_scatter(
+        self, flat: AnyArray, operator: Operator, bounds: tuple[int, int], target: AnyArray
+    ) -> None:
+        """Combine a part of all members' flat arrays into `target`, which no other member reads."""
+        low, high = bounds
+        self._combine(flat, low, high, target, self.addresses(), operator)
+        self.confirm()
+        self._protocol.synchronize()  # all have read
+
+    def reduce(self, flat: AnyArray, operator: Operator, target: AnyArray | None) -> None:
+        """Combine a flat array of all members into the root's `target`, which may be its own.
+
+        Each member combines a piece of every chunk and leaves it in its staging buffer, as in
+        `StagingBuffers.reduce`, but reads the others' arrays where they lie.  The root writes a chunk of its
+        own array only after the meeting before which all have read that chunk.
+        """
+        protocol, staging, index = self._protocol, self._staging, self._index
+        pieces = StagingLayout(flat.size, flat.itemsize, self._size)
+        addresses = self.addresses()
+        memory, _ = staging.window()
+        results = []
+        if target is not None:
+            windows = [bytes(protocol.get(i)[_ADDRESS.size :]) for i in range(self._size)]
+            results = [memory if i == index else staging.window_of(w) for i, w in enumerate(windows)]
+        for chunk in range(pieces.chunks):
+            start = staging.offset(0)
+            low, high, offset = pieces(chunk, index)
+            mine = _part(memory, start, offset, high - low, flat)
+            self._combine(flat, low, high, mine, addresses, operator)
+            staging.pass_by(1)
+            self.confirm()
+            protocol.synchronize()
+            if target is not None:
+                for i, result in enumerate(results):
+                    low, high, offset = pieces(chunk, i)
+                    target[low:high] = _part(result, start, offset, high - low, flat)
+
+    def _combine(
+        self,
+        flat: AnyArray,
+        low: int,
+        high: int,
+        target: AnyArray,
+        addresses: Sequence[int],
+        operator: Operator,
+    ) -> None:
+        """Combine elements of all members' arrays in rank order into `target`, perhaps that part of `flat`.
+
+        A block at a time: the sum so far and what is added to it stay in the cache.
+        """
+        ufunc, size, index, itemsize = operator.ufunc, self._size, self._index, flat.itemsize
+        count = max(1, BLOCK // itemsize)
+        sums, incoming = self._scratch(count, flat)
+        # What is called as a ufunc may write its result before it has read its second input.
+        directly = index + 1 < size or isinstance(ufunc, np.ufunc)
+        with np.errstate(all="ignore"):  # a warning made an error would leave the others half-way
+            for begin, end in _blocks(low, high, count):
+                total: Any = None
+                out = target[begin - low : end - low]
+                for i in range(size):
+                    if i == index:
+                        part = flat[begin:end]
+                    else:
+                        part = (sums if total is None else incoming)[: end - begin]
+                        self._read(i, addresses[i] + begin * itemsize, flat_octets(part))
+                    if total is None:
+                        total = part
+                    else:
+                        last = directly and i + 1 == size
+                        total = ufunc(total, part, out=out if last else sums[: end - begin])
+                if not directly:
+                    out[...] = total
+                finish_array(operator, out, size)
+                if fault_injection.ARMED and begin - low <= (high - low) // 2 < end - low:
+                    fault_injection.hit("half_payload", self._context.rank)
+                self._context.check_peers(self._protocol.peers)
+
+    def _scratch(self, count: int, like: AnyArray) -> tuple[AnyArray, AnyArray]:
+        """Return two blocks of memory of this rank's own, which stay."""
+        nbytes = count * like.itemsize
+        if self._rows is None or self._rows.shape[1] < nbytes:
+            self._rows = np.empty((2, nbytes), np.uint8)
+        first, second = (np.ndarray((count,), like.dtype, row) for row in self._rows)
+        return first, second
+
+    def close(self) -> None:
+        """Release all memory."""
+        self._rows = None
+
+
+def _blocks(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:
+    for begin in range(low, high, count):
+        yield begin, min(begin + count, high)
+
+
+def _part(memory: AnyArray, start: int, offset: int, count: int, like: AnyArray) -> AnyArray:
+    """Return `count` elements of a chunk that begins at byte `start` of a staging buffer."""
+    part: AnyArray = np.ndarray((count,), like.dtype, memory, start + offset * like.itemsize)
+    return part
+
+
+def _ended(rank: int) -> NbParallelError:
+    return PeerFailedError(f"rank {rank} died: its process ended while its memory was read", rank=rank)

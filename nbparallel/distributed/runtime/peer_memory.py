@@ -1,0 +1,143 @@
+"""Other ranks' private memory, read where it lies: whether that works here, and that it was theirs.
+
+Nothing is guessed: before a rank reads another one's arrays for the first time, it reads a word of that rank
+whose value both know.  What came of it stands in a word of the pair, so that a rank knows who can read its
+memory; from then on reading is one of the ways that an operation can take.
+
+A process id may be another process's by the time it is used.  So the reader opens the other rank's pidfd
+before it tries that word, and looks at the pidfd *after* it has read anything: a process that has not ended
+by then has had its id all the time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import select
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
+from nbparallel.wire.process_memory import ReadError, ReadFailure, allow_reading, read_memory
+from nbparallel.wire.system import ready
+
+OFF = "NBP_READ_IN_PLACE"
+"""Environment variable: with the value 0 this process neither reads others' memory nor offers its own."""
+READS, REFUSED = 1, 2
+"""What the word of a pair says; 0: its reader has not tried yet."""
+_UNEQUAL = ReadError(ReadFailure.GONE, errno.ESRCH)
+_refused: ReadError | None = None
+"""Why this process reads no more: an operation was refused in the middle."""
+
+
+class PeerMemory:
+    """One rank's reading of the private memory of others in an epoch, and their reading of its own."""
+
+    def __init__(self, view: ControlView, rank: int) -> None:
+        self._words, self._rank = view.words, rank
+        self._layout = view.layout
+        self._pids: dict[int, int] = {}
+        self._pidfds: dict[int, int] = {}
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        self._proof = ctypes.c_uint64(secrets.randbits(64) | 1)
+        self._on = os.environ.get(OFF) != "0"
+        if self._on:
+            allow_reading(os.getppid())
+            place = self._layout.memory_word(rank)
+            self._words[place + 1] = ctypes.addressof(self._proof)
+            self._words[place + 2] = self._proof.value
+            self._words[place] = os.getpid()
+
+    @property
+    def offered(self) -> bool:
+        """Whether this rank lets others read its arrays where they lie."""
+        return self._on and not self._words[READ_IN_PLACE_OFF]
+
+    def verify(self, rank: int) -> bool:
+        """Whether this rank can read the memory of another one, which has begun the epoch; tries it once."""
+        word = self._word(rank, self._rank)
+        known = self._words[word]
+        if known:
+            return known == READS
+        reads = self.offered and _refused is None and self._try(rank) is None
+        self._words[word] = READS if reads else REFUSED
+        return reads
+
+    def _try(self, rank: int) -> ReadError | None:
+        place = self._layout.memory_word(rank)
+        pid = self._words[place]
+        if not pid or self._poll is None:
+            return _UNEQUAL
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            return ReadError(ReadFailure.REFUSED, error.errno or errno.EPERM)
+        found = np.zeros(8, np.uint8)
+        failed = read_memory(pid, self._words[place + 1], found)
+        if failed is None and int(found.view(np.uint64)[0]) != self._words[place + 2]:
+            failed = _UNEQUAL  # in its own namespace of processes the id is another one's
+        if failed is not None:
+            os.close(pidfd)
+            return failed
+        self._poll.register(pidfd, select.POLLIN)
+        self._pids[rank], self._pidfds[rank] = pid, pidfd
+        return None
+
+    def is_read_by(self, readers: Iterable[int]) -> bool:
+        """Whether each of these ranks has found that it can read this one's memory."""
+        words, mine = self._words, self._rank
+        return self.offered and all(words[self._word(mine, r)] == READS for r in readers if r != mine)
+
+    def all_read(self, ranks: Sequence[int]) -> bool:
+        """Whether each of `ranks` has found that it can read all others' memory."""
+        words = self._words
+        return all(
+            words[self._word(source, reader)] == READS
+            for source in ranks for reader in ranks if source != reader
+        )  # fmt: skip
+
+    def _word(self, source: int, reader: int) -> int:
+        """Return the word in which `reader` says whether it can read the memory of `source`."""
+        return self._layout.head_word(source, reader) + 5
+
+    def address(self, x: AnyArray) -> int:
+        """Return where a contiguous array lies, for others to read; 0 if it cannot be read like that.
+
+        A driver's memory (a pinned tensor's, for example) cannot, and its own process finds that out, too.
+        """
+        if not self.offered or not x.nbytes:
+            return 0
+        address = int(x.__array_interface__["data"][0])
+        if x.base is not None:
+            found = np.empty(1, np.uint8)
+            for place in (address, address + x.nbytes - 1):
+                if read_memory(os.getpid(), place, found) is not None:
+                    return 0
+        return address
+
+    def read(self, rank: int, address: int, into: AnyArray) -> ReadError | None:
+        """Fill a contiguous array with the memory of a rank that was verified."""
+        return read_memory(self._pids[rank], address, into)
+
+    def ended(self, ranks: Iterable[int]) -> int | None:
+        """Return one of `ranks` whose process has ended: what was read may be another's; None: all live."""
+        if self._poll is None:
+            return None
+        ended = {fd for fd, _ in ready(self._poll, 0)}
+        return next((rank for rank in ranks if self._pidfds.get(rank, -1) in ended), None) if ended else None
+
+    def give_up(self, error: ReadError) -> None:
+        """Read no more in this process: a call that was allowed before is refused now."""
+        global _refused
+        _refused = error
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
+        self._poll = None
