@@ -1,4 +1,4 @@
-"""Reading another process's memory: what is read, how a refusal is told, and that nothing is written beyond."""
+"""Reading another process's memory: what is read, how a refusal is told, and that no more is written."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ class Exchange:
         if message.kind == VIEW:
             if brings_tensor(message):
                 return self._packer.unpack(message) if movement.view else self._packer.copy_tensor(message)
-            self._in_place.try_to_read(source)
             array = self._context.memory.attach_view(message.body)
+            self._in_place.try_to_read(source, array.nbytes)
             return _read_only(array) if movement.view else np.array(array, order="C")
         if message.kind == OBJECT:
             message.body = bytes(message.body)

@@ -41,7 +41,7 @@ class GroupCollectives:
         self.protocol = SlotProtocol(context, area)
         pending_slots = PendingSlots(context, self.protocol)
         self._staging = StagingBuffers(context, self.protocol)
-        self._in_place = InPlaceReading(context, self.protocol, self._staging)
+        self._in_place = InPlaceReading(context, self.protocol)
         self.all_reduce = AllReduce(context, self.protocol, self._staging, self._in_place)
         self._scans = [
             Scan(context, self.protocol, self._staging, exclusive=exclusive) for exclusive in (False, True)

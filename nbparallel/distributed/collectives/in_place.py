@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.collectives.direct import slice_bounds
-from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import Operator, finish_array
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
@@ -30,8 +29,11 @@ from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import NbParallelError, PeerFailedError
 from nbparallel.wire.process_memory import ReadError, ReadFailure
 
-MIN_NBYTES = 1 << 20
-"""Bytes of the smallest array that is read in place."""
+LEAST_MOVED = 512 << 10
+"""Bytes of the smallest array that is moved in place: for smaller ones the system's look-up of pages costs as
+much as a second copy through the cache.  ``python -m benchmarks.operations.tuning``."""
+LEAST_COMBINED, LEAST_OF_TWO = 2 << 20, 8 << 20
+"""Bytes of the smallest array that is combined in place; and by two ranks, whose chunks stay in caches."""
 BLOCK = 256 << 10
 """Bytes that are read and combined at a time."""
 PIECE = 2 << 20
@@ -42,8 +44,8 @@ _ADDRESS = struct.Struct("<Q")
 class InPlaceReading:
     """One rank's reading of the other members' private arrays, in one group."""
 
-    def __init__(self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers) -> None:
-        self._context, self._protocol, self._staging = context, protocol, staging
+    def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
+        self._context, self._protocol = context, protocol
         self._memory = context.peers.memory
         self._index, self._size = protocol.index, len(protocol.ranks)
         self._agreed: bool | None = None
@@ -52,8 +54,8 @@ class InPlaceReading:
     # -- who reads whom --------------------------------------------------------------------------------
 
     def offer(self, x: AnyArray) -> bytes:
-        """Return where a contiguous private array lies, for all members; empty: they cannot read it."""
-        if x.nbytes < MIN_NBYTES or self._agreed is False:
+        """Return where a contiguous private array lies, to be combined by all members; empty: they cannot."""
+        if x.nbytes < (LEAST_OF_TWO if self._size == 2 else LEAST_COMBINED) or self._agreed is False:
             return b""
         address = self._memory.address(x)
         return _ADDRESS.pack(address) if address else b""
@@ -61,7 +63,7 @@ class InPlaceReading:
     def offer_to(self, readers: Sequence[int], x: AnyArray) -> bytes:
         """Return the same for members of which each has found already that it can read this rank's memory."""
         ranks = self._protocol.ranks
-        if x.nbytes < MIN_NBYTES or not self._memory.is_read_by(ranks[i] for i in readers):
+        if x.nbytes < LEAST_MOVED or not self._memory.is_read_by(ranks[i] for i in readers):
             return b""
         address = self._memory.address(x)
         return _ADDRESS.pack(address) if address else b""
@@ -78,9 +80,9 @@ class InPlaceReading:
             self._agreed = self._memory.all_read(self._protocol.ranks)
         return self._agreed
 
-    def try_to_read(self, member: int, nbytes: int = MIN_NBYTES) -> None:
+    def try_to_read(self, member: int, nbytes: int) -> None:
         """Find out, for the next operation, whether a member's memory can be read that has sent a copy."""
-        if nbytes >= MIN_NBYTES:
+        if nbytes >= LEAST_MOVED:
             self._memory.verify(self._protocol.ranks[member])
 
     # -- reading ---------------------------------------------------------------------------------------
@@ -174,34 +176,6 @@ class InPlaceReading:
         self.confirm()
         self._protocol.synchronize()  # all have read
 
-    def reduce(self, flat: AnyArray, operator: Operator, target: AnyArray | None) -> None:
-        """Combine a flat array of all members into the root's `target`, which may be its own.
-
-        Each member combines a piece of every chunk and leaves it in its staging buffer, as in
-        `StagingBuffers.reduce`, but reads the others' arrays where they lie.  The root writes a chunk of its
-        own array only after the meeting before which all have read that chunk.
-        """
-        protocol, staging, index = self._protocol, self._staging, self._index
-        pieces = StagingLayout(flat.size, flat.itemsize, self._size)
-        addresses = self.addresses()
-        memory, _ = staging.window()
-        results = []
-        if target is not None:
-            windows = [bytes(protocol.get(i)[_ADDRESS.size :]) for i in range(self._size)]
-            results = [memory if i == index else staging.window_of(w) for i, w in enumerate(windows)]
-        for chunk in range(pieces.chunks):
-            start = staging.offset(0)
-            low, high, offset = pieces(chunk, index)
-            mine = _part(memory, start, offset, high - low, flat)
-            self._combine(flat, low, high, mine, addresses, operator)
-            staging.pass_by(1)
-            self.confirm()
-            protocol.synchronize()
-            if target is not None:
-                for i, result in enumerate(results):
-                    low, high, offset = pieces(chunk, i)
-                    target[low:high] = _part(result, start, offset, high - low, flat)
-
     def _combine(
         self,
         flat: AnyArray,
@@ -258,12 +232,6 @@ class InPlaceReading:
 def _blocks(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:
     for begin in range(low, high, count):
         yield begin, min(begin + count, high)
-
-
-def _part(memory: AnyArray, start: int, offset: int, count: int, like: AnyArray) -> AnyArray:
-    """Return `count` elements of a chunk that begins at byte `start` of a staging buffer."""
-    part: AnyArray = np.ndarray((count,), like.dtype, memory, start + offset * like.itemsize)
-    return part
 
 
 def _ended(rank: int) -> NbParallelError:

@@ -2,8 +2,9 @@
 
 Small arrays go through the slots, as in `all_reduce`.  Large arrays go directly if every member's lies in
 shared memory: in `reduce_scatter` each member combines its part of all arrays where they lie; in `reduce`
-each member combines one slice, and writes it into the result.  Of large private arrays members read what they
-combine where it lies (`in_place`).  Other arrays go through the staging buffers, a chunk at a time.
+each member combines one slice, and writes it into the result.  In `reduce_scatter` of large private arrays
+members read what they combine where it lies (`in_place`): in `reduce` that is not quicker, since results have
+to go through the staging buffers.  All other arrays do so, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -246,11 +247,11 @@ class Reduce:
             else:
                 protocol.put(self._staging.offer(source, layout))
 
-        place = b"" if fits or direct else self._in_place.offer(source)
+        place = b"" if fits or direct or reduction.parts is None else self._in_place.offer(source)
         if direct:
             protocol.put(self._addresses(reduction))
         elif place:
-            protocol.put(place if reduction.root is None else place + self._staging.window()[1])
+            protocol.put(place)
         else:
             leave()
         bits = SHARED if reduction.span is not None else 0
@@ -268,7 +269,10 @@ class Reduce:
         else:
             route, mixed = self._agree(fits=fits, same=False)
         if route is Route.IN_PLACE and self._in_place.agreed():
-            self._combine_in_place(reduction)
+            assert reduction.parts is not None, "only of reduce_scatter arrays are offered"
+            assert reduction.target is not None, "every member takes a part"
+            part = reduction.parts[self._index]
+            self._in_place.reduce_scatter(source, reduction.operator, part, reduction.target)
         elif route is not Route.DIRECT:
             if mixed or route is Route.IN_PLACE:
                 if direct or place:
@@ -336,13 +340,6 @@ class Reduce:
                 else context.attach(decode_handle(wanted), writable=True)  # of this call only
             )
         direct_reduce(context, protocol, arrays, target, reduction.operator)
-
-    def _combine_in_place(self, reduction: Reduction) -> None:
-        source, target, operator = reduction.source, reduction.target, reduction.operator
-        if reduction.parts is None:
-            self._in_place.reduce(source, operator, target)
-        elif target is not None:
-            self._in_place.reduce_scatter(source, operator, reduction.parts[self._index], target)
 
     def _fingerprint(
         self, operation: str, operator: Operator, dtype: Any, shape: Any, root: int | None

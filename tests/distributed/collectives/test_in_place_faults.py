@@ -1,0 +1,248 @@
+"""Ranks that die, stop, are interrupted or fail while large private arrays move, read in place or staged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.collectives import in_place, staging
+from nbparallel.distributed.runtime import fault_injection, peer_memory
+from nbparallel.errors import NbParallelError
+from nbparallel.testing.ranks import Running, context_of
+
+SIZE = 20_011
+"""Elements: more than a slot holds."""
+POINTS = [p for p in fault_injection.POINTS if p != "waiting"]
+VICTIM = 2
+"""The root: of the others not all bring something."""
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in place what does not fit into a slot, in small steps; ranks are forked and inherit that."""
+    for constant in ("LEAST_MOVED", "LEAST_COMBINED", "LEAST_OF_TWO"):
+        monkeypatch.setattr(in_place, constant, 0)
+    monkeypatch.setattr(in_place, "BLOCK", 9_000)
+    monkeypatch.setattr(in_place, "PIECE", 15_000)
+    monkeypatch.setattr(staging, "CHUNK", 32 << 10)
+
+
+def call_of(c: Communicator, operation: str) -> tuple[Callable[[], None], list[np.ndarray[Any, Any]]]:
+    """Return a call that compares what came, and the arrays that it is given."""
+    me, n = c.rank, c.world_size
+    x = np.empty(SIZE)
+    out = [np.empty(SIZE) for _ in range(n)]
+    part = np.array_split(x, n)[me].copy()
+
+    def fill() -> None:
+        x[...] = np.arange(SIZE) + me
+        for array in out:
+            array[...] = np.arange(SIZE) + me
+
+    def check(found: Any, expected: Any) -> None:
+        assert (found == np.arange(SIZE)[: found.size] * expected[0] + expected[1]).all()
+
+    def reduction(call: Callable[[], Any], readers: tuple[int, ...]) -> None:
+        fill()
+        call()
+        if me in readers:
+            check(x, (n, sum(range(n))))
+
+    def moved(call: Callable[[], Any], sources: tuple[int, ...]) -> None:
+        fill()
+        call()
+        for source in sources:
+            check(out[source], (1, source))
+
+    values = [np.empty(SIZE) for _ in range(n)]
+    for array in values:
+        array[...] = np.arange(SIZE) + me
+    everybody, root = tuple(range(n)), VICTIM
+    calls: dict[str, Callable[[], None]] = {
+        "all_reduce": lambda: reduction(lambda: c.all_reduce(x), everybody),
+        "reduce": lambda: reduction(lambda: c.reduce(x, root), (root,)),
+        "reduce_scatter": lambda: reduction(lambda: c.reduce_scatter(part, np.array_split(x, n)), ()),
+        "all_gather": lambda: moved(lambda: c.all_gather(out, x), everybody),
+        "gather": lambda: moved(
+            lambda: c.gather(x, out if me == root else None, dst=root), everybody if me == root else ()
+        ),
+        "scatter": lambda: moved(
+            lambda: c.scatter(out[root], values if me == root else None, src=root), (root,)
+        ),
+        "all_to_all": lambda: moved(lambda: c.all_to_all(out, values), everybody),
+        "broadcast": lambda: moved(lambda: c.broadcast(out[root], src=root), (root,)),
+    }
+    return calls[operation], [x, part, *out, *values]
+
+
+OPERATIONS = (
+    "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "broadcast",
+)  # fmt: skip
+
+
+def repeat(c: Communicator, operation: str, least: int = 0) -> Any:
+    """Call until somebody fails; return whom that blames, and how many bytes were read in place."""
+    call, arrays = call_of(c, operation)
+    memory = context_of(c).peers.memory
+    read, count = memory.read, [0]
+
+    def counted(rank: int, address: int, into: Any) -> Any:
+        count[0] += into.size
+        return read(rank, address, into)
+
+    memory.read = counted  # type: ignore[method-assign]
+    try:
+        while not least or least > c._context.operations:
+            call()
+    except (NbParallelError, KeyboardInterrupt, fault_injection.FaultInjected) as error:
+        for array in arrays:
+            array[...] = -1
+        time.sleep(0.02)  # late writers would show now
+        assert all((array == -1).all() for array in arrays), "a late writer"
+        if c.rank == VICTIM:
+            raise
+        return type(error).__name__, getattr(error, "rank", None), count[0]
+    return "ended", None, count[0]
+
+
+@pytest.mark.by_turns
+@pytest.mark.matrix(cover=(), size=1)
+@pytest.mark.fault("F3")
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_point(outcomes: Any, monkeypatch: pytest.MonkeyPatch, operation: str, on: bool) -> None:
+    """Kill -9, an interrupt, an error at every point: the others know who it was, and nobody writes late."""
+    if not on:
+        monkeypatch.setenv(peer_memory.OFF, "0")
+    for turn, point in enumerate(POINTS):
+        for action in ("kill", "interrupt", "raise"):
+            nth = 30 + turn if point == "half_payload" else 4
+            found = outcomes(3, lambda c: repeat(c, operation), faults=f"{point}:{VICTIM}:{nth}:{action}")
+            if action == "kill":
+                assert found[VICTIM].signal == signal.SIGKILL
+            else:
+                expected = KeyboardInterrupt if action == "interrupt" else fault_injection.FaultInjected
+                assert isinstance(found[VICTIM].error, expected), found
+            for rank in (0, 1):
+                name, blamed, nbytes = found[rank].value
+                assert (name, blamed) == ("PeerFailedError", VICTIM), (point, action, found)
+                assert on or not nbytes
+            if on and operation not in ("gather", "reduce"):
+                assert any(found[rank].value[2] for rank in (0, 1)), (point, action, "nothing was read")
+
+
+@pytest.mark.by_turns
+@pytest.mark.matrix(cover=(), size=1)
+@pytest.mark.fault("F21")
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_stopped_and_continued(
+    outcomes: Any, monkeypatch: pytest.MonkeyPatch, operation: str, on: bool
+) -> None:
+    """A rank that is stopped in the middle, and goes on, delays the others and changes nothing."""
+    if not on:
+        monkeypatch.setenv(peer_memory.OFF, "0")
+    for point, nth in (("half_payload", 30), ("wrote_flag", 4), ("leave", 4)):
+        stopped = [0.0]
+
+        def meanwhile(running: Running, stopped: list[float] = stopped) -> bool:
+            now = time.monotonic()
+            if not stopped[0]:
+                with open(f"/proc/{running.pids[VICTIM]}/stat") as file:
+                    if file.read().rpartition(")")[2].split()[0] == "T":
+                        stopped[0] = now
+                return False
+            if now - stopped[0] < 0.1:
+                return False
+            os.kill(running.pids[VICTIM], signal.SIGCONT)
+            return True
+
+        found = outcomes(
+            3, lambda c: repeat(c, operation, 30), faults=f"{point}:{VICTIM}:{nth}:stop", meanwhile=meanwhile
+        )
+        assert [(o.error, o.value and o.value[0]) for o in found] == [(None, "ended")] * 3
+        assert stopped[0], "nobody was stopped"
+
+
+@pytest.mark.fault("F3")
+def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
+    """What was read of a rank whose process has ended is not used, before anybody has recorded its death."""
+
+    def work(c: Communicator) -> Any:
+        context, memory = context_of(c), context_of(c).peers.memory
+        x = np.ones(SIZE)
+        c.all_reduce(x)
+        if c.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        limit = time.monotonic() + 10
+        while memory.ended([1]) is None:
+            assert time.monotonic() < limit
+        assert memory.ended([2]) is None
+        reading, context.open = c._world._in_place, 1
+        with pytest.raises(NbParallelError, match=r"rank 1 died: its process ended") as caught:
+            reading.confirm()
+        return getattr(caught.value, "rank", None)
+
+    found = outcomes(2, work, write_deaths=False)
+    assert found[0].value == 1, found
+
+
+@pytest.mark.fault("F3")
+def test_a_process_id_that_is_used_again(tmp_path: Any) -> None:
+    """The memory of another process under the number of a dead rank is never taken for that rank's."""
+    last = "/proc/sys/kernel/ns_last_pid"
+    if not os.access(last, os.W_OK):
+        pytest.skip("only root can choose a process id")
+    from nbparallel.testing.ranks import run_ranks
+
+    def work(c: Communicator) -> str:
+        memory = context_of(c).peers.memory
+        x = np.ones(SIZE)
+        c.all_reduce(x)
+        pid = memory._pids[1 - c.rank]
+        if c.rank == 1:
+            (tmp_path / "address").write_text(str(memory.address(x)))
+            os.kill(os.getpid(), signal.SIGKILL)
+        limit = time.monotonic() + 10
+        while os.path.exists(f"/proc/{pid}"):  # until the test's process has reaped it
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+        address = int((tmp_path / "address").read_text())
+        for _ in range(200):
+            with open(last, "w") as file:
+                file.write(str(pid - 1))
+            other = os.fork()
+            if other == 0:
+                signal.pause()
+            if other == pid:
+                break
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
+        else:
+            return "not used again"
+        try:
+            found = np.zeros(8)
+            error = memory.read(1, address, found.view(np.uint8))
+            assert error is None, "this rank's forked child has memory at that address"
+            assert memory.ended([1]) == 1, "and yet it is known not to be rank 1"
+            del memory._pids[1], memory._pidfds[1]
+            assert memory._try(1) is not None, "nor would it have been taken for it"
+        finally:
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
+        return "used again"
+
+    found = run_ranks(2, work)
+    assert found[0].error is None, found[0].error
+    if found[0].value == "not used again":
+        pytest.skip("the system gave the number to nobody")
+    assert found[0].value == "used again"
