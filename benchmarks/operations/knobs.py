@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.adapters import Ours
 from benchmarks.operations.lines import LARGE, Line, case
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import direct, staging
+from nbparallel.distributed.collectives import direct, in_place, staging
 from nbparallel.distributed.collectives import staging as relaying
 from nbparallel.distributed.data_parallel import buckets
 from nbparallel.distributed.point_to_point import packing, sender, streaming
@@ -81,6 +81,11 @@ def _large(operation: str, *, shared: bool, ranks: Sequence[int] = (2, 4)) -> It
         yield Work(f"{operation} 64 MB, {kind}, {n} ranks", _line(operation, LARGE, shared=shared), n)
 
 
+def _private(operation: str, nbytes: int, ranks: int) -> Work:
+    size = f"{nbytes // MIB} MB" if nbytes >= MIB else f"{nbytes // KIB} KB"
+    return Work(f"{operation} {size}, private, {ranks} ranks", _line(operation, nbytes, shared=False), ranks)
+
+
 def _small(operation: str, sizes: Sequence[int], *, shared: bool = False, times: int = 50) -> Iterator[Work]:
     for size in sizes:
         kind = "shared" if shared else "private"
@@ -108,6 +113,25 @@ KNOBS = (
     Knob([(direct, "BLOCK")], _powers(8 * KIB, 512 * KIB), [*_large("all_reduce", shared=True)], "elements"),
     Knob(
         [(direct, "BLOCK_NBYTES")], _powers(64 * KIB, 4 * MIB), [*_large("broadcast", shared=True)], "B",
+    ),
+    Knob(
+        [(in_place, "BLOCK")], _powers(64 * KIB, 2 * MIB),
+        [_private("all_reduce", size, n) for size in (16 * MIB, LARGE) for n in (2, 4)], "B",
+    ),
+    Knob(
+        [(in_place, "LEAST_MOVED")], (128 * KIB, 512 * KIB, 2 * MIB, 1 << 40),
+        [
+            _private(operation, size * n, n)
+            for operation in ("scatter", "all_to_all") for size in (256 * KIB, MIB) for n in (2, 4)
+        ], "B",
+    ),
+    Knob(
+        [(in_place, "LEAST_COMBINED")], (512 * KIB, 2 * MIB, 8 * MIB, 1 << 40),
+        [_private("all_reduce", size, 4) for size in (MIB, 4 * MIB, 16 * MIB)], "B",
+    ),
+    Knob(
+        [(in_place, "LEAST_OF_TWO")], (2 * MIB, 8 * MIB, 32 * MIB, 1 << 40),
+        [_private("all_reduce", size, 2) for size in (4 * MIB, 16 * MIB, LARGE)], "B",
     ),
     Knob(
         [(streaming, "CHUNK")], _powers(64 * KIB, 2 * MIB), [*_large("send", shared=False, ranks=(2,))], "B",

@@ -1,0 +1,113 @@
+"""Reading in place in a session: turned off for it, refused by the system, and refused in the middle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from nbparallel.session import Session
+from nbparallel.session.tasks.parallel_error import ParallelError
+from nbparallel.testing import sandboxes
+
+SETUP = """
+import numpy as np
+import nbparallel.distributed as dist
+from nbparallel.distributed.runtime import peer_memory
+from nbparallel.wire.process_memory import read_memory
+x = np.ones(1 << 21)
+reads = 0
+def counted(*arguments):
+    global reads
+    reads += 1
+    return read_memory(*arguments)
+peer_memory.read_memory = counted
+"""
+REDUCE = "x[...] = 1\ndist.all_reduce(x)\nassert (x == world_size).all()\nreads"
+SCRIPT = f"""
+from nbparallel.session import Session
+with Session(2) as session:
+    session.run({SETUP!r})
+    for _ in range(2):
+        print(session.run({REDUCE!r}).values)
+"""
+
+FAILING = """
+import nbparallel as nbp
+with nbp.Session(2) as session:
+    session.run("import numpy as np; x = np.ones(1 << 21)")
+    try:
+        session.run("all_reduce(x)")
+    except nbp.errors.ParallelError as error:
+        bad = any(isinstance(e, OSError) and "Bad address" in str(e) for e in error.errors.values())
+    print(bad, session.run("x[...] = 1; float(all_reduce(x)[-1])").values)
+"""
+
+
+def test_a_session_turns_it_off_and_on() -> None:
+    """The attribute holds from the next cell on."""
+    with Session(2, read_in_place=False) as session:
+        session.run(SETUP)
+        assert session.run(REDUCE).values == [0, 0]
+        session.read_in_place = True
+        counts = session.run(REDUCE).values
+        assert all(counts)
+        session.read_in_place = False
+        assert session.run(REDUCE).values == counts
+
+
+@pytest.mark.fault("F18")
+def test_a_refusal_in_the_middle_ends_the_cell_and_no_later_one() -> None:
+    """The error says what to do; the next cell copies, and nothing is read any more."""
+    with Session(2) as session:
+        session.run(SETUP)
+        assert all(session.run(REDUCE).values)
+        session.run(
+            "from nbparallel.wire.process_memory import ReadError, ReadFailure\n"
+            "if rank == 1:\n"
+            "    peer_memory.read_memory = lambda *_: ReadError(ReadFailure.REFUSED, 1)"
+        )
+        with pytest.raises(ParallelError) as caught:
+            session.run(REDUCE)
+        assert isinstance(caught.value.errors[1], PermissionError)
+        assert "read_in_place = False" in str(caught.value.errors[1])
+        counts = session.run(REDUCE).values
+        assert session.run(REDUCE).values == counts
+
+
+def refusing(refusal: str) -> list[str]:
+    """Return the words before a command that make the system refuse it to read others' memory."""
+    if shutil.which("strace") is None:
+        pytest.skip("there is no strace")
+    words = ["strace", "-f", "-qq", "-o", os.devnull, "--seccomp-bpf", "-e", "trace=process_vm_readv"]
+    words += ["-e", f"inject=process_vm_readv:error={refusal}"]
+    probe = subprocess.run([*words, "true"], capture_output=True, text=True, timeout=20, check=False)
+    if probe.returncode:
+        pytest.skip(f"strace may not trace here: {probe.stderr.strip()}")
+    return words
+
+
+@pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS", "EFAULT"])
+def test_a_system_that_refuses(refusal: str) -> None:
+    """Nothing is said, results are right, and after the first try nobody tries again."""
+    if shutil.which("strace") is None:
+        pytest.skip("there is no strace")
+    done = sandboxes.run_script(SCRIPT, refusing(refusal))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout == "[1, 1]\n[1, 1]\n"
+
+
+@pytest.mark.fault("F18")
+def test_a_system_that_refuses_in_the_middle() -> None:
+    """A cell fails, with the system's reason; those that follow are right."""
+    done = sandboxes.run_script(FAILING, refusing("EFAULT:when=10+"))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert done.stdout == "True [2.0, 2.0]\n", done
+
+
+def test_an_environment_that_turns_it_off() -> None:
+    """A script's ranks follow the variable."""
+    done = sandboxes.run_script(SCRIPT, ["env", "NBP_READ_IN_PLACE=0"])
+    assert done.stdout == "[0, 0]\n[0, 0]\n", done
