@@ -16,7 +16,7 @@ SETUP = """
 import numpy as np
 import nbparallel.distributed as dist
 from nbparallel.distributed.runtime import peer_memory
-from nbparallel.wire.process_memory import read_memory
+from nbparallel.distributed.runtime.process_memory import read_memory
 x = np.ones(1 << 21)
 reads = 0
 def counted(*arguments):
@@ -65,7 +65,7 @@ def test_a_refusal_in_the_middle_ends_the_cell_and_no_later_one() -> None:
         session.run(SETUP)
         assert all(session.run(REDUCE).values)
         session.run(
-            "from nbparallel.wire.process_memory import ReadError, ReadFailure\n"
+            "from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure\n"
             "if rank == 1:\n"
             "    peer_memory.read_memory = lambda *_: ReadError(ReadFailure.REFUSED, 1)"
         )

@@ -15,7 +15,6 @@ import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_all_reduce
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
@@ -23,6 +22,7 @@ from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, as_operand, read_only
 from nbparallel.distributed.slots.fingerprint import DIRECT, READABLE, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.slots.route import Route, choose_route, offers_differ
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import IN_PLACE, ReadOnlyArrayError
 from nbparallel.wire.control import GENERATIONS, Operation

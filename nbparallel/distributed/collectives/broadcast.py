@@ -15,7 +15,6 @@ import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_broadcast
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.route import Route, choose_route
 from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.point_to_point import packing
 from nbparallel.distributed.point_to_point.streaming import flat_octets
@@ -30,6 +29,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     read_only,
 )
 from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.slots.route import Route, choose_route
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 from nbparallel.sharing.tensors import fill_module, is_module, is_tensor, shown_dtype, tensor_of

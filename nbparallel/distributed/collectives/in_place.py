@@ -1,8 +1,8 @@
 """Reading in place: large private arrays, read by other ranks where they lie, in one copy.
 
 A staged array is copied into shared memory by its owner and out of it by its readers.  Where the system lets
-ranks read each other's memory (`peer_memory`), the owner only says where its array lies.  Nobody writes into
-another rank's memory, so there are no late writers after a failure; but the owner must neither change nor
+ranks read each other's memory (`peer_memory`), the owner only says where its array lies.  No rank writes into
+another one's memory, so there are no late writers after a failure; but the owner must neither change nor
 free the array while others read it, so no member leaves the operation before all have read.
 
 What was read counts only when it is known afterwards that its owner was still inside: a rank that fails says
@@ -23,19 +23,24 @@ from nbparallel.distributed.collectives.direct import slice_bounds
 from nbparallel.distributed.operators import Operator, finish_array
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
+from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure
 from nbparallel.distributed.runtime.rank_context import LOSS_NS, RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import NbParallelError, PeerFailedError
-from nbparallel.wire.process_memory import ReadError, ReadFailure
 
 LEAST_MOVED = 512 << 10
 """Bytes of the smallest array that is moved in place: for smaller ones the system's look-up of pages costs as
 much as a second copy through the cache.  ``python -m benchmarks.operations.tuning``."""
-LEAST_COMBINED, LEAST_OF_TWO = 2 << 20, 8 << 20
-"""Bytes of the smallest array that is combined in place; and by two ranks, whose chunks stay in caches."""
+LEAST_COMBINED = 2 << 20
+"""Bytes of the smallest array that is combined in place, by more than two ranks: of 1 MiB staging takes as
+long.  ``python -m benchmarks.operations.tuning``."""
+LEAST_OF_TWO = 8 << 20
+"""The same of two ranks, whose chunks stay in the caches: of 4 MiB staging takes a little less.  ``python -m
+benchmarks.operations.tuning``."""
 BLOCK = 256 << 10
-"""Bytes that are read and combined at a time."""
+"""Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 256 KiB to 1 MiB are
+equal within 5 %; a quarter of it takes a fifth longer."""
 PIECE = 2 << 20
 """Bytes that are only read, between two looks at whether the others are there."""
 _ADDRESS = struct.Struct("<Q")
@@ -146,10 +151,10 @@ class InPlaceReading:
 
         Why no member reads what another one has written already:
 
-        1. Member i combines slice i of all arrays and writes the result into slice i of its own.  Nobody else
-           reads that one: member j reads slice j of every array, and nothing else.
+        1. Member i combines slice i of all arrays and writes the result into slice i of its own.  No other
+           member reads that one: member j reads slice j of every array, and nothing else.
         2. They meet, so all have ended this.  Then member i fetches slice j of member j's array, for every
-           other j, into slice j of its own.  Again nobody else reads that: of member i's array the others
+           other j, into slice j of its own.  No other one reads that either: of member i's array they
            read slice i, which is complete, and which member i writes no more.
         3. They meet again, so all have read: a member that returns may change or free its array.
         """

@@ -19,7 +19,6 @@ import numpy as np
 
 from nbparallel.distributed.collectives.direct import direct_reduce, direct_reduce_scatter
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.route import Route, choose_route, offers_differ
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
@@ -33,6 +32,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     in_kind_of,
 )
 from nbparallel.distributed.slots.fingerprint import DIRECT, READABLE, SHARED, Fingerprint, fingerprint
+from nbparallel.distributed.slots.route import Route, choose_route, offers_differ
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure, allow_reading, read_memory
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
-from nbparallel.wire.process_memory import ReadError, ReadFailure, allow_reading, read_memory
 from nbparallel.wire.system import ready
 
 OFF = "NBP_READ_IN_PLACE"

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from nbparallel.channel import Channel
+from nbparallel.distributed.runtime.process_memory import YAMA_SCOPE, allow_reading, read_memory
 from nbparallel.sharing import get_sharing_strategy
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor import sweep
 from nbparallel.supervisor.sweep import StaleName
-from nbparallel.wire.process_memory import YAMA_SCOPE, allow_reading, read_memory
 from nbparallel.wire.system import (
     TaskLimit,
     affine_cpus,

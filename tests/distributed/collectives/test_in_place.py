@@ -13,10 +13,10 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import in_place, staging
 from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.runtime import peer_memory
+from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.testing.ranks import context_of
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
-from nbparallel.wire.process_memory import ReadError, ReadFailure
 from tests.distributed import test_conformance
 
 SIZE = 20_011

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.wire import process_memory
-from nbparallel.wire.process_memory import ReadFailure, allow_reading, read_memory
+from nbparallel.distributed.runtime import process_memory
+from nbparallel.distributed.runtime.process_memory import ReadFailure, allow_reading, read_memory
 
 HERE = os.getpid()
 

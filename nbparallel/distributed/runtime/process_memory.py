@@ -11,7 +11,7 @@ Some facts:
   many bytes it has copied, and an error only if that is none;
 * it stops earlier for a signal that ends the process, else not;
 * memory that a driver has mapped (VM_IO, VM_PFNMAP) cannot be read like this, not even by its own process;
-* a number of a process that has ended may be another process's: whoever reads has to know that it has not.
+* a number of a process that has ended may be another process's: a reader has to know that it has not.
 """
 
 from __future__ import annotations
