@@ -40,7 +40,7 @@ LEAST_OF_TWO = 8 << 20
 benchmarks.operations.tuning``."""
 BLOCK = 256 << 10
 """Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 256 KiB to 1 MiB are
-equal within 5 %; a quarter of it takes a fifth longer."""
+about equal; a quarter of it takes a fifth longer."""
 PIECE = 2 << 20
 """Bytes that are only read, between two looks at whether the others are there."""
 _ADDRESS = struct.Struct("<Q")
