@@ -39,8 +39,8 @@ LEAST_OF_TWO = 8 << 20
 """The same of two ranks, whose chunks stay in the caches: of 4 MiB staging takes a little less.  ``python -m
 benchmarks.operations.tuning``."""
 BLOCK = 256 << 10
-"""Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 256 KiB to 1 MiB are
-about equal; a quarter of it takes a fifth longer."""
+"""Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 256 KiB to 1 MiB
+are about equal; a quarter of it takes a fifth longer."""
 PIECE = 2 << 20
 """Bytes that are only read, between two looks at whether the others are there."""
 _ADDRESS = struct.Struct("<Q")

@@ -17,7 +17,7 @@ from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.testing.ranks import context_of
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
-from tests.distributed import test_conformance
+from tests.distributed.conformance import test_conformance
 
 SIZE = 20_011
 """Elements: more than a slot holds, and no multiple of a slice, a block or a piece."""
