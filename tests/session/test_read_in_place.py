@@ -25,6 +25,7 @@ def counted(*arguments):
     return read_memory(*arguments)
 peer_memory.read_memory = counted
 """
+GATHER = "assert len(dist.all_gather([np.empty_like(x) for _ in range(world_size)], x)) == world_size"
 REDUCE = "x[...] = 1\ndist.all_reduce(x)\nassert (x == world_size).all()\nreads"
 SCRIPT = f"""
 from nbparallel.session import Session
@@ -50,6 +51,8 @@ def test_a_session_turns_it_off_and_on() -> None:
     """The attribute holds from the next cell on."""
     with Session(2, read_in_place=False) as session:
         session.run(SETUP)
+        for _ in range(3):
+            session.run(GATHER)  # in which a receiver would try whether it can read the sender's memory
         assert session.run(REDUCE).values == [0, 0]
         session.read_in_place = True
         counts = session.run(REDUCE).values

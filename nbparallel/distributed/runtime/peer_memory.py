@@ -30,6 +30,8 @@ OFF = "NBP_READ_IN_PLACE"
 """Environment variable: with the value 0 this process neither reads others' memory nor offers its own."""
 READS, REFUSED = 1, 2
 """What the word of a pair says; 0: its reader has not tried yet."""
+MOST_PEERS = 64
+"""How many ranks one reads: each takes a descriptor, of which a process has 1024 as a rule."""
 _UNEQUAL = ReadError(ReadFailure.GONE, errno.ESRCH)
 _refused: ReadError | None = None
 """Why this process reads no more: an operation was refused in the middle."""
@@ -45,7 +47,7 @@ class PeerMemory:
         self._pidfds: dict[int, int] = {}
         self._poll = select.poll() if hasattr(select, "poll") else None
         self._proof = ctypes.c_uint64(secrets.randbits(64) | 1)
-        self._on = os.environ.get(OFF) != "0"
+        self._on = os.environ.get(OFF) != "0" and hasattr(os, "pidfd_open")
         if self._on:
             allow_reading(os.getppid())
             place = self._layout.memory_word(rank)
@@ -64,7 +66,9 @@ class PeerMemory:
         known = self._words[word]
         if known:
             return known == READS
-        reads = self.offered and _refused is None and self._try(rank) is None
+        if not self.offered:
+            return False  # it may be turned on again
+        reads = _refused is None and len(self._pids) < MOST_PEERS and self._try(rank) is None
         self._words[word] = READS if reads else REFUSED
         return reads
 
