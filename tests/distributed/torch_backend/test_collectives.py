@@ -79,3 +79,34 @@ work.wait()
 x.to_dense().tolist()
 """,
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_tensors_are_read_in_place(
+    both: Callable[..., list[object]], session: nbp.Session, dtype: str
+) -> None:
+    """Reductions and movements of private tensors give gloo's values, in one copy."""
+    program = f"""
+from nbparallel.distributed.runtime import peer_memory
+reads, read = [], peer_memory.PeerMemory.read
+peer_memory.PeerMemory.read = lambda *arguments: reads.append(1) or read(*arguments)
+rank = td.get_rank()
+x = (torch.arange(5 << 20) % 7 + rank).to(torch.{dtype})
+found = [x.clone(), *(torch.empty_like(x) for _ in range(4))]
+for later in (False, True, False):
+    found[0][...] = x
+    works = [
+        td.all_reduce(found[0], async_op=later),
+        td.broadcast(found[1] if rank else found[0], 0, async_op=later),
+        td.all_gather(found[2:4], x, async_op=later),
+        td.all_to_all_single(found[4], x, async_op=later),
+    ]
+    for work in works:
+        if work is not None:
+            work.wait()
+peer_memory.PeerMemory.read = read
+assert bool(reads) == (td.get_backend() == "nbparallel")
+td.destroy_process_group()
+[hash(f.view(torch.uint8).numpy().tobytes()) for f in found[2:]] and [int(f[-5:].float().sum()) for f in found[:1] + found[2:]]
+"""
+    both(session, program)
