@@ -115,23 +115,23 @@ KNOBS = (
         [(direct, "BLOCK_NBYTES")], _powers(64 * KIB, 4 * MIB), [*_large("broadcast", shared=True)], "B",
     ),
     Knob(
-        [(in_place, "BLOCK")], _powers(64 * KIB, 2 * MIB),
+        [(in_place, "BLOCK")], _powers(256 * KIB, 8 * MIB),
         [_private("all_reduce", size, n) for size in (16 * MIB, LARGE) for n in (2, 4)], "B",
     ),
     Knob(
-        [(in_place, "LEAST_MOVED")], (128 * KIB, 512 * KIB, 2 * MIB, 1 << 40),
+        [(in_place, "LEAST_MOVED")], (128 * KIB, 256 * KIB, 512 * KIB, 2 * MIB, 1 << 40),
         [
             _private(operation, size * n, n)
-            for operation in ("scatter", "all_to_all") for size in (256 * KIB, MIB) for n in (2, 4)
+            for operation in ("scatter", "all_to_all") for size in (160 * KIB, 320 * KIB, MIB) for n in (2, 4)
         ], "B",
     ),
     Knob(
-        [(in_place, "LEAST_COMBINED")], (512 * KIB, 2 * MIB, 8 * MIB, 1 << 40),
-        [_private("all_reduce", size, 4) for size in (MIB, 4 * MIB, 16 * MIB)], "B",
+        [(in_place, "LEAST_COMBINED")], (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB, 1 << 40),
+        [_private("all_reduce", size, 4) for size in (320 * KIB, 640 * KIB, MIB, 4 * MIB)], "B",
     ),
     Knob(
-        [(in_place, "LEAST_OF_TWO")], (2 * MIB, 8 * MIB, 32 * MIB, 1 << 40),
-        [_private("all_reduce", size, 2) for size in (4 * MIB, 16 * MIB, LARGE)], "B",
+        [(in_place, "LEAST_OF_TWO")], (MIB, 2 * MIB, 8 * MIB, 32 * MIB, 1 << 40),
+        [_private("all_reduce", size, 2) for size in (MIB, 4 * MIB, 16 * MIB, LARGE)], "B",
     ),
     Knob(
         [(streaming, "CHUNK")], _powers(64 * KIB, 2 * MIB), [*_large("send", shared=False, ranks=(2,))], "B",

@@ -29,18 +29,18 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import NbParallelError, PeerFailedError
 
-LEAST_MOVED = 512 << 10
+LEAST_MOVED = 256 << 10
 """Bytes of the smallest array that is moved in place: for smaller ones the system's look-up of pages costs as
 much as a second copy through the cache.  ``python -m benchmarks.operations.tuning``."""
-LEAST_COMBINED = 2 << 20
-"""Bytes of the smallest array that is combined in place, by more than two ranks: of 1 MiB staging takes as
-long.  ``python -m benchmarks.operations.tuning``."""
+LEAST_COMBINED = 512 << 10
+"""Bytes of the smallest array that more than two ranks combine in place.  ``python -m
+benchmarks.operations.tuning``: of 640 KB staging takes a quarter more, of 320 KB as long."""
 LEAST_OF_TWO = 8 << 20
-"""The same of two ranks, whose chunks stay in the caches: of 4 MiB staging takes a little less.  ``python -m
+"""The same of two ranks, whose chunks stay in the caches: of 4 MB staging takes as long.  ``python -m
 benchmarks.operations.tuning``."""
-BLOCK = 256 << 10
-"""Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 256 KiB to 1 MiB
-are about equal; a quarter of it takes a fifth longer."""
+BLOCK = 1 << 20
+"""Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 512 KiB to 2 MiB
+are equal within 5 %; a quarter of it takes a tenth longer."""
 PIECE = 2 << 20
 """Bytes that are only read, between two looks at whether the others are there."""
 _ADDRESS = struct.Struct("<Q")
