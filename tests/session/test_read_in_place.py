@@ -92,6 +92,7 @@ def refusing(refusal: str) -> list[str]:
     return words
 
 
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS", "EFAULT"])
 def test_a_system_that_refuses(refusal: str) -> None:
     """Nothing is said, results are right, and after the first try nobody tries again."""

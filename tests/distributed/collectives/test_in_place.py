@@ -125,6 +125,7 @@ def calls(c: Communicator) -> dict[str, Callable[[], None]]:
     return {f.__name__: f for f in found}
 
 
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_operation_reads_in_place(ranks: Any, n: int) -> None:
     """Bits are those of the sum in rank order, inputs stay, and each operation has read others' memory."""
@@ -148,6 +149,7 @@ def test_every_operation_reads_in_place(ranks: Any, n: int) -> None:
         assert reading == ([] if name in staged else root.get(name, [*range(n)])), (name, found)
 
 
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("how", ["environment", "notebook", "one rank", "refused"])
 def test_turned_off(ranks: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """With it off, on one rank too, or refused by the system, results are the same and nothing is read."""
@@ -349,7 +351,7 @@ def test_the_first_reduction_meets_once_more_and_no_later_one() -> None:
     assert met == ["met"]
 
 
-@pytest.mark.matrix(cover=(), size=2)
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.by_turns
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("on", [True, False])
