@@ -107,6 +107,6 @@ for later in (False, True, False):
 peer_memory.PeerMemory.read = read
 assert bool(reads) == (td.get_backend() == "nbparallel")
 td.destroy_process_group()
-[hash(f.view(torch.uint8).numpy().tobytes()) for f in found[2:]] and [int(f[-5:].float().sum()) for f in found[:1] + found[2:]]
+[hash(f.view(torch.uint8).numpy().tobytes()) for f in found[:1] + found[2 - rank:]]
 """
     both(session, program)
