@@ -7,8 +7,10 @@ import errno
 import os
 import platform
 import resource
+import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ from nbparallel.wire.system import (
 
 SHM = "/dev/shm"
 PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
+CHILD_SECONDS = 5.0
+"""Bound for a child of the doctor's, which takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,7 @@ def _why_unread() -> str:
 
     def be_read() -> int:
         os.close(ends)
+        os.close(ready)
         allow_reading(os.getppid())
         os.write(says_ready, b"1")
         os.read(stays, 1)  # until the parent has closed the other end
@@ -213,28 +218,43 @@ def _why_unread() -> str:
 
     def read() -> int:
         os.close(ends)
+        os.close(says_ready)  # else nothing would tell that the other child has ended without a word
         os.read(ready, 1)
         found = bytearray(8)
         error = read_memory(children[0], address, found)
         return error.number if error is not None else 0 if found == word else errno.ESRCH
 
     children: list[int] = []
+    descriptors = [ready, stays, ends, says_ready]
     try:
         for work in (be_read, read):
             children.append(_fork(work))
-        number = os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1])
+        os.close(descriptors.pop())
+        number = _exit_code(children.pop())
     except OSError as error:
         return f"it could not be tried: {error.strerror}"
     finally:
-        for descriptor in (ready, says_ready, stays, ends):
+        for descriptor in descriptors:
             os.close(descriptor)
         for child in children:
-            os.waitpid(child, 0)
-    if not number:
-        return ""
+            _exit_code(child)
+    if number <= 0:
+        return f"it could not be tried: a child ended by signal {-number}" if number else ""
     scope = _read(YAMA_SCOPE).strip()
     why = f" (kernel.yama.ptrace_scope is {scope})" if scope not in ("", "0") else ""
     return f"process_vm_readv is refused: {os.strerror(number)}{why}"
+
+
+def _exit_code(child: int) -> int:
+    """Wait for a child and return its exit code; one that another thread's lock keeps is killed."""
+    deadline = time.monotonic() + CHILD_SECONDS
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            found = os.waitpid(child, 0)
+            break
+        time.sleep(0.001)
+    return os.waitstatus_to_exitcode(found[1])
 
 
 def _fork(work: Callable[[], int]) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nbparallel.session.diagnostics import machine
 from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity, examine, findings
 from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
 from nbparallel.sharing.memory import memory_limits
@@ -166,6 +168,7 @@ def test_this_machine_can_be_looked_at() -> None:
 SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from nbparallel.session.diagnostics import machine
 from nbparallel.session.diagnostics.doctor import examine
 for finding in examine():
     print(int(finding.state), finding.subject, finding.seen, sep="|")
@@ -250,3 +253,16 @@ def test_the_doctor_says_whether_ranks_read_in_place(monkeypatch: pytest.MonkeyP
     assert "turned off by %config NbParallel.read_in_place = False" in finding.seen
     monkeypatch.setenv("NBP_READ_IN_PLACE", "0")
     assert "turned off by NBP_READ_IN_PLACE=0" in found()["reading in place"].seen
+
+
+def test_a_child_of_the_doctors_that_stops_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork copies locks that other threads hold: no child is waited for without a bound."""
+    monkeypatch.setattr(machine, "CHILD_SECONDS", 0.2)
+    monkeypatch.setattr(machine, "allow_reading", lambda reader: signal.pause())
+    assert inspect_machine().unread == "it could not be tried: a child ended by signal 9"
+
+
+def test_a_child_of_the_doctors_that_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one waits for its word, and learns that none comes."""
+    monkeypatch.setattr(machine, "allow_reading", lambda reader: os._exit(3))
+    assert "No such process" in inspect_machine().unread
