@@ -11,7 +11,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from nbparallel.errors import NO_RANKS, rank_list
-from nbparallel.text.escaping import encodable
+from nbparallel.errors.text.escaping import encodable
 from nbparallel_magics import background, flags
 from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by

@@ -31,7 +31,7 @@ from nbparallel.errors import (
     ReadOnlyArrayError,
     resembling,
 )
-from nbparallel.text.escaping import encodable
+from nbparallel.errors.text.escaping import encodable
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
 _OURS = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.sharing.lifecycle.segment import SegmentStatistics
-from nbparallel.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 SHOWN = 50

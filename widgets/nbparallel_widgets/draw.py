@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from nbparallel.errors.text.escaping import escape_html
 from nbparallel.session.results import DrawnValues
-from nbparallel.text.escaping import escape_html
 from nbparallel.wire.inspection import Number, ShownBlock
 from nbparallel_widgets import draw_text
 from nbparallel_widgets.draw_text import NEW, SEVERAL, DrawnRow, NumberOrigins

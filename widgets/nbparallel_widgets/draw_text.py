@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from nbparallel.errors import rank_list
+from nbparallel.errors.text.table import Table
 from nbparallel.session.results import DrawnValues
-from nbparallel.text.table import Table
 from nbparallel.transfer.shown_values import MOST_NUMBERS
 from nbparallel.wire.inspection import Number, ShownBlock, ShownValue
 

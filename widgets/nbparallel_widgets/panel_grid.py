@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbparallel.text.escaping import escape_html
-from nbparallel.text.table import Table
+from nbparallel.errors.text.escaping import escape_html
+from nbparallel.errors.text.table import Table
 
 
 @dataclass(frozen=True, slots=True)

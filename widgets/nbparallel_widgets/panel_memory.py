@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
-from nbparallel.text.escaping import escape_html
+from nbparallel.errors.text.escaping import escape_html
 from nbparallel.wire.units import size_text
 from nbparallel_widgets.panel_grid import Grid
 

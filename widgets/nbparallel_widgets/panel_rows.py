@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from nbparallel.errors.text.escaping import escape_html
+from nbparallel.errors.text.table import Table
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
-from nbparallel.text.escaping import escape_html
-from nbparallel.text.table import Table
 from nbparallel.wire.units import size_text
 from nbparallel_widgets.panel_sentence import (
     marked_html,

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 
 from nbparallel.errors import LEFT_OUT, rank_list
+from nbparallel.errors.text.escaping import escape_html
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
-from nbparallel.text.escaping import escape_html
 from nbparallel.wire.units import seconds_text, size_text
 
 _STRONG = re.compile(r"\*\*(.+?)\*\*")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbparallel.errors import NO_RANKS
+from nbparallel.errors.text.escaping import escape_html
 from nbparallel.session.monitoring.activity import SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
-from nbparallel.text.escaping import escape_html
 from nbparallel_widgets.panel_matrices import matrix_grids
 from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
 from nbparallel_widgets.panel_rows import ranks_html, ranks_text

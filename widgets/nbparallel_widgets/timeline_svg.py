@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from nbparallel.errors.text.escaping import escape_html
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
@@ -19,7 +20,6 @@ from nbparallel.session.monitoring.timeline import (
     Span,
     Timeline,
 )
-from nbparallel.text.escaping import escape_html
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
 from nbparallel_widgets.palette import BLUE, GREEN, GREY, VERMILLION

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nbparallel.errors.text.escaping import visible
+from nbparallel.errors.text.table import Table
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
@@ -13,8 +15,6 @@ from nbparallel.session.monitoring.timeline import (
     RankRow,
     Timeline,
 )
-from nbparallel.text.escaping import visible
-from nbparallel.text.table import Table
 from nbparallel.wire.units import seconds_text
 from nbparallel_widgets.times import ticks
 

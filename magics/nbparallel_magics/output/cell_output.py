@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from nbparallel.text.escaping import encodable
+from nbparallel.errors.text.escaping import encodable
 from nbparallel_magics.output.block_writer import BlockWriter
 from nbparallel_magics.output.layout import (
     Arrival,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nbparallel.text.table import Table, TableView
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
-from nbparallel.text.table import Table, TableView
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:

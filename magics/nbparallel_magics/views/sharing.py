@@ -12,7 +12,7 @@ from typing import Self
 
 from IPython.core.error import UsageError
 
-from nbparallel.text.table import Table, TableView
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 from nbparallel_magics.state import ExtensionState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbparallel.text.table import Table, TableView
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_magics.views.segments import total
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
-from nbparallel.text.table import Table, TableView
+from nbparallel.errors.text.table import Table, TableView
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.who import NameStatistics, SessionNames

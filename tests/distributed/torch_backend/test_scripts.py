@@ -114,7 +114,7 @@ def test_importing_torch_loads_next_to_nothing(tmp_path: Path, entry_point: str)
 import sys
 import torch
 loaded = {name for name in sys.modules if name.startswith("nbparallel")}
-allowed = {"nbparallel", "nbparallel.errors", "nbparallel.text", "nbparallel.text.escaping"}
+allowed = {"nbparallel", "nbparallel.errors", "nbparallel.errors.text", "nbparallel.errors.text.escaping"}
 allowed |= {"nbparallel.torch_backend", "nbparallel.torch_backend.registration"}
 allowed |= {"nbparallel.torch_backend.replacements"}
 assert loaded <= allowed, loaded - allowed

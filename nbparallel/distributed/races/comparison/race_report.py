@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from nbparallel.text.escaping import escape_html, visible
+from nbparallel.errors.text.escaping import escape_html, visible
 
 MOST_SHOWN = 5
 """Races of a report, and parts that were not checked."""

@@ -33,7 +33,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session as Wire
 
 from nbparallel.testing import processes
-from nbparallel.testing.kernel_messages import CellOutcome, KernelMessage
+from nbparallel.testing.kernel.kernel_messages import CellOutcome, KernelMessage
 from nbparallel.testing.processes import ProcessRecord
 
 START_SECONDS = 30.0

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbparallel.errors import BusyError, FileDescriptorLimitError, ParallelError
-from nbparallel.text.escaping import encodable, escape_html, visible
-from nbparallel.text.table import Table
+from nbparallel.errors.text.escaping import encodable, escape_html, visible
+from nbparallel.errors.text.table import Table
 
 ANY = st.text(st.characters(codec=None))
 """Any characters, halves of surrogate pairs too."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from nbparallel.text.escaping import encodable
+from nbparallel.errors.text.escaping import encodable
 
 LEFT_OUT = "finished the cell without calling"
 """Stands between ranks and operation in the error about a call that they left out; the panel looks for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nbparallel.text.table import Table
+from nbparallel.errors.text.table import Table
 
 TABLE = Table("a <title>", ("name", "what", "why"), [("x", "1 & 2", ""), ("long name", "first\nsecond", "")])
 

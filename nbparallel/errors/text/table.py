@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from nbparallel.text.escaping import escape_html, visible
+from nbparallel.errors.text.escaping import escape_html, visible
 
 _LEFT = ' style="padding:.2em .6em;text-align:left"'
 _NUMBER = ' style="padding:.2em .6em;text-align:left;white-space:nowrap"'
