@@ -373,6 +373,7 @@ if TYPE_CHECKING:  # one line for each, so that type checkers and editors know t
     get_rank = _typed.get_rank
     get_world_size = _typed.get_world_size
     grid = _typed.grid
+    host_group = _typed.host_group
     irecv = _typed.irecv
     isend = _typed.isend
     local_slice = _typed.local_slice

@@ -33,6 +33,7 @@ from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.inspection import MessageReport
 from nbparallel.wire.messages import MessageSettlement
 from nbparallel.wire.timeline import RankTimeline
@@ -62,6 +63,8 @@ class Communicator(
         Processors that this session may use; with fewer than ranks, no rank spins.
     liveness_check : LivenessCheck, optional
         Called in every slice of a wait; needed if ranks do not end with their supervisor.
+    hosts : WorldPlace, optional
+        Of a world on several hosts: where its ranks are.
 
     Notes
     -----
@@ -80,11 +83,13 @@ class Communicator(
         epoch: int,
         usable_cpus: int,
         liveness_check: LivenessCheck | None = None,
+        hosts: WorldPlace | None = None,
     ) -> None:
         self._view = control if isinstance(control, ControlView) else ControlView(control)
         self._owns_view = not isinstance(control, ControlView)
         self._context = RankContext(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
         self._context.peers.liveness_check = liveness_check
+        self._context.peers.hosts = hosts
         self._deadlocks = DeadlockDetector(self._context)
         self._context.hooks.diagnose = self._deadlocks.inspect
         self._world = GroupCollectives(self._context, world_area(self._view, rank))
@@ -95,6 +100,8 @@ class Communicator(
         self._context.hooks.progress = self._progress
         self.locks = LockTable(self._context)
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
+        here = range(world_size) if hosts is None else hosts.ranks
+        self._first, self._behind = here.start, here.stop
         self._tickets = Tickets()
         self._tracer: OperationTracer | None = None
         self._on_operation: OnOperation | None = None

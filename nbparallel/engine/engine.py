@@ -22,7 +22,7 @@ from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
-from nbparallel.errors import ProtocolError
+from nbparallel.errors import ProtocolError, host_of_rank
 from nbparallel.transfer import definitions
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
@@ -55,7 +55,11 @@ class Engine:
         breakpoints.install()
         os.register_at_fork(before=output.flush)  # else a child would write the same text again
         environment.set_environment(configure)
-        self._threads = environment.ThreadLimits(configure.usable_cpus, configure.world_size)
+        self._hosts = hosts = configure.hosts
+        here = configure.world_size if hosts is None else len(hosts.ranks)
+        self._threads = environment.ThreadLimits(configure.usable_cpus, here)
+        if hosts is not None:
+            host_of_rank.set(hosts.host_of)
         shell.attach(output, configure.colors)
         interrupts = Interrupts(configure.rank)
         interrupts.install()
@@ -146,11 +150,13 @@ class Engine:
             sharing.current_store(),
             epoch=join.epoch,
             usable_cpus=state.configure.usable_cpus,
+            hosts=self._hosts,
         )
         state.communicator.record()
         distributed.set_current(state.communicator)
-        self._port = environment.resize_environment(join.world_size, self._port, join.free_port)
-        self._threads.resize(join.world_size)
+        here = join.world_size if self._hosts is None else len(self._hosts.ranks)
+        self._port = environment.resize_environment(join.world_size, here, self._port, join.free_port)
+        self._threads.resize(here)
         state.defaults.set(world_size=join.world_size)
 
     def _run(self, task: Task, fds: list[int]) -> None:

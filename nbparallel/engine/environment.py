@@ -227,7 +227,7 @@ def _is_function(value: Any) -> bool:
 
 def set_environment(configure: Configure) -> None:
     """Take over the notebook's environment, directory and path, and add torchrun's variables."""
-    rank, size = str(configure.rank), str(configure.world_size)
+    rank, size, hosts = str(configure.rank), str(configure.world_size), configure.hosts
     owner = os.environ.get("NBP_OWNER", "")
     seed = os.environ.get("PYTHONHASHSEED")
     os.environ.clear()
@@ -237,9 +237,10 @@ def set_environment(configure: Configure) -> None:
         NBP_CLIENT=str(configure.client),  # by these the supervisor knows what a rank has started
         NBP_OWNER=owner,
         RANK=rank,
-        LOCAL_RANK=rank,
+        LOCAL_RANK=rank if hosts is None else str(configure.rank - hosts.ranks.start),
         WORLD_SIZE=size,
-        LOCAL_WORLD_SIZE=size,
+        LOCAL_WORLD_SIZE=size if hosts is None else str(len(hosts.ranks)),
+        GROUP_RANK="0" if hosts is None else str(hosts.index),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",  # until an epoch begins; ranks talk through shared memory
     )
@@ -249,9 +250,9 @@ def set_environment(configure: Configure) -> None:
     sys.argv[:] = [""]
 
 
-def resize_environment(world_size: int, former_port: int, port: int) -> int:
+def resize_environment(world_size: int, here: int, former_port: int, port: int) -> int:
     """Renew what depends on the epoch; a MASTER_PORT that the user has set stays.  Returns `port`."""
-    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"] = str(world_size), str(here)
     if os.environ.get("MASTER_PORT") == str(former_port):
         os.environ["MASTER_PORT"] = str(port)
     return port

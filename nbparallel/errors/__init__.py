@@ -7,7 +7,8 @@ Standard library only: the supervisor imports it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
@@ -16,13 +17,28 @@ LEFT_OUT = "finished the cell without calling"
 """Stands between ranks and operation in the error about a call that they left out; the panel looks for it."""
 
 
+host_of_rank: ContextVar[Callable[[int], str] | None] = ContextVar("host_of_rank", default=None)
+"""Returns the name of a rank's host, where messages are about a session on several hosts."""
+
+
 def rank_list(ranks: Iterable[int]) -> str:
-    """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``.
+    """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``, ``rank 5 (host b)``.
 
     >>> rank_list([2]), rank_list([0, 1, 3])
     ('rank 2', 'ranks 0-1, 3')
     """
     numbers = sorted(set(ranks))
+    plural = "s" if len(numbers) != 1 else ""
+    host_of = host_of_rank.get()
+    if host_of is None:
+        return f"rank{plural} {_ranges(numbers)}"
+    by_host: dict[str, list[int]] = {}
+    for number in numbers:
+        by_host.setdefault(host_of(number), []).append(number)
+    return f"rank{plural} " + ", ".join(f"{_ranges(some)} (host {host})" for host, some in by_host.items())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
     parts: list[str] = []
     start = previous = None
     for number in [*numbers, None]:
@@ -32,7 +48,7 @@ def rank_list(ranks: Iterable[int]) -> str:
         if start is None:
             start = number
         previous = number
-    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def misspelt(name: str, module: str, known: Iterable[str]) -> AttributeError:
@@ -276,6 +292,20 @@ class InvalidHandleError(NbParallelError, ValueError):
 
 class StaleWorkError(NbParallelError, RuntimeError):
     """A pending operation of an earlier epoch was used."""
+
+
+class HostBoundaryError(NbParallelError, ValueError):
+    """Something was asked for that works inside one host only; the message names what works instead."""
+
+
+class HostLostError(NbParallelError, ConnectionError):
+    """A host is gone, and its ranks with it; `host`, `ranks` and `reason` say which, and how it was seen."""
+
+    def __init__(
+        self, message: str, *, host: str = "", ranks: tuple[int, ...] = (), reason: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.host, self.ranks, self.reason = host, ranks, reason
 
 
 class RankExitError(NbParallelError, RuntimeError):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import nbparallel
 from nbparallel.errors import NbParallelError, ParallelError, RankExitError
 from nbparallel.session.script import Script
-from nbparallel.session.session import START_METHODS, Session
+from nbparallel.session.session import Session
+from nbparallel.session.tasks.session_parts import START_METHODS
 
 INTERRUPTED = 128 + signal.SIGINT
 """What a shell expects of a program that Ctrl-C ended."""

@@ -11,25 +11,23 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nbparallel import sharing
 from nbparallel.errors import rank_list
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.monitoring.session_views import SessionViews
-from nbparallel.session.names.delivery import GatheredNames, NameDelivery
+from nbparallel.session.names.delivery import GatheredNames
 from nbparallel.session.output import LineSink, OutputSink
-from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.limits import check_world_size, usable_cpus
+from nbparallel.session.processes.limits import check_world_size
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, DrawnValues, RankValues
 from nbparallel.session.session_lock import SessionLock
 from nbparallel.session.tasks.cell import CellOptions, check_cell, check_drawn, select_ranks, split_names
 from nbparallel.session.tasks.cell_queue import CellQueue
-from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.pending_cell import PendingCell
+from nbparallel.session.tasks.session_parts import make_parts
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
 from nbparallel.session.tasks.value_tasks import all_values, call_task, draw_task, pull_task, push_task
 from nbparallel.wire.system import do_all
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.who import SessionNames
     from nbparallel.wire.inspection import Completion
 
-START_METHODS = ("forkserver", "spawn")
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
 STOP_SECONDS = 1.0
 """How long `stop` waits for another thread that is running something."""
@@ -65,11 +62,16 @@ class Session:
     keep_messages, read_in_place : bool
         Whether messages that no rank received stay for later cells, or are dropped with a note; and whether
         ranks may read each other's large private arrays where they lie.  Both are attributes.
+    cluster : distributed.Client or Cluster, optional
+        Have the ranks on the hosts of this Dask cluster, which stays the caller's; `world_size` is by default
+        what they take.  How-to "Use several hosts" says what works there.
+    ranks_per_host, max_hosts : int, optional
+        Ranks on each of them, by default one for each thread of its workers; how many to use, at most 32.
 
     Raises
     ------
     TypeError, ValueError
-        `world_size` is no positive integer, or more than this machine can hold.
+        `world_size` is no positive integer, or more than this machine, or the hosts, can hold.
 
     Notes
     -----
@@ -94,16 +96,13 @@ class Session:
         launch: SupervisorLaunch | None = None,
         keep_messages: bool = False,
         read_in_place: bool = True,
+        cluster: Any = None,
+        ranks_per_host: int | None = None,
+        max_hosts: int | None = None,
     ) -> None:
-        if sharing.current_store().client != 0:
-            raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
-        size = usable_cpus() if world_size is None else world_size
-        check_world_size(size)
-        if start_method not in START_METHODS:
-            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
-        self._names = NameDelivery(sharing.current_store())
-        self._tasks = TaskDispatcher(self._names)
-        self._ranks = ElasticPool(int(size), start_method, launch, self._names, self._tasks.output_of)
+        self._names, self._tasks, self._ranks = make_parts(
+            world_size, start_method, launch, cluster, ranks_per_host, max_hosts
+        )
         self._views = SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place

@@ -57,6 +57,41 @@ class ArrayStore(Protocol):
         """Return the array that `handle` describes; `private`: copy-on-write."""
 
 
+class ByValue:
+    """A store for messages to another machine: no array is shared, and no buffer leaves the stream."""
+
+    rights_changes = 0
+
+    # docstrings as those of `ArrayStore`; what would need memory of this machine is never called
+
+    def handle(self, x: object, *, broker: Any = None, writable: bool | None = False) -> None:
+        return None
+
+    def location(self, x: object) -> None:
+        return None
+
+    def packed_read_only(self, x: object) -> None:
+        return None
+
+    def join(self, parts: Sequence[memoryview]) -> np.ndarray[Any, Any]:
+        raise self._misused()
+
+    def share(self, x: object, *, strategy: str | None = None, for_all: bool = False) -> Any:
+        raise self._misused()
+
+    def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
+        raise self._misused()
+
+    def attach(self, handle: ArrayHandle, **_: Any) -> np.ndarray[Any, Any]:
+        raise self._misused()
+
+    @staticmethod
+    def _misused() -> InternalError:
+        return InternalError(
+            "a message to another machine was to refer to memory of this one; please file a bug"
+        )
+
+
 class CommonCopies(Protocol):
     """Copies of private arrays that several messages share."""
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbparallel.errors import ProtocolError
-from nbparallel.transfer.blobs import ArrayStore, map_blob, write_blob
+from nbparallel.transfer.blobs import ArrayStore, ByValue, map_blob, write_blob
 from nbparallel.wire.handles import ArrayHandle
 
 LARGE = 256 * 1024
@@ -74,7 +74,7 @@ def pack_message(
         Shared arrays that the stream refers to by handles, and their segments.
     """
     parts, flags = list(buffers), 0
-    if stream.nbytes >= LARGE:
+    if stream.nbytes >= LARGE and not isinstance(store, ByValue):
         parts.insert(0, stream)
         flags = _STREAM_IN_BLOB
     shared = sum(array.nbytes for array in arrays)

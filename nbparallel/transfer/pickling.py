@@ -22,7 +22,7 @@ from cloudpickle import cloudpickle
 
 from nbparallel.errors import NbParallelError, UnpicklableError
 from nbparallel.transfer import definitions
-from nbparallel.transfer.blobs import ArrayStore, CommonCopies, shared_copy
+from nbparallel.transfer.blobs import ArrayStore, ByValue, CommonCopies, shared_copy
 from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names
 from nbparallel.transfer.pickle_format import (
@@ -76,10 +76,10 @@ class Serialised:
         return replace(packed, files=self.files) if self.files else packed
 
 
-def _take_buffer(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+def _take_buffer(buffers: list[memoryview], store: ArrayStore, buffer: pickle.PickleBuffer) -> bool:
     # no method: a pickler that refers to itself would keep the arrays alive until the garbage collector runs
     raw = buffer.raw()
-    if raw.nbytes < LARGE:
+    if raw.nbytes < LARGE or isinstance(store, ByValue):
         return True  # inside the stream
     buffers.append(raw)
     return False
@@ -104,7 +104,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.share_large, self.as_library = share_large, reducers is not None
         if reducers is not None:  # before __init__, which reads it
             self.dispatch_table = ChainMap(reducers, self.dispatch_table)  # type: ignore[has-type]
-        super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers))
+        super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers, store))
         self.store, self.broker, self.main_globals = store, broker, main_globals
         self.apart, self.target = apart, target
         self.arrays: list[np.ndarray[Any, Any]] = []

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import zlib
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from nbparallel.errors import ProtocolError
@@ -27,6 +28,42 @@ _PID = struct.Struct("<q")
 _CREDENTIALS = struct.Struct("3i")
 BOOT_LETTERS = 16
 """Hexadecimal digits of the boot id that are kept: 62 random bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldPlace:
+    """Which ranks stand on which hosts of a session, and which host this is.
+
+    >>> place = WorldPlace(("a", "b"), (0, 2, 5), 1)
+    >>> place.ranks, place.world_size, place.host_of(1), place.name
+    (range(2, 5), 5, 'a', 'b')
+    """
+
+    hosts: tuple[str, ...]
+    """Names of the hosts."""
+    firsts: tuple[int, ...]
+    """The first rank of each; behind the last host, the number of all ranks."""
+    index: int
+    """Which of the hosts this is."""
+
+    @property
+    def name(self) -> str:
+        """The name of this host."""
+        return self.hosts[self.index]
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this host."""
+        return range(self.firsts[self.index], self.firsts[self.index + 1])
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.firsts[-1]
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of a rank's host."""
+        return self.hosts[bisect_right(self.firsts, rank) - 1]
 
 
 @dataclass(frozen=True, slots=True)

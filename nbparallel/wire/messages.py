@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from nbparallel.wire.identity import Process
+from nbparallel.wire.identity import Process, WorldPlace
 from nbparallel.wire.inspection import DrawnNames, MessageReport
 from nbparallel.wire.timeline import RankTimeline
 
@@ -71,6 +71,8 @@ class Configure(Message):
     """Whether advice may name magics: a script has none."""
     notebook: Process
     """The notebook's own process."""
+    hosts: WorldPlace | None = None
+    """Of a session on several hosts: where its ranks are."""
 
 
 @dataclass(frozen=True, slots=True)

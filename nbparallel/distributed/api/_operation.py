@@ -59,6 +59,9 @@ class OperationBase:
 
     rank: int
     world_size: int
+    _first: int
+    _behind: int
+    """The ranks of this host: from the first up to, without, this one."""
     _context: RankContext
     _world: GroupCollectives
     _sender: Sender

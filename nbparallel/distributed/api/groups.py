@@ -12,6 +12,7 @@ from nbparallel.distributed.api.backends import BACKEND
 from nbparallel.distributed.arguments import check_group_rank, check_list
 from nbparallel.distributed.collectives.movements import ALL_GATHER
 from nbparallel.distributed.group import Group, checked_ranks
+from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 
 _OF_TORCH = {
     "timeout", "backend", "pg_options", "use_local_synchronization", "group_desc", "device_id", "sort_ranks",
@@ -43,8 +44,19 @@ class GroupOperations(OperationBase):
             raise ValueError("new_group sorts its ranks: split(color, key) makes groups in the order of key")
         if not isinstance(tag, str):
             raise TypeError(f"tag must be a string, not {type(tag).__name__}")
-        all_ranks = range(self.world_size)
-        return Group(checked_ranks(all_ranks if ranks is None else ranks, self.world_size), tag)
+        members = checked_ranks(range(self.world_size) if ranks is None else ranks, self.world_size)
+        hosts = self._context.peers.hosts
+        if hosts is not None and self.rank in members and (others := elsewhere(hosts, members)):
+            raise boundary_error(hosts, others, "a group that is made")
+        return Group(members, tag)
+
+    @untraced
+    def host_group(self) -> Group:
+        """Return the group of the ranks on this rank's host: of all, unless the session is on several hosts.
+
+        No other rank has to call it.  Inside of it every operation works.
+        """
+        return Group(tuple(range(self._first, self._behind)))
 
     def split(self, color: int | None, key: int | None = None, group: GroupLike = None) -> Group | None:
         """Split a group: members that pass the same `color` form one; all members must call it.

@@ -21,6 +21,7 @@ from nbparallel.distributed.arguments import (
 from nbparallel.distributed.collectives.group_state import GroupState
 from nbparallel.distributed.point_to_point.matching import Receive
 from nbparallel.distributed.runtime.call_site import receive_text
+from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.work import Work
 
@@ -75,7 +76,7 @@ class PointToPoint(OperationBase):
         if group is not None or group_dst is not None or not context.ready:
             state = self._message_group(group)
             dst, word = self._peer(state, dst, group_dst, "dst"), state.word
-        elif type(dst) is not int or not 0 <= dst < self.world_size:
+        elif type(dst) is not int or not self._first <= dst < self._behind:
             dst = self._peer(self._group_table.world, dst, None, "dst")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
@@ -147,7 +148,7 @@ class PointToPoint(OperationBase):
             and group is None
             and group_src is None
             and timeout is None
-            and 0 <= src < self.world_size
+            and self._first <= src < self._behind
             and self._context.ready
             and tensor.flags.writeable
             and self._receive_short(tensor, src, tag)
@@ -189,7 +190,7 @@ class PointToPoint(OperationBase):
         anywhere = src is ANY_SOURCE and group_src is None
         if anywhere:
             src = None
-        elif group_src is not None or type(src) is not int or word or not 0 <= src < self.world_size:
+        elif group_src is not None or type(src) is not int or word or not self._first <= src < self._behind:
             src = self._peer(state, src, group_src, "src")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
@@ -210,7 +211,10 @@ class PointToPoint(OperationBase):
         if rank is None and group_rank is None:
             return None
         named = None if rank is MISSING or rank is ANY_SOURCE else rank
-        return state.ranks[state.group_rank(named, group_rank, name)]
+        other = state.ranks[state.group_rank(named, group_rank, name)]
+        if (hosts := self._context.peers.hosts) and (others := elsewhere(hosts, [other])):
+            raise boundary_error(hosts, others, f"a message with {name}={other} that is sent or received")
+        return other
 
     @predefined
     def sendrecv(

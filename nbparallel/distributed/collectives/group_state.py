@@ -16,6 +16,7 @@ from nbparallel.distributed.collectives.group_collectives import GroupCollective
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
@@ -114,6 +115,8 @@ class GroupTable:
         if state.cell != context.cell.number:
             missing = [r for r in state.ranks if r not in context.cell.ranks]
             if missing and context.cell.number:
+                if (hosts := context.peers.hosts) and (others := elsewhere(hosts, missing)):
+                    raise boundary_error(hosts, others, f"an operation of {state.group} that is called")
                 verb = "is" if len(missing) == 1 else "are"
                 raise ValueError(
                     f"{rank_list(missing)} {verb} not in this cell, and an operation of {state.group} needs "

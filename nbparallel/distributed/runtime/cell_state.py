@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.errors import rank_list
+from nbparallel.wire.identity import WorldPlace
 
 
 def _nothing(*_: object) -> None:
@@ -41,7 +43,7 @@ class CellState:
     last_line: int = 0
     by_item: bool = False
 
-    def not_whole(self, world_size: int) -> Exception:
+    def not_whole(self, world_size: int, hosts: WorldPlace | None = None) -> Exception:
         """Return why an operation on the world cannot begin here."""
         if self.by_item:
             return RuntimeError(
@@ -50,6 +52,8 @@ class CellState:
                 "item, and combine the list that `map` returns"
             )
         missing = [rank for rank in range(world_size) if rank not in self.ranks]
+        if hosts is not None and (others := elsewhere(hosts, missing)):
+            return boundary_error(hosts, others, "an operation on the world that is called")
         verb = "is" if len(missing) == 1 else "are"
         return ValueError(
             f"{rank_list(missing)} {verb} not in this cell, and an operation on the world needs all ranks"

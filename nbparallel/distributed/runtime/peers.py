@@ -9,6 +9,7 @@ from nbparallel.distributed.runtime.peer_memory import PeerMemory
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.identity import WorldPlace
 
 
 class Peers:
@@ -22,6 +23,8 @@ class Peers:
         Their private memory, as far as this rank can read it.
     liveness_check : LivenessCheck or None
         Whether death records are still written; None: ranks exit with the supervisor that writes them.
+    hosts : WorldPlace or None
+        Of a world on several hosts: where its ranks are.
     """
 
     def __init__(self, view: ControlView, rank: int) -> None:
@@ -30,6 +33,7 @@ class Peers:
         self.ranks = tuple(r for r in range(view.world_size) if r != rank)
         self.memory = PeerMemory(view, rank)
         self.liveness_check: LivenessCheck | None = None
+        self.hosts: WorldPlace | None = None
 
     def has_failed(self, rank: int) -> bool:
         """Whether a rank has failed or died."""

@@ -207,7 +207,7 @@ class RankContext:
                 "one at a time"
             )
         if world and not self.whole:
-            raise self.cell.not_whole(self.world_size)
+            raise self.cell.not_whole(self.world_size, self.peers.hosts)
 
     # -- waiting ---------------------------------------------------------------------------------------
 

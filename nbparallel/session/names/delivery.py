@@ -32,6 +32,7 @@ from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions,
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.shared_tensors import are_writable, holds_tensors
 from nbparallel.sharing.strategies import registry
+from nbparallel.transfer.blobs import ByValue
 from nbparallel.transfer.pickling import Serialised
 from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
 
@@ -166,7 +167,7 @@ class NameDelivery:
             inputs = CellInputs(self._store, self._broker, self._arrays, namespace)
             inputs.gather(free, self._is_own)
             private = inputs.encode_arrays()
-            if private and registry.find_strategy().shares:
+            if private and registry.find_strategy().shares and not isinstance(self._store, ByValue):
                 notes += self._move(private, namespace, inputs.copied)
                 inputs.encode_arrays()
             inputs.copy_arrays()

@@ -21,6 +21,7 @@ from nbparallel import sharing
 from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.transfer import pickling
+from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.pickle_format import Pickled
 from nbparallel.transfer.pickling import Serialised, serialise
 from nbparallel.wire.handles import ArrayHandle
@@ -220,15 +221,19 @@ def nbytes_shared(value: Value) -> int:
     return 0
 
 
-def dump(whole: Any, parts: Mapping[str, Any], broker: SegmentBroker) -> Pickled:
+def dump(
+    whole: Any, parts: Mapping[str, Any], broker: SegmentBroker | None, store: ArrayStore | None = None
+) -> Pickled:
     """Pickle `whole`; if that fails, raise for the first of `parts` (by the user's word for it) that does.
+
+    `store` is this process's own unless the message leaves the machine.
 
     Raises
     ------
     UnpicklableError
         It names the part, and what inside of it cannot travel.
     """
-    store = sharing.current_store()
+    store = sharing.current_store() if store is None else store
     try:
         return pickling.dumps(whole, store, broker=broker)
     except UnpicklableError:

@@ -13,6 +13,7 @@ from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_death import describe_death
 from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 
 RESTARTED = "restarted"
@@ -43,6 +44,8 @@ class ElasticPool:
         self.world_size, self.start_method = world_size, start_method
         self.pool: RankPool | None = None
         """None before the first use, and after `close`."""
+        self.hosts: WorldPlace | None = None
+        """Where these ranks are, if other hosts have some of the session's."""
         self.starting: tuple[int, ...] = ()
         """The ranks that are being started."""
         self._launch, self._names, self._output_of = launch, names, output_of
@@ -78,7 +81,7 @@ class ElasticPool:
             )
             pool = None
         if pool is None or self._closed:
-            with self._starting(range(self.world_size)):
+            with self._starting(self._ranks):
                 pool = self.pool = self._start(interrupts)
             self._names.connect(pool.supervisor.broker)
         else:
@@ -87,6 +90,10 @@ class ElasticPool:
             self.pool = None
             raise ClosedError(STOPPED)
         return pool
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.world_size) if self.hosts is None else self.hosts.ranks
 
     def take_notes(self) -> list[str]:
         """Return a line for everything that was started again since the last time."""
@@ -113,7 +120,7 @@ class ElasticPool:
         if rank is None:
             self._stop_pool()
         elif not self.pool.lost:
-            handle = self.pool.handles[rank]
+            handle = self.pool.handle(rank)
             handle.ended_because = RESTARTED
             self.pool.end(handle)
 
@@ -162,7 +169,8 @@ class ElasticPool:
         self._notes += [_back_note(ranks, how) for how, ranks in ways.items()]
         if dead or not all(handle.usable for handle in pool.handles):
             with self._starting(handle.rank for handle in dead) as ranks:
-                pool.start(ranks, len(pool.handles), interrupts)
+                size = len(pool.handles) if self.hosts is None else self.hosts.world_size
+                pool.start(ranks, size, interrupts)
 
     def _start(self, interrupts: InterruptCounter) -> RankPool:
         """Return a pool whose ranks are all ready; nothing is left running if that fails."""
@@ -180,12 +188,13 @@ class ElasticPool:
         return self._start_with(early or SupervisorLaunch(self.start_method), interrupts)
 
     def _start_with(self, launch: SupervisorLaunch, interrupts: InterruptCounter) -> RankPool:
-        pool = RankPool(launch, self._output_of)
+        pool = RankPool(launch, self._output_of, self.hosts)
         self._pools.add(pool)
         try:
             if self._closed:
                 raise ClosedError(STOPPED)
-            pool.start(list(range(self.world_size)), self.world_size, interrupts)
+            size = self.world_size if self.hosts is None else self.hosts.world_size
+            pool.start(list(self._ranks), size, interrupts)
         except BaseException:
             self._discard(pool)
             raise

@@ -13,6 +13,7 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbparallel
 
@@ -124,3 +125,20 @@ def _creation_mask() -> str:
             return next((line for line in file if line.startswith("Umask")), "")
     except OSError:
         return ""
+
+
+def _shell() -> Any:
+    module = sys.modules.get("IPython")
+    get_ipython = getattr(module, "get_ipython", None)  # another thread may be half-way through the import
+    return None if get_ipython is None else get_ipython()
+
+
+def notebook_colors() -> str:
+    """Return the notebook's colour scheme, so that tracebacks look alike."""
+    return str(getattr(_shell(), "colors", "nocolor"))
+
+
+def has_magics() -> bool:
+    """Return whether `%share` can be written where the session is."""
+    shell = _shell()
+    return shell is not None and shell.find_line_magic("share") is not None

@@ -15,7 +15,6 @@ import contextlib
 import copy
 import os
 import select
-import sys
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.launch import SupervisorLaunch, free_port
 from nbparallel.session.processes.limits import usable_cpus
 from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
+from nbparallel.session.processes.process_context import has_magics, notebook_colors
 from nbparallel.session.processes.queries import RankQueries
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle, working_context
@@ -48,7 +48,7 @@ from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import ABANDONED_ENTRIES, keep_locks
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.identity import this_process
+from nbparallel.wire.identity import WorldPlace, this_process
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
 from nbparallel.wire.system import do_all, ready
 from nbparallel.wire.units import size_text
@@ -68,8 +68,10 @@ class RankPool:
         self,
         launch: SupervisorLaunch,
         output_of: Callable[[int], TaskOutput | None],
+        hosts: WorldPlace | None = None,
     ) -> None:
         self.session, self._seed = launch.session, launch.seed
+        self.hosts, self._first = hosts, 0 if hosts is None else hosts.ranks.start
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
         self._listener: Callable[[Any], None] = lambda message: None
@@ -97,9 +99,9 @@ class RankPool:
                 on_start_failed=self._fail,
                 on_death=lambda: self._fail(SupervisorDiedError("the supervisor process died")),
             )
-            store, broker = sharing.current_store(), self.supervisor.broker
-            store.connect(broker)
-            self._reclaimer = MemoryReclaimer(self._event_loop, store, broker, broker.fileno())
+            self.store, broker = sharing.current_store(), self.supervisor.broker
+            self.store.connect(broker)
+            self._reclaimer = MemoryReclaimer(self._event_loop, self.store, broker, broker.fileno())
             made.pop_all()
 
     # events -------------------------------------------------------------------------------------------
@@ -164,6 +166,15 @@ class RankPool:
 
     # ranks --------------------------------------------------------------------------------------------
 
+    @property
+    def ranks(self) -> range:
+        """The numbers of the ranks: all, unless other hosts have some."""
+        return range(self._first, self._first + len(self.handles))
+
+    def handle(self, rank: int) -> RankHandle:
+        """Return the handle of a rank."""
+        return self.handles[rank - self._first]
+
     def start(self, ranks: list[int], world_size: int, interrupts: InterruptCounter) -> None:
         """Start processes for `ranks`; wait until these and all others that were started are ready.
 
@@ -181,7 +192,7 @@ class RankPool:
         tries = dict.fromkeys(ranks, 1)
         deadline = time.monotonic() + START_SECONDS
         interrupts.wake = self.wake
-        while not all(self.handles[rank].usable for rank in ranks):
+        while not all(self.handle(rank).usable for rank in ranks):
             try:
                 self.next_event(deadline - time.monotonic())
             except StartError as error:
@@ -190,7 +201,7 @@ class RankPool:
                 if log := self.supervisor.log():
                     raise StartError(f"{error} while ranks were starting:\n{log}") from None
                 raise
-            for handle in [self.handles[rank] for rank in ranks]:
+            for handle in [self.handle(rank) for rank in ranks]:
                 if handle.death is None:
                     continue
                 if handle.death.refused:
@@ -202,9 +213,9 @@ class RankPool:
                 self._spawn(handle.rank, world_size)
             interrupts.check()
             if time.monotonic() >= deadline:
-                late = rank_list(rank for rank in ranks if not self.handles[rank].usable)
+                late = rank_list(rank for rank in ranks if not self.handle(rank).usable)
                 raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
-        self._refuse_other_versions([self.handles[rank] for rank in ranks])
+        self._refuse_other_versions([self.handle(rank) for rank in ranks])
 
     def _spawn(self, rank: int, world_size: int) -> None:
         with self._stopping:  # a handle that is made here is not left to a `stop` that has been there already
@@ -225,9 +236,9 @@ class RankPool:
         )
         configure = self._configure(rank, client, world_size)
         handle.sent_context = configure.place
-        if rank < len(self.handles):
-            self.handles[rank].close_later()
-            self.handles[rank] = handle
+        if rank in self.ranks:
+            self.handle(rank).close_later()
+            self.handles[rank - self._first] = handle
         else:
             self.handles.append(handle)
         handle.send(Kind.CONFIGURE, configure)
@@ -243,9 +254,10 @@ class RankPool:
             environment=tuple(os.environ.items()),
             usable_cpus=usable_cpus(),
             seed=self._seed,
-            colors=_colors(),
-            magics=_has_magics(),
+            colors=notebook_colors(),
+            magics=has_magics(),
             notebook=this_process(),
+            hosts=self.hosts,
         )
 
     def _refuse_other_versions(self, handles: list[RankHandle]) -> None:
@@ -318,9 +330,10 @@ class RankPool:
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
-        size = size_text(control.Layout.of(len(self.handles)).nbytes)
+        world_size = len(self.handles) if self.hosts is None else self.hosts.world_size
+        size = size_text(control.Layout.of(world_size).nbytes)
         with as_start_error(f"the segment of {size} through which ranks communicate"):
-            fd = control.create(len(self.handles), self.epoch)
+            fd = control.create(world_size, self.epoch)
         try:
             view, abandoned = ControlView(fd), []
             if self.control is not None:
@@ -334,7 +347,7 @@ class RankPool:
                     f"a rank that takes one of the {len(abandoned) - ABANDONED_ENTRIES} oldest is not warned"
                 )
             self.supervisor.epoch(fd, self.epoch)
-            join = JoinWorld(self.epoch, len(self.handles), free_port())
+            join = JoinWorld(self.epoch, world_size, free_port())
             for handle in self.handles:
                 handle.send(Kind.JOIN_EPOCH, join, (fd,))
         finally:
@@ -381,20 +394,3 @@ def _internal(error: Exception) -> InternalError:
     internal = InternalError(f"the session's thread met {type(error).__name__}: {error}; please file a bug")
     internal.__cause__ = error
     return internal
-
-
-def _shell() -> Any:
-    module = sys.modules.get("IPython")
-    get_ipython = getattr(module, "get_ipython", None)  # another thread may be half-way through the import
-    return None if get_ipython is None else get_ipython()
-
-
-def _colors() -> str:
-    """Return the notebook's colour scheme, so that tracebacks look alike."""
-    return str(getattr(_shell(), "colors", "nocolor"))
-
-
-def _has_magics() -> bool:
-    """Return whether `%share` can be written where the session is."""
-    shell = _shell()
-    return shell is not None and shell.find_line_magic("share") is not None

@@ -76,7 +76,7 @@ class TaskDispatcher:
         watch: TaskWatch | None = None,
     ) -> TaskRequest:
         """Return a request for a task that is the same for all ranks, and runs on all."""
-        number, ranks = self.next_number(), tuple(range(len(pool.handles)))
+        number, ranks = self.next_number(), tuple(pool.ranks)
         task, keepalive = make(pool, number, ranks)
         return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes, watch)
 
@@ -155,7 +155,7 @@ class TaskDispatcher:
         output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
         control.words[READ_IN_PLACE_OFF] = not self.read_in_place
-        handles = {rank: pool.handles[rank] for rank in request.ranks}
+        handles = {rank: pool.handle(rank) for rank in request.ranks}
         run = TaskRun(pool, request, {}, control, output)
         for note in self._messages.begin(control):
             self._note(run, note)
@@ -219,7 +219,8 @@ class TaskDispatcher:
                     failed_line=ending.line, failed_between=ending.between,
                 )  # fmt: skip
 
-    def _finish(self, run: TaskRun, interrupts: InterruptCounter, keep_messages: bool) -> CellResult:
+    def await_ranks(self, run: TaskRun, interrupts: InterruptCounter, keep_messages: bool) -> bool:
+        """Wait for all ranks of a task, and show what is to be noted; return whether something failed."""
         pool = run.pool
         try:
             run.wait(interrupts)
@@ -236,6 +237,13 @@ class TaskDispatcher:
         )
         for note in self._messages.end(run, failed=failed, keep=keep_messages):
             self._note(run, note)
+        if failed:
+            pool.invalidate_epoch()
+        return failed
+
+    def _finish(self, run: TaskRun, interrupts: InterruptCounter, keep_messages: bool) -> CellResult:
+        pool = run.pool
+        self.await_ranks(run, interrupts, keep_messages)
         store, broker = sharing.current_store(), pool.supervisor.broker
         values = outcomes.values_of(run, lambda value: pickling.loads(value, store, broker=broker))
         if isinstance(run.task, CellTask):  # who asked for nothing but values gets an error
@@ -246,8 +254,6 @@ class TaskDispatcher:
             self.record = outcomes.record_of(run, self.clock.began_ns)
         result = outcomes.result_of(run, values)
         run.output.forget()
-        if failed:
-            pool.invalidate_epoch()
         store.drain()
         outcomes.raise_if_failed(run, result, interrupts.take_raised())
         return result

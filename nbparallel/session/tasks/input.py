@@ -20,8 +20,11 @@ GATHER_SECONDS = 0.15
 Question = tuple[RankHandle, InputRequest]
 
 
-def refuse(questions: Sequence[Question]) -> None:
-    """Refuse questions that several ranks asked together."""
+def refuse(questions: Sequence[Question], *, elsewhere: bool) -> None:
+    """Refuse questions that several ranks asked together, or that were asked on another machine."""
+    if elsewhere:
+        _answer(questions, refusal="no user can be asked for input(): this rank is on a host of a cluster")
+        return
     ranks = rank_list(handle.rank for handle, _ in questions)
     _answer(
         questions,

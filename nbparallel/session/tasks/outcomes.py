@@ -302,7 +302,7 @@ def death_failure(handle: RankHandle, end: RankDeath, control: ControlView, item
     if item:
         phase = f" at {item}{phase}"
     place = f",{phase}," if phase else ""
-    message = f"rank {handle.rank} (process {end.pid}){place} {describe_death(end)}"
+    message = f"{rank_list([handle.rank])} (process {end.pid}){place} {describe_death(end)}"
     if tail:
         message += f"; the end of its stderr:\n{tail}"
     error: Exception = RankDiedError(

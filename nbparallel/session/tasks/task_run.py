@@ -165,8 +165,8 @@ class TaskRun:
             if event is not None:
                 self._take(*event)
         questions, self._questions = self._questions, []
-        if len(questions) > 1:
-            input.refuse(questions)
+        if len(questions) > 1 or self.pool.hosts is not None:
+            input.refuse(questions, elsewhere=self.pool.hosts is not None)
         elif not self.escalation.ending:
             left = self.escalation.seconds_left
             alarm = None if left is None else threading.Timer(left, interrupts.end_raising)

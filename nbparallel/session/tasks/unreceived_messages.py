@@ -116,7 +116,7 @@ class UnreceivedMessages:
         remark = f"; when {cell} ended, {_count(dropped)} {_were(dropped)} dropped: {listed}"
         to_drop, to_keep = _by_destination(gone), _by_destination(pairs - gone)
         released = _by_destination({(destination, source) for source, destination in gone - staying})
-        for rank, handle in enumerate(pool.handles):
+        for rank, handle in zip(pool.ranks, pool.handles, strict=True):
             settlement = MessageSettlement(
                 cell,
                 tuple((source, ends[source, rank]) for source in to_drop.get(rank, ())),

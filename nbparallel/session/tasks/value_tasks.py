@@ -22,7 +22,7 @@ def call_task(function: Callable[..., Any], args: tuple[Any, ...]) -> TaskFactor
 
     def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
         parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
-        pickled = dump((function, args), parts, pool.supervisor.broker)
+        pickled = dump((function, args), parts, pool.supervisor.broker, pool.store)
         sources = cell_sources(pickled.files)
         return CallTask(number, ranks, (), True, None, pickled.data, sources=sources), pickled
 
@@ -43,7 +43,7 @@ def push_task(values: Mapping[str, Any]) -> TaskFactory:
     """Return what makes the task of `Session.push`."""
 
     def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
-        pickled = dump(values, values, pool.supervisor.broker)
+        pickled = dump(values, values, pool.supervisor.broker, pool.store)
         return PushTask(number, ranks, (), False, None, pickled.data), pickled
 
     return make

@@ -175,6 +175,7 @@ def table(me: int) -> dict[str, tuple[Arguments, dict[str, list[Any]]]]:
             {"ranks_per_subgroup_list": [[0], [1]]},
             {"ranks_per_subgroup_list": [1, "x", None, {0: 1}, object(), [[0, 0]], [[]], [[0, 1], [1]]]},
         ),
+        "host_group": ({}, {}),
         "get_backend": ({}, {}),
         "split": ({"color": 0}, {"color": NO_INT, "key": NO_INT}),
         "get_rank": ({}, {}),

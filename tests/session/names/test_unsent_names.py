@@ -16,7 +16,7 @@ from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
 from nbparallel.session import Session
 from nbparallel.session.names import cell_inputs
 from nbparallel.session.names.encoding import _label
-from nbparallel.session.processes.rank_pool import _colors
+from nbparallel.session.processes.process_context import notebook_colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.transfer import pickling
 
@@ -113,7 +113,7 @@ def test_the_line_on_lost_variables_waits_for_a_cell() -> None:
 def test_ipython_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may be in the middle of the import."""
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    assert _colors() == "nocolor"
+    assert notebook_colors() == "nocolor"
     assert _label("<cell>") == ""
 
 

@@ -77,7 +77,7 @@ MESSAGES = (
 
 UNORDERED = (
     "batches", "get_backend", "get_global_rank", "get_group_rank", "get_process_group_ranks", "get_rank",
-    "get_world_size", "grid", "local_slice", "lock", "new_group", "new_subgroups",
+    "get_world_size", "grid", "host_group", "local_slice", "lock", "new_group", "new_subgroups",
     "new_subgroups_by_enumeration", "shard", "split", "strict_sync",
 )  # fmt: skip
 """Those that order nothing, and read no array, or one of which they return a view."""

@@ -1,0 +1,23 @@
+"""Boundary between hosts: what ranks cannot do across it, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nbparallel.errors import HostBoundaryError, rank_list
+from nbparallel.wire.identity import WorldPlace
+
+INSTEAD = (
+    "operations between ranks do not cross hosts: pass group=dist.host_group(), the ranks of this host; what "
+    "hosts have computed meets in the notebook, as a cell's values or by pull and push of the session"
+)
+
+
+def elsewhere(hosts: WorldPlace | None, ranks: Iterable[int]) -> list[int]:
+    """Return those of `ranks` that are on another host."""
+    return [] if hosts is None else [rank for rank in ranks if rank not in hosts.ranks]
+
+
+def boundary_error(hosts: WorldPlace, others: Iterable[int], what: str) -> HostBoundaryError:
+    """Return the error about `what`, which would need ranks of other hosts."""
+    return HostBoundaryError(f"{what} on host {hosts.name} needs {rank_list(others)}, and {INSTEAD}")
