@@ -27,7 +27,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class NodeReply:
     """What became of a call on one host."""
 
     data: bytes = b""
@@ -51,8 +51,11 @@ class EventHandler(Protocol):
 class Anchor(Protocol):
     """Holds a host and its node."""
 
-    def release(self) -> None:
-        """End the node, and everything that it has started; does not wait (idempotent)."""
+    def release(self, *, give_up: bool = False) -> None:
+        """End the node, and everything that it has started; does not wait (idempotent).
+
+        With `give_up` the host has not answered: it is not listed any more until it is started anew.
+        """
 
 
 class Cluster(Protocol):
@@ -78,7 +81,7 @@ class Cluster(Protocol):
             It could not be started; the message has the reason and names the host.
         """
 
-    def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, Reply]:
+    def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
         """Have nodes handle calls, all at once, and return what each replied.
 
         Calls of one session to one node begin in order, and the next does not wait for the end of the one
@@ -95,7 +98,7 @@ class Cluster(Protocol):
         """
 
     def close(self) -> None:
-        """Release every anchor and forget the handler (idempotent)."""
+        """Release every anchor, wait a moment for the ends of nodes, forget the handler (idempotent)."""
 
 
 class Link(Protocol):

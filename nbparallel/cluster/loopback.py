@@ -11,9 +11,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from nbparallel.cluster.contract import MOST_EVENT, ClusterNode, EventHandler, Host, Link, Reply, load_node
+from nbparallel.cluster.contract import (
+    MOST_EVENT,
+    ClusterNode,
+    EventHandler,
+    Host,
+    Link,
+    NodeReply,
+    load_node,
+)
 from nbparallel.errors import ChannelClosedError, StartError
 
+END_SECONDS = 3.0
+"""How long nodes may take to end."""
 _ENDED: tuple[bytes, ...] = ()
 """Stands in a queue of frames where the link was closed."""
 
@@ -67,9 +77,13 @@ class LoopbackHost:
     def __init__(self, host: str, handler: EventHandler, node: str) -> None:
         self.host, self._handler = host, handler
         self.links: dict[str, LoopbackLink] = {}
+        self.given_up = False
+        """Whether the host has not answered."""
         self.frozen = threading.Event()
         """While it is set, no call begins and no event leaves."""
         self._released = threading.Lock()
+        self.finished = threading.Event()
+        """Set when its node has ended."""
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._node: ClusterNode = load_node(node)(self)
@@ -94,14 +108,14 @@ class LoopbackHost:
         # docstring inherited
         return self.links[peer]
 
-    def begin(self, op: str, data: bytes, done: Callable[[Reply], None]) -> None:
+    def begin(self, op: str, data: bytes, done: Callable[[NodeReply], None]) -> None:
         """Have the node handle a call."""
 
         def handle() -> None:
             try:
-                done(Reply(self._node.handle(op, data)))
+                done(NodeReply(self._node.handle(op, data)))
             except Exception as error:  # noqa: BLE001  whatever the node raises is the caller's to read
-                done(Reply(error=f"{type(error).__name__}: {error}"))
+                done(NodeReply(error=f"{type(error).__name__}: {error}"))
 
         name = f"loopback-{self.host}-{op}"
         self._calls.put(lambda: threading.Thread(target=handle, name=name, daemon=True).start())
@@ -110,8 +124,9 @@ class LoopbackHost:
         """Lose the host: its node ends without a word, then the session learns why."""
         self._end(partial(self._handler.lost, self.host, reason))
 
-    def release(self) -> None:
+    def release(self, *, give_up: bool = False) -> None:
         # docstring inherited
+        self.given_up |= give_up
         self._end(None)
 
     def _end(self, last: Callable[[], None] | None) -> None:
@@ -127,6 +142,7 @@ class LoopbackHost:
     def _finish(self) -> None:
         self._node.end()
         self._events.put(None)
+        self.finished.set()
 
     @property
     def ended(self) -> bool:
@@ -153,7 +169,8 @@ class Loopback:
 
     def hosts(self) -> tuple[Host, ...]:
         # docstring inherited
-        return tuple(Host(name, self._cpus) for name in self._names)
+        given_up = {name for name, node in self.nodes.items() if node.given_up}
+        return tuple(Host(name, self._cpus) for name in self._names if name not in given_up)
 
     def events(self, handler: EventHandler) -> None:
         # docstring inherited
@@ -169,13 +186,13 @@ class Loopback:
             raise StartError(f"the node of host {host} did not start: {error}") from error
         return made
 
-    def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, Reply]:
+    def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
         # docstring inherited
-        replies = {host: Reply(error="the host is lost") for host in data}
-        arrived: queue.SimpleQueue[tuple[str, Reply]] = queue.SimpleQueue()
+        replies = {host: NodeReply(error="the host is lost") for host in data}
+        arrived: queue.SimpleQueue[tuple[str, NodeReply]] = queue.SimpleQueue()
         asked = [host for host in data if host in self.nodes and not self.nodes[host].ended]
         for host in asked:
-            replies[host] = Reply(silent=True)
+            replies[host] = NodeReply(silent=True)
             self.nodes[host].begin(op, data[host], lambda reply, host=host: arrived.put((host, reply)))  # type: ignore[misc]
         deadline = time.monotonic() + timeout
         for _ in asked:
@@ -202,4 +219,6 @@ class Loopback:
         # docstring inherited
         for node in self.nodes.values():
             node.release()
+        for node in self.nodes.values():
+            node.finished.wait(END_SECONDS)
         self._handler = None

@@ -18,6 +18,8 @@ import pytest
 import nbparallel as nbp
 from nbparallel import errors
 from nbparallel.channel import Channel
+from nbparallel.cluster.host_dispatch import HostNames
+from nbparallel.cluster.loopback import Loopback
 from nbparallel.session import Session
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "errors.md"
@@ -127,6 +129,14 @@ def _other_end_gone(_ranks: Session) -> None:
         channel.receive(1.0)
 
 
+def _host_lost(_ranks: Session) -> None:
+    hosts = Loopback(["a"], cpus=1)
+    with Session(cluster=hosts) as session:
+        session.start()
+        hosts.lose("a")
+        session.run("1")
+
+
 IN_THE_NOTEBOOK: dict[str, Callable[[Session], Any]] = {
     "ParallelError": lambda ranks: ranks.run("1 / 0"),
     "CellTimeoutError": lambda ranks: ranks.run("while True: pass", timeout=0.2),
@@ -141,6 +151,8 @@ IN_THE_NOTEBOOK: dict[str, Callable[[Session], Any]] = {
     "SegmentLostError": _lost,
     "InvalidHandleError": _damaged,
     "StartError": _not_started,
+    "HostLostError": _host_lost,
+    "HostBoundaryError": lambda _: HostNames().share(["x"], {}),
     "SupervisorDiedError": _without_supervisor,
     "ChannelClosedError": _other_end_gone,
 }

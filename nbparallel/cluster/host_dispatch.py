@@ -1,0 +1,308 @@
+"""Dispatch of tasks to the ranks of several hosts, and what becomes of what these report.
+
+It stands where a session of one machine has its `TaskDispatcher`, whose steps it takes over but for two: the
+task travels to nodes, and what ranks report comes from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbparallel import sharing
+from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome, failure_of
+from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool
+from nbparallel.cluster.node import NUMBER
+from nbparallel.errors import (
+    HostBoundaryError,
+    HostLostError,
+    InternalError,
+    NbParallelError,
+    StartError,
+    host_of_rank,
+    rank_list,
+)
+from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.names.delivery import GatheredNames, NameDelivery
+from nbparallel.session.output import TaskOutput
+from nbparallel.session.results import CellClock, CellResult
+from nbparallel.session.tasks import outcomes
+from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.session.tasks.dispatch import TaskDispatcher
+from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
+from nbparallel.transfer import pickling
+from nbparallel.transfer.blobs import ByValue
+from nbparallel.wire.messages import Outcome, Task, runs_user_code
+
+LOOK_SECONDS = 1.0
+"""Between two looks whether the hosts of a task still answer."""
+NOTED_LOOKS, MOST_LOOKS = 5, 15
+"""After how many without an answer a line says so, and the host is lost."""
+NOT_SHARED = (
+    "ranks of other machines cannot write to memory of this one: have each rank return its part (the cell's "
+    "values, `pull`), or let it make an array of its own with nbp.zeros"
+)
+
+
+class HostNames(NameDelivery):
+    """Delivers the notebook's names to ranks of other machines: everything is copied."""
+
+    def __init__(self) -> None:
+        by_value: Any = ByValue()
+        super().__init__(by_value)
+
+    def gather(
+        self, source: str, namespace: MutableMapping[str, Any], share: Sequence[str] = ()
+    ) -> GatheredNames:
+        """Find what a cell uses.
+
+        Raises
+        ------
+        HostBoundaryError
+            Ranks were to write to an array of the notebook.
+        """
+        self.share(share, namespace)
+        names = super().gather(source, namespace)
+        for name in names.inputs.values:
+            place = sharing.current_store().location(namespace.get(name))
+            if place is not None and place.for_all:
+                raise HostBoundaryError(
+                    f"{name!r} is an array that ranks may write, and {NOT_SHARED}; to send a copy: "
+                    f"`{name}_here = {name}.copy()`"
+                )
+        return names
+
+    def share(self, names: Any, namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
+        """Refuse."""
+        if names := list(names):
+            raise HostBoundaryError(f"{', '.join(map(str, names))} cannot be shared with hosts: {NOT_SHARED}")
+        return ()
+
+
+@dataclass
+class HostSteps:
+    """How a task was ended before its time, for the error that the caller gets."""
+
+    timeout: float | None
+    interrupted: bool = False
+    timed_out: bool = False
+    interrupted_for_peer: set[int] = field(default_factory=set)
+
+
+class HostRun:
+    """A task that is on its hosts; has the attributes of a `TaskRun` by which results are made."""
+
+    def __init__(self, pool: HostPool, request: TaskRequest, output: TaskOutput) -> None:
+        self.pool, self.request, self.output = pool, request, output
+        self.hosts: dict[str, list[int]] = {}
+        for rank in request.ranks:
+            self.hosts.setdefault(pool.host_of(rank), []).append(rank)
+        self.handles: dict[int, None] = dict.fromkeys(request.ranks)
+        self.running: list[str] = []
+        """Hosts that have the task and have not reported."""
+        self.escalation = HostSteps(request.options.timeout)
+        self.task: Task | None = None
+        self.outcomes: dict[int, Outcome] = {}
+        self.deaths: dict[int, Any] = {}
+        self.ended_ns = 0
+        self._relayed = False
+        self._looked = time.monotonic()
+        self._silent: dict[str, int] = {}
+        """By host, how often it was asked for a sign of life without an answer."""
+
+    def take_access_logs(self) -> list[Any]:
+        """Return nothing: accesses are not recorded on hosts."""
+        return []
+
+    def send(self) -> None:
+        """Send each host its part; one that does not take it is lost for this task."""
+        request, parts = self.request, dict[str, bytes]()
+        options = request.options
+        for host, ranks in self.hosts.items():
+            tasks = {rank: replace(request.make(rank), ranks=tuple(ranks)) for rank in ranks}
+            self.task = self.task or tasks[ranks[0]]
+            keep = self.keep_messages
+            task = HostTask(request.number, tasks, options.timeout, options.on_error, keep)
+            parts[host] = pickle.dumps(task, 5)
+        self.running = list(self.hosts)
+        for host, reply in self.pool.send_task(request.number, parts).items():
+            if reply.error or reply.silent:
+                reason = reply.error or f"it did not take the task within {ANSWER_SECONDS:g} s"
+                self.pool.host_lost(host, reason, silent=reply.silent)
+                self._lose(host, reason)
+
+    keep_messages = False
+
+    def wait(self, interrupts: InterruptCounter) -> None:
+        """Wait until every host has reported, or is lost."""
+        while self.running:
+            try:
+                self._step(interrupts)
+            except NbParallelError:
+                raise
+            except BaseException as error:  # another thread raised it here: no rank may go on after this
+                if not interrupts.keep(error):
+                    raise
+
+    def _step(self, interrupts: InterruptCounter) -> None:
+        item = self.pool.next_message(LOOK_SECONDS)
+        if item is not None:
+            self._take(*item)
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._look()
+        pressed = interrupts.count - interrupts.answered
+        if pressed > 0 and self.running:
+            interrupts.answered = interrupts.count
+            self.escalation.interrupted = True
+            self._tell(self.running, "interrupt", pressed)
+
+    def _look(self) -> None:
+        """Ask every host for a sign of life, and give up the one that has given none for long."""
+        self._looked = time.monotonic()
+        for host in list(self.running):
+            count = self._silent[host] = 0 if host in self.pool.heard else self._silent.get(host, 0) + 1
+            if count == NOTED_LOOKS:
+                self.output.note(f"host {host} has not answered for {NOTED_LOOKS} s")
+            elif count > MOST_LOOKS:
+                reason = f"it has not answered for {MOST_LOOKS} s (stopped, or not connected any more)"
+                self.pool.host_lost(host, reason, silent=True)
+                self._lose(host, reason)
+        self.pool.heard.clear()
+        self._tell(self.running, "look")
+
+    def _tell(self, hosts: Sequence[str], op: str, what: int = 0) -> None:
+        self.pool.call(op, dict.fromkeys(hosts, NUMBER.pack(self.request.number, what)), 0.0)
+
+    def _take(self, host: str, message: tuple[Any, ...]) -> None:
+        kind, *rest = message
+        if kind == "lost":
+            self.pool.host_lost(host, rest[0])
+            if host in self.running:
+                self._lose(host, rest[0])
+        elif kind == "died":
+            self.pool.changed(host)
+        elif host not in self.running or rest[0] != self.request.number:
+            return  # of an earlier task
+        elif kind == "failed":
+            self._relay(host)
+        elif kind == "ended":
+            self._end(host, *rest)
+
+    def _end(self, host: str, number: int, nbytes: int, inline: bytes) -> None:
+        try:
+            report: HostReport = pickle.loads(inline or self.pool.take_report(host, number, nbytes))
+        except StartError as error:
+            self.pool.host_lost(host, str(error))
+            self._lose(host, str(error))
+            return
+        self.running.remove(host)
+        for outcome in report.outcomes:
+            self.outcomes[outcome.rank] = outcome
+        if report.error:
+            self._fail(host, InternalError(f"host {host}: {report.error}"))
+        self.request.notes.extend(note for note in report.notes if note not in self.request.notes)
+        steps = self.escalation
+        steps.interrupted |= report.interrupted
+        steps.timed_out |= report.timed_out
+        steps.interrupted_for_peer |= report.freed
+        if not all(outcome.ok for outcome in report.outcomes) or report.error:
+            self._relay(host)
+
+    def _lose(self, host: str, reason: str) -> None:
+        """End a host's part of the task, which will not report any more."""
+        self.running.remove(host)
+        ranks = self.hosts[host]
+        message = f"host {host} is lost, and {rank_list(ranks)} with it: {reason}"
+        self._fail(host, HostLostError(message, host=host, ranks=tuple(ranks), reason=reason))
+        self._relay(host)
+
+    def _fail(self, host: str, error: Exception) -> None:
+        now = time.monotonic_ns()
+        for rank in self.hosts[host]:
+            failure = failure_of(rank, error, now)
+            self.outcomes.setdefault(rank, failed_outcome(self.request.number, failure))
+
+    def _relay(self, host: str) -> None:
+        """Have the other hosts end the task soon, once: a rank has failed on this one."""
+        if not self._relayed and not self.request.options.go_on:
+            self._relayed = True
+            self._tell([other for other in self.running if other != host], "peer_failed")
+
+
+class HostDispatcher(TaskDispatcher):
+    """The tasks of one session on several hosts, one at a time; not thread-safe but for `output_of`."""
+
+    def prepare(
+        self,
+        pool: Any,
+        make: TaskFactory,
+        options: CellOptions,
+        notes: list[str],
+        watch: TaskWatch | None = None,
+    ) -> TaskRequest:
+        # docstring inherited
+        if watch is not None:
+            raise HostBoundaryError(
+                "map divides its items among the ranks of one machine: on hosts, let each rank take "
+                "items[rank::world_size] in a cell"
+            )
+        return super().prepare(pool, make, options, notes, watch)
+
+    def prepare_cell(self, pool: Any, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
+        # docstring inherited
+        if options.check_races:
+            raise HostBoundaryError("check_races looks at memory that ranks of one machine share")
+        return super().prepare_cell(pool, cell, options, *rest)
+
+    def launch(self, pool: Any, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
+        """Send a task to its hosts."""
+        with named_hosts(pool):
+            pool.refuse_lost(request.ranks)
+        output = self._open_output(request.number, request.options.sink, request.notes)
+        run: Any = HostRun(pool, request, output)
+        run.keep_messages = self.keep_messages
+        interrupts.wake = pool.wake
+        interrupts.check()
+        began = time.monotonic_ns()
+        self._sent.append(run)
+        with named_hosts(pool):
+            run.send()
+        if runs_user_code(run.task):
+            number = getattr(run.task, "execution_count", 0)
+            self.clock = CellClock(number, request.number, request.ranks, began, phase="running")
+        launched: TaskRun = run
+        return launched
+
+    keep_messages = False
+    """Whether messages that no rank has received stay for later cells."""
+
+    def _finish(self, run: Any, interrupts: InterruptCounter, keep_messages: bool) -> CellResult:
+        self.keep_messages = keep_messages
+        with named_hosts(run.pool):
+            try:
+                run.wait(interrupts)
+            finally:
+                run.ended_ns = time.monotonic_ns()
+            store = sharing.current_store()
+            values = outcomes.values_of(run, lambda value: pickling.loads(value, store))
+            for note in outcomes.missing_values_notes(values):
+                self._note(run, note)
+            self._record_delivery(run)
+            result = outcomes.result_of(run, values)
+            run.output.forget()
+            outcomes.raise_if_failed(run, result, interrupts.take_raised())
+            return result
+
+
+@contextlib.contextmanager
+def named_hosts(pool: HostPool) -> Iterator[None]:
+    """Have messages name the hosts of ranks."""
+    token = host_of_rank.set(pool.host_of)
+    try:
+        yield
+    finally:
+        host_of_rank.reset(token)

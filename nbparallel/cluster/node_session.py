@@ -1,0 +1,111 @@
+"""NodeSession: today's session with the ranks of one host of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from nbparallel import sharing
+from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome
+from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.output import OutputSink
+from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.session import Session
+from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.session.tasks.outcomes import death_failure
+from nbparallel.session.tasks.task_run import TaskRequest, TaskRun
+from nbparallel.transfer import pickling
+from nbparallel.transfer.blobs import ByValue
+from nbparallel.wire.identity import WorldPlace
+from nbparallel.wire.messages import Outcome, RankMemory
+
+_BY_VALUE: Any = ByValue()
+
+
+class NodeSession(Session):
+    """A session whose ranks have the numbers that they have among all hosts.
+
+    Parameters
+    ----------
+    place : WorldPlace
+        Which those are.
+    on_event : callable
+        Called in the event loop's thread with what comes from ranks: outcomes, deaths.
+    """
+
+    def __init__(self, place: WorldPlace, start_method: str, on_event: Callable[[Any], None]) -> None:
+        super().__init__(len(place.ranks), start_method=start_method)
+        self._ranks.hosts, self._on_event = place, on_event
+        self._run: TaskRun | None = None
+        self._revived: set[int] = set()
+
+    def _ensure(self, interrupts: InterruptCounter) -> RankPool:
+        if (pool := self._ranks.pool) is not None:
+            self._revived.update(pool.ranks if pool.lost else [handle.rank for handle in pool.dead()])
+        pool = super()._ensure(interrupts)
+        pool.listen(self._on_event)
+        return pool
+
+    def restart(self, rank: int | None = None) -> None:
+        """Restart one rank of this host, by its number in the session, or all."""
+        with self._session_lock.hold() as interrupts:
+            self._ranks.end(rank)
+            self._ensure(interrupts)
+
+    def take_revived(self) -> list[int]:
+        """Start again what has died; return which ranks were since the last time, without their variables."""
+        self.start()
+        revived, self._revived = self._revived, set()
+        return sorted(revived)
+
+    def perform_task(self, task: HostTask, sink: OutputSink, begun: Callable[[], None]) -> HostReport:
+        """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
+        options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=sink)
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+            begun()
+            pool = self._ensure(interrupts)
+            notes = self._ranks.take_notes()
+            request = TaskRequest(
+                task.number, tuple(task.tasks), task.tasks.__getitem__, options, None, None, notes
+            )
+            run = self._run = self._tasks.launch(pool, request, interrupts)
+            try:
+                self._tasks.await_ranks(run, interrupts, task.keep_messages)
+                return _report(run, pool)
+            finally:
+                self._run = None
+
+    def peer_failed(self, number: int) -> None:
+        """Act on the failure of a rank of another host: those that run this task end it soon."""
+        run = self._run
+        if run is not None and run.request.number == number:
+            run.escalation.record_failure()
+            run.pool.wake()
+
+
+def _report(run: TaskRun, pool: RankPool) -> HostReport:
+    outcomes = [_portable(outcome, pool) for outcome in run.outcomes.values()]
+    for rank, end in run.deaths.items():
+        failure = death_failure(run.handles[rank], end, run.control)
+        outcomes.append(failed_outcome(run.request.number, failure))
+    steps = run.escalation
+    freed = frozenset(steps.interrupted_for_peer)
+    run.output.forget()
+    sharing.current_store().drain()
+    notes = tuple(run.request.notes)
+    return HostReport(tuple(outcomes), steps.interrupted, steps.timed_out, freed, notes)
+
+
+def _portable(outcome: Outcome, pool: RankPool) -> Outcome:
+    """Return an outcome that refers to nothing of this machine."""
+    value, problem = outcome.value, outcome.value_error
+    if value is not None:
+        try:
+            loaded = pickling.loads(value, pool.store, broker=pool.supervisor.broker)
+            value = pickling.dumps(loaded, _BY_VALUE).data
+        except Exception as error:  # noqa: BLE001  rebuilding and pickling run code of the user's classes
+            value, problem = None, f"it cannot leave its host: {type(error).__name__}: {error}"
+    return replace(
+        outcome, value=value, value_error=problem, memory=RankMemory(), timeline=None, messages=None
+    )

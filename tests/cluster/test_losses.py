@@ -1,0 +1,161 @@
+"""Hosts that are lost, stay silent, cannot start or send what is damaged: the others go on, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import nbparallel as nbp
+from nbparallel.cluster.loopback import Loopback
+from nbparallel.errors import HostLostError, ParallelError
+from nbparallel.testing.waiting import wait_until
+from tests.cluster.sink import Sink
+
+pytestmark = pytest.mark.time_limit(60)
+
+
+@pytest.fixture
+def cluster() -> Loopback:
+    """Return a cluster of two hosts with a rank each."""
+    return Loopback(["a", "b"], cpus=1)
+
+
+def test_a_lost_host_is_named_and_the_others_go_on(cluster: Loopback) -> None:
+    """The cell ends, the other host keeps its variables; without another host its ranks are refused."""
+    with nbp.Session(cluster=cluster) as session:
+        session.run("kept = rank")
+        pending = session.submit("import time; time.sleep(0.5 + 30 * rank)")
+        time.sleep(0.2)
+        cluster.lose("b", "its worker was killed")
+        with pytest.raises(ParallelError, match="HostLostError: host b is lost") as caught:
+            pending.result(20)
+        error = caught.value.errors[1]
+        assert isinstance(error, HostLostError)
+        assert (error.host, error.ranks, error.reason) == ("b", (1,), "its worker was killed")
+        with pytest.raises(HostLostError, match=r"no host is unused: start a worker, or use ranks=\[0\]"):
+            session.run("rank")
+        assert session.run("kept", ranks=[0]).values[0] == 0
+
+
+def test_restart_of_all(cluster: Loopback) -> None:
+    """No rank has variables; the notebook's names are sent again."""
+    names = {"a": 1}
+    with nbp.Session(cluster=cluster) as session:
+        session.run("kept = a", namespace=names)
+        session.restart()
+        assert session.run("'kept' in globals(), a", namespace=names).values == [(False, 1)] * 2
+
+
+def test_an_unused_host_takes_the_ranks_over() -> None:
+    """Same numbers; a line says whose variables are gone, and the notebook's names are sent again."""
+    cluster = Loopback(["a", "b", "c"], cpus=1)
+    names = {"a": 3}
+    with nbp.Session(cluster=cluster, max_hosts=2) as session:
+        session.run("kept = rank; a", namespace=names)
+        cluster.lose("b")
+        result = session.run("'kept' in globals(), rank, a", namespace=names)
+        assert result.values == [(True, 0, 3), (False, 1, 3)]
+        assert any("host b was lost" in note and "again, on host c" in note for note in result.notes)
+        with pytest.raises(ParallelError, match=r"rank 1 \(host c\)"):
+            session.run("1 / (rank - 1)")
+
+
+def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note first, then it is lost; a host that computes for long answers."""
+    from nbparallel.cluster import host_dispatch
+
+    monkeypatch.setattr(host_dispatch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(host_dispatch, "MOST_LOOKS", 8)
+    sink = Sink()
+    with nbp.Session(cluster=cluster) as session:
+        session.run("import time; time.sleep(2)", ranks=[0])
+        pending = session.submit("import time; time.sleep(0.5 + 30 * rank)", sink=sink)
+        wait_until(lambda: session._ranks.messages.empty())  # type: ignore[attr-defined]
+        cluster.nodes["b"].frozen.set()
+        with pytest.raises(ParallelError, match=r"HostLostError: host b is lost.*has not answered"):
+            pending.result(20)
+        assert any("host b has not answered" in note for note in sink.notes)
+        with pytest.raises(HostLostError, match="no host is unused"):  # it is listed, and not used again
+            session.run("1")
+        assert session.run("rank", ranks=[0]).values[0] == 0
+
+
+def test_stopping_while_a_cell_runs(cluster: Loopback) -> None:
+    """Whoever waits for the cell is told; every node has ended."""
+    session = nbp.Session(cluster=cluster)
+    pending = session.submit("import time; time.sleep(30)")
+    session.stop()
+    with pytest.raises(nbp.ClosedError):
+        pending.result(20)
+    assert all(node.ended for node in cluster.nodes.values())
+    with pytest.raises(nbp.ClosedError):
+        session.run("1")
+
+
+def test_a_host_that_cannot_start_its_ranks(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names it; no other host keeps ranks."""
+    from nbparallel.cluster import node
+
+    def refuse(self: Any, data: bytes) -> bytes:
+        if self._port.host == "b":
+            raise MemoryError("no room")
+        return b""
+
+    monkeypatch.setattr(node.Node, "_on_start", refuse)
+    session = nbp.Session(cluster=cluster)
+    with pytest.raises(nbp.StartError, match="host b: MemoryError: no room"):
+        session.start()
+    assert all(each.ended for each in cluster.nodes.values())
+    session.stop()
+
+
+def test_other_versions_are_refused(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host and what differs are named."""
+    from nbparallel.cluster import node
+
+    theirs = b'{"system": "linux", "Python": "3.99", "nbparallel": "9", "numpy": "2"}'
+    monkeypatch.setattr(node.Node, "_on_hello", lambda self, data: theirs)
+    session = nbp.Session(cluster=cluster)
+    with pytest.raises(nbp.StartError, match=r"host a has Python 3.99 \(here 3"):
+        session.start()
+    session.stop()
+
+
+def test_damaged_events_are_the_loss_of_their_host(cluster: Loopback) -> None:
+    """What cannot be read ends the host's part; nothing waits for it, and it ends."""
+    with nbp.Session(cluster=cluster) as session:
+        pending = session.submit("import time; time.sleep(0.5 + 30 * rank)")
+        node = cluster.nodes["b"]
+        node.emit(b"\0no pickle")
+        with pytest.raises(ParallelError, match=r"host b is lost.*its node sent what cannot be read"):
+            pending.result(20)
+        assert node.ended
+
+
+def test_a_start_can_be_interrupted(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes; no host keeps ranks, and the next use starts them."""
+    from nbparallel.cluster import node
+
+    begun, start = threading.Event(), node.Node._on_start
+
+    def slow(self: Any, data: bytes) -> bytes:
+        begun.set()
+        time.sleep(1.0)
+        return start(self, data)
+
+    monkeypatch.setattr(node.Node, "_on_start", slow)
+    session = nbp.Session(cluster=cluster)
+    timer = threading.Thread(target=lambda: begun.wait(20) and os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.start()
+    timer.join()
+    assert all(each.ended for each in cluster.nodes.values())
+    monkeypatch.setattr(node.Node, "_on_start", start)
+    assert session.run("rank").values == [0, 1]
+    session.stop()
