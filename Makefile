@@ -11,7 +11,7 @@ ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch lint bench sweep docs lock clean
+.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch dask lint bench sweep docs lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -35,6 +35,8 @@ test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs D
 	@NBP_SCREENSHOTS=$(CURDIR)/build/screenshots $(PYTEST) $(SIDE_BY_SIDE) tests/widgets/lab $(ARGS)
 
 torch: $(VENV)/torch  ## install torch, so that the tests of tensors run instead of saying that they are skipped
+
+dask: $(VENV)/dask  ## install Dask, so that the tests with a real cluster run instead of saying that they are skipped
 
 lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff check .
@@ -105,6 +107,10 @@ $(VENV)/lab-tests: requirements/lab-tests.txt $(VENV)/lab
 
 $(VENV)/torch: requirements/torch.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/torch.txt
+	@touch $@
+
+$(VENV)/dask: requirements/dask.txt $(VENV)/ready
+	@$(PIP) install -c requirements/test.txt -r requirements/dask.txt
 	@touch $@
 
 $(VENV)/site: requirements/docs.txt $(VENV)/ready

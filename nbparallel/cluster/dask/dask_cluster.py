@@ -1,0 +1,262 @@
+"""Dask's cluster, at the kernel's end.
+
+Some facts about distributed (2026.8, its source):
+
+* ``scheduler.broadcast`` passes a message to handlers of workers and returns what each replied; the kernel
+  needs no connection with a worker.  An exception of a handler comes back wrapped: failures are data here;
+* events of a topic come in order, and the scheduler keeps the last 1000 of each;
+* a task of a lost worker that is pinned to it waits forever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import distributed
+
+from nbparallel.cluster.contract import EventHandler, Host, NodeReply
+from nbparallel.cluster.dask.node_plugin import add_plugin, hold
+from nbparallel.errors import StartError
+
+START_SECONDS = 120.0
+"""Bound for the start of a node: for its anchor to hold, and for its imports; the worker has shorter ones."""
+WORKERS_SECONDS = 30.0
+"""How long a cluster may take to have a first worker."""
+LOOP_SECONDS = 5.0
+"""How long the client's own thread may take to do nothing."""
+END_SECONDS = 3.0
+"""How long nodes may take to end."""
+RUNNING = "running"
+_dask: Any = distributed
+
+
+class DaskAnchor:
+    """The anchor of one host, at the kernel's end."""
+
+    def __init__(self, key: str, host: str, address: str, future: Any) -> None:
+        self.key, self.host, self.address, self.future = key, host, address, future
+        self.released = self.given_up = False
+
+    def release(self, *, give_up: bool = False) -> None:
+        # docstring inherited
+        self.released = True
+        self.given_up |= give_up
+        self.future.release()
+
+
+class DaskCluster:
+    """Hosts of a Dask cluster: the machines of its workers.
+
+    Parameters
+    ----------
+    cluster : distributed.Client or Cluster
+        A client stays the caller's; of a cluster object one is made, and closed at the end.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The client is asynchronous, or closed.
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        self._owned = not isinstance(cluster, distributed.Client)
+        if self._owned and not hasattr(cluster, "scheduler_address"):
+            raise TypeError(f"cluster must be a Client or a cluster object, not {type(cluster).__name__}")
+        self._client = _dask.Client(cluster) if self._owned else cluster
+        if self._client.asynchronous:
+            raise TypeError("the client was made with asynchronous=True: make one without, for this session")
+        if self._client.status != RUNNING:
+            raise ValueError(f"the client is {self._client.status}: make a new one")
+        self._pid = os.getpid()
+        self._topic = f"nbp-{secrets.token_hex(6)}"
+        self._anchors: dict[str, DaskAnchor] = {}
+        self._count = 0
+        self._handler: EventHandler | None = None
+        self._watches: list[concurrent.futures.Future[None]] = []
+        try:
+            self._on_loop(asyncio.sleep(0)).result(LOOP_SECONDS)
+        except TimeoutError:
+            raise ValueError(
+                "the client's event loop does not run: make a client in this process, after it was forked"
+            ) from None
+
+    def hosts(self) -> tuple[Host, ...]:
+        # docstring inherited
+        return tuple(Host(name, sum(w["nthreads"] for w in some)) for name, some in self._by_host().items())
+
+    def _by_host(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the workers of each host, hosts by name."""
+        if self._client.status != RUNNING:
+            raise StartError(
+                f"the client is {self._client.status}: if the scheduler has ended, its workers have too, and "
+                "all variables with them; make a new cluster, client and session"
+            )
+        try:
+            self._client.wait_for_workers(1, timeout=WORKERS_SECONDS)
+        except TimeoutError:
+            raise StartError(f"the cluster had no worker in {WORKERS_SECONDS:.0f} s: scale it up") from None
+        machines: dict[str, list[dict[str, Any]]] = {}
+        silent = {anchor.address for anchor in self._anchors.values() if anchor.given_up}
+        for address, worker in self._client.scheduler_info(n_workers=-1)["workers"].items():
+            if address in silent:
+                continue  # the scheduler has not noticed that it does not answer
+            machines.setdefault(worker["host"], []).append({**worker, "address": address})
+        found = {}
+        for machine, workers in machines.items():
+            workers.sort(key=lambda worker: str(worker["name"]))
+            name = str(workers[0]["name"])
+            found[machine if "://" in name else name] = workers
+        return dict(sorted(found.items()))
+
+    def events(self, handler: EventHandler) -> None:
+        # docstring inherited
+        self._handler = handler
+        self._client.subscribe_topic(self._topic, self._on_event)
+
+    def _on_event(self, event: tuple[float, Any]) -> None:
+        _, message = event
+        key = message.get("key") if isinstance(message, dict) else None  # any client can log to any topic
+        anchor = self._anchors.get(str(key).partition("/")[2].partition("/")[2])
+        if self._handler is not None and anchor is not None and anchor.key == key:  # not an earlier node's
+            self._handler.event(anchor.host, message["data"])
+
+    def anchor(self, host: str, node: str) -> DaskAnchor:
+        # docstring inherited
+        workers = self._by_host().get(host)
+        if not workers:
+            raise StartError(f"host {host} is not in the cluster any more")
+        worker = next((w for w in workers if w["status"] == RUNNING), None)
+        if worker is None:
+            raise StartError(f"host {host} takes no tasks: its workers are {workers[0]['status']}")
+        address = worker["address"]
+        self._count += 1
+        key = f"{self._topic}/{self._count}/{host}"
+        try:
+            self._client.run(add_plugin, workers=[address])
+        except Exception as error:
+            raise StartError(
+                f"host {host}: nbparallel cannot be used there ({type(error).__name__}: {error}); it must be "
+                "installed on every worker, as distributed.PipInstall does"
+            ) from error
+        future = self._client.submit(
+            hold, key, key=key, workers=[address], allow_other_workers=False, retries=0, pure=False
+        )
+        anchor = DaskAnchor(key, host, address, future)
+        if (former := self._anchors.get(host)) is not None:
+            former.release()  # of a start that was interrupted
+        self._anchors[host] = anchor
+        start = {"op": "nbp_start", "key": key, "host": host, "spec": node}
+        try:
+            self._await_node(anchor, self._on_loop(self._broadcast(address, start)))
+        except BaseException:
+            anchor.release()
+            del self._anchors[host]
+            raise
+        self._watches.append(self._on_loop(self._watch(anchor)))
+        return anchor
+
+    def _await_node(self, anchor: DaskAnchor, starting: concurrent.futures.Future[dict[str, Any]]) -> None:
+        """Wait until a node runs; a task that the cluster does not take ends the wait."""
+        deadline = time.monotonic() + START_SECONDS
+        while not starting.done() and time.monotonic() < deadline:
+            if anchor.future.status == "error":
+                problem = anchor.future.exception()
+                raise StartError(f"host {anchor.host} takes no tasks: {type(problem).__name__}: {problem}")
+            concurrent.futures.wait([starting], 0.25)
+        if problem := starting.result().get("error") if starting.done() else "its worker does not answer":
+            raise StartError(f"host {anchor.host}: {problem}")
+
+    async def _watch(self, anchor: DaskAnchor) -> None:
+        reply = await self._broadcast(anchor.address, {"op": "nbp_watch", "key": anchor.key})
+        if anchor.released or self._handler is None:
+            return
+        reason = reply.get("error") or reply.get("ended") or "its node ended"
+        anchor.release()
+        self._handler.lost(anchor.host, reason)
+
+    def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
+        # docstring inherited
+        anchors = {host: self._anchors.get(host) for host in data}
+        return self._ask(
+            {
+                host: {"op": "nbp_call", "key": anchor.key, "call": op, "data": bytes(data[host])}
+                for host, anchor in anchors.items()
+                if anchor is not None and not anchor.released
+            },
+            timeout,
+        ) | {
+            host: NodeReply(error="the host is lost")
+            for host, anchor in anchors.items()
+            if anchor is None or anchor.released
+        }
+
+    def _ask(self, messages: Mapping[str, dict[str, Any]], timeout: float) -> dict[str, NodeReply]:
+        """Send hosts a message each; return what they replied in time."""
+        asked = {
+            host: self._on_loop(self._broadcast(self._anchors[host].address, message))
+            for host, message in messages.items()
+        }
+        done, _ = concurrent.futures.wait(asked.values(), timeout) if timeout else (set(), set())
+        replies = {}
+        for host, future in asked.items():
+            reply = future.result() if future in done else {}
+            silent = future not in done
+            replies[host] = NodeReply(reply.get("data", b""), reply.get("error", ""), silent)
+        return replies
+
+    def _on_loop(self, coroutine: Any) -> concurrent.futures.Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
+
+    async def _broadcast(self, address: str, message: dict[str, Any]) -> dict[str, Any]:
+        """Pass a message to one worker; whatever goes wrong is an ``error`` of the reply."""
+        try:
+            replies = await self._client.scheduler.broadcast(
+                msg=message, workers=[address], on_error="return"
+            )
+        except Exception as error:  # noqa: BLE001  the connection with the scheduler may break in many ways
+            return {"error": f"the scheduler is gone ({type(error).__name__}: {error})"}
+        reply = replies[address]
+        if isinstance(reply, dict) and reply.get("status") != "uncaught-error":
+            return reply
+        return {"error": f"its worker process ended, or the connection broke ({_text(reply)})"}
+
+    def link(self, one: str, other: str, timeout: float) -> None:
+        # docstring inherited
+        near, far = self._anchors.get(one), self._anchors.get(other)
+        if near is None or far is None or near.released or far.released:
+            raise StartError(f"hosts {one} and {other} cannot reach each other: one of them is lost")
+        message = {
+            "op": "nbp_connect", "key": near.key, "peer": other, "address": far.address, "peer_key": far.key,
+            "timeout": timeout,
+        }  # fmt: skip
+        reply = self._ask({one: message}, timeout + 5)[one]
+        if reply.error or reply.silent:
+            reason = reply.error or f"no connection in {timeout:g} s"
+            raise StartError(f"the workers of hosts {one} and {other} cannot reach each other: {reason}")
+
+    def close(self) -> None:
+        # docstring inherited
+        if os.getpid() != self._pid:
+            return
+        for anchor in self._anchors.values():
+            anchor.release()
+        if self._handler is not None:
+            self._handler = None
+            if self._client.status == RUNNING:
+                self._client.unsubscribe_topic(self._topic)
+        concurrent.futures.wait(self._watches, END_SECONDS)  # until nothing is left on any host
+        self._watches.clear()
+        if self._owned:
+            self._client.close()
+
+
+def _text(reply: Any) -> str:
+    if isinstance(reply, dict):
+        return str(reply.get("exception_text") or reply.get("text") or "uncaught error")
+    return f"{type(reply).__name__}: {reply}"

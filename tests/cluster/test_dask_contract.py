@@ -1,0 +1,44 @@
+"""Dask's cluster keeps the contract: real scheduler, real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nbparallel.cluster.contract import Cluster
+from nbparallel.testing.clusters import ClusterTests
+from tests.cluster.dask_cluster import DaskProcesses
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.time_limit(120),
+    pytest.mark.may_leave("descriptor", reason="the client keeps connections with the scheduler"),
+]
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[DaskProcesses]:
+    """Return a cluster of more workers than tests of this module kill, and two."""
+    pytest.importorskip("distributed", reason="distributed is not installed: `make dask` puts it there")
+    with DaskProcesses("abcde") as processes:
+        yield processes
+
+
+class TestDask(ClusterTests):
+    """Workers on addresses of their own."""
+
+    @pytest.fixture
+    def cluster(self, many: DaskProcesses) -> Iterator[Any]:
+        """Return the adapter."""
+        from nbparallel.cluster.dask.dask_cluster import DaskCluster
+
+        self.processes = many
+        adapter = DaskCluster(many.client)
+        yield adapter
+        adapter.close()
+
+    def lose(self, cluster: Cluster, host: str) -> None:
+        """Kill the worker's process."""
+        self.processes.kill(host)

@@ -1,0 +1,275 @@
+"""Sessions on real Dask clusters: cells, interrupts, losses; nobody hangs, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.errors import HostLostError, ParallelError, StartError
+from nbparallel.testing.clusters import ECHO
+from nbparallel.testing.processes import read
+from nbparallel.testing.waiting import wait_until
+from tests.cluster.dask_cluster import DaskProcesses
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.time_limit(150),
+    pytest.mark.may_leave("descriptor", reason="the client keeps connections with the scheduler"),
+]
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def session(dask: DaskProcesses) -> Iterator[nbp.Session]:
+    """Return a session with two ranks on each of two hosts."""
+    with nbp.Session(cluster=dask.client) as session:
+        session.run("pass")
+        yield session
+
+
+@pytest.fixture
+def fresh() -> Iterator[DaskProcesses]:
+    """Start a cluster that the test may break."""
+    pytest.importorskip("distributed", reason="distributed is not installed: `make dask` puts it there")
+    with DaskProcesses("ab") as processes:
+        yield processes
+
+
+def _pids(session: nbp.Session) -> list[int]:
+    return list(session.run("import os; os.getpid()").values)
+
+
+def _gone(pids: list[int]) -> None:
+    wait_until(
+        lambda: not [pid for pid in pids if read(pid)], lambda: [read(p) for p in pids], seconds=PATIENCE
+    )
+
+
+def test_cells_values_output_and_names(session: nbp.Session) -> None:
+    """Ranks are on the hosts that the cluster has, numbered by their workers' names."""
+    big = np.arange(400_000.0)
+    result = session.run("print('hi', rank)\nfloat(big.sum()) + rank", namespace={"big": big})
+    assert result.values == [big.sum() + rank for rank in range(4)]
+    assert [each.stdout for each in result] == [f"hi {rank}\n" for rank in range(4)]
+    assert session.run("all_gather(rank, group=dist.host_group())").values == [[0, 1]] * 2 + [[2, 3]] * 2
+    assert all(np.array_equal(x, big) for x in session.run("big", namespace={"big": big}).values)
+    lines = session.run("for i in range(5000): print(i)")
+    assert all(each.stdout.split() == [str(i) for i in range(5000)] for each in lines)
+
+
+def test_errors_and_interrupts(session: nbp.Session) -> None:
+    """Both arrive where they are looked for."""
+    with pytest.raises(ParallelError, match=r"ZeroDivisionError on rank 2 \(host b\), line 1"):
+        session.run("1 / (rank - 2)")
+    with pytest.raises(ParallelError, match="HostBoundaryError"):
+        session.run("barrier()")
+    pending = session.submit("import time; time.sleep(60)")
+    time.sleep(0.5)
+    pending.cancel()
+    with pytest.raises(KeyboardInterrupt):
+        pending.result(PATIENCE)
+    with pytest.raises(ParallelError, match=r"RankDiedError: rank 1 \(host a\)"):
+        session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)")
+    assert session.run("rank").values == [0, 1, 2, 3]
+
+
+def test_tasks_of_dask_and_another_session_run_beside(dask: DaskProcesses, session: nbp.Session) -> None:
+    """Two sessions do not meet, and the anchors take no thread of the workers."""
+    session.run("mine = 'first'")
+    with nbp.Session(cluster=dask.client, ranks_per_host=1) as other:
+        other.run("mine = 'second'")
+        futures = dask.client.map(lambda x: x + 1, range(8), pure=False)
+        assert dask.client.gather(futures) == list(range(1, 9))
+        assert other.pull("mine") == ["second"] * 2
+        del futures
+    assert session.pull("mine") == ["first"] * 4
+
+
+def test_stopping_leaves_nothing(dask: DaskProcesses) -> None:
+    """Every rank and node has ended when `stop` returns; a client of the user's goes on."""
+    session = nbp.Session(cluster=dask.client)
+    pids = _pids(session)
+    session.stop()
+    _gone(pids)
+    assert dask.client.status == "running"
+    assert dask.client.submit(lambda: 5, pure=False).result(PATIENCE) == 5
+
+
+def test_a_killed_worker_is_named_and_replaced(fresh: DaskProcesses) -> None:
+    """Its ranks end with it, other hosts keep their variables; a worker of that name has the ranks again."""
+    with nbp.Session(cluster=fresh.client) as session:
+        session.run("kept = rank")
+        pids = _pids(session)
+        pending = session.submit("import time; time.sleep(1 if rank < 2 else 60)")
+        time.sleep(0.5)
+        fresh.kill("b")
+        with pytest.raises(ParallelError, match="HostLostError") as caught:
+            pending.result(PATIENCE)
+        lost = caught.value.errors[2]
+        assert isinstance(lost, HostLostError)
+        assert (lost.host, lost.ranks) == ("b", (2, 3))
+        _gone(pids[2:])
+        with pytest.raises(HostLostError, match=r"use ranks=\[0, 1\]"):
+            session.run("1")
+        assert session.run("kept", ranks=[0, 1]).values == [0, 1]
+        fresh.start_worker("b")
+        fresh.await_workers(2)
+        result = session.run("'kept' in globals(), rank")
+        assert result.values == [(True, 0), (True, 1), (False, 2), (False, 3)]
+        assert any("host b was lost" in note and "variables of ranks 2-3" in note for note in result.notes)
+
+
+def test_a_killed_node_is_a_lost_host(fresh: DaskProcesses) -> None:
+    """The worker lives, and a new node starts on it."""
+    with nbp.Session(cluster=fresh.client) as session:
+        pids = _pids(session)
+        supervisor = read(pids[2]).parent  # type: ignore[union-attr]
+        os.kill(read(supervisor).parent, signal.SIGKILL)  # type: ignore[union-attr]
+        _gone(pids[2:])
+        wait_until(lambda: not session._ranks.messages.empty(), seconds=PATIENCE)  # type: ignore[attr-defined]
+        result = session.run("rank")
+        assert result.values == [0, 1, 2, 3]
+        assert any("host b was lost" in note for note in result.notes)
+
+
+def test_a_terminated_worker_takes_its_ranks_along(fresh: DaskProcesses) -> None:
+    """As a scheduler of batch jobs ends one."""
+    with nbp.Session(cluster=fresh.client) as session:
+        pids = _pids(session)
+        fresh.signal("b", signal.SIGTERM)
+        _gone(pids[2:])
+        with pytest.raises(HostLostError):
+            session.run("1")
+
+
+def test_a_frozen_worker_is_given_up(fresh: DaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By silence; when it goes on, its ranks end."""
+    from nbparallel.cluster import host_dispatch
+
+    monkeypatch.setattr(host_dispatch, "MOST_LOOKS", 6)
+    with nbp.Session(cluster=fresh.client) as session:
+        pids = _pids(session)
+        pending = session.submit("import time; time.sleep(1 if rank < 2 else 90)")
+        time.sleep(0.5)
+        fresh.signal("b", signal.SIGSTOP)
+        with pytest.raises(ParallelError, match=r"HostLostError.*has not answered"):
+            pending.result(PATIENCE)
+        assert session.run("rank", ranks=[0, 1]).values == [0, 1]
+        fresh.signal("b", signal.SIGCONT)
+        _gone(pids[2:])
+
+
+def test_a_lost_scheduler_is_named(fresh: DaskProcesses) -> None:
+    """Workers end with it, and ranks with them: no new cell, and no wait."""
+    with nbp.Session(cluster=fresh.client) as session:
+        pids = _pids(session)
+        pending = session.submit("import time; time.sleep(60)")
+        time.sleep(0.5)
+        fresh.kill("scheduler")
+        with pytest.raises(ParallelError, match=r"HostLostError.*scheduler is gone"):
+            pending.result(PATIENCE)
+        with pytest.raises(nbp.NbParallelError, match=r"scheduler"):
+            session.run("1")
+        _gone(pids)
+
+
+_KERNEL = """
+import sys
+from distributed import Client
+import nbparallel as nbp
+client = Client(scheduler_file=sys.argv[1])
+session = nbp.Session(cluster=client)
+print(*session.run("import os; os.getpid()").values, flush=True)
+session.run("import time; time.sleep(100)")
+"""
+
+
+def test_a_killed_kernel_leaves_nothing(dask: DaskProcesses, tmp_path: Path) -> None:
+    """The scheduler releases the anchors, and every rank ends; the workers go on."""
+    script = tmp_path / "kernel.py"
+    script.write_text(_KERNEL)
+    words = [sys.executable, str(script), dask.scheduler_file]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as kernel:
+        assert kernel.stdout is not None
+        pids = [int(word) for word in kernel.stdout.readline().split()]
+        kernel.kill()
+    assert len(pids) == 4
+    _gone(pids)
+    assert dask.client.submit(lambda: 5, pure=False).result(PATIENCE) == 5
+
+
+def test_what_cannot_be_used_is_refused(fresh: DaskProcesses, tmp_path: Path) -> None:
+    """A closed or asynchronous client; a host without nbparallel, which is named; a worker that is paused."""
+    from distributed import Client
+
+    closed = Client(scheduler_file=fresh.scheduler_file)
+    closed.close()
+    with pytest.raises(ValueError, match="the client is closed"):
+        nbp.Session(cluster=closed)
+    (tmp_path / "nbparallel").mkdir()
+    (tmp_path / "nbparallel" / "__init__.py").write_text("raise ImportError('not here')")
+    fresh.start_worker("c", {"PYTHONPATH": str(tmp_path)})
+    fresh.await_workers(3)
+    with pytest.raises(StartError, match=r"host slurm-0/1: nbparallel cannot be used there .*PipInstall"):
+        nbp.Session(cluster=fresh.client).start()
+    with pytest.raises(ValueError, match="9 ranks do not fit these hosts, which take 4: 2 on a, 2 on b"):
+        nbp.Session(9, cluster=fresh.client, max_hosts=2)
+
+
+def test_a_paused_worker_and_an_empty_cluster_are_refused(
+    dask: DaskProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the host's name; after a time in which a first worker can come."""
+    from nbparallel.cluster.dask import dask_cluster
+
+    adapter = dask_cluster.DaskCluster(dask.client)
+    paused = {"b": [{**worker, "status": "paused"} for worker in adapter._by_host()["b"]]}
+    monkeypatch.setattr(adapter, "_by_host", lambda: paused)
+    with pytest.raises(StartError, match="host b takes no tasks: its workers are paused"):
+        adapter.anchor("b", ECHO)
+    adapter.close()
+    monkeypatch.setattr(dask_cluster, "WORKERS_SECONDS", 0.5)
+    with DaskProcesses("") as empty, pytest.raises(StartError, match="had no worker in"):
+        nbp.Session(cluster=empty.client)
+
+
+async def _asynchronous(address: str) -> Any:
+    from distributed import Client
+
+    async with Client(address, asynchronous=True) as client:
+        with pytest.raises(TypeError, match="asynchronous=True"):
+            nbp.Session(cluster=client)
+
+
+def test_an_asynchronous_client_is_refused(dask: DaskProcesses) -> None:
+    """Its loop is the caller's own thread."""
+    import asyncio
+
+    asyncio.run(_asynchronous(dask.client.scheduler.address))
+
+
+def test_a_forked_child_is_refused(dask: DaskProcesses) -> None:
+    """The client's thread is not there, and nothing waits for it."""
+    end, start = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            nbp.Session(cluster=dask.client)
+        except BaseException as error:  # noqa: BLE001  the parent looks at it
+            os.write(start, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(start)
+    with open(end) as said:
+        assert "forked" in said.read()
+    os.waitpid(child, 0)
