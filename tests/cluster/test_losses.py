@@ -16,7 +16,7 @@ from nbparallel.errors import HostLostError, ParallelError
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 
-pytestmark = pytest.mark.time_limit(60)
+pytestmark = [pytest.mark.by_turns, pytest.mark.time_limit(60)]
 
 
 @pytest.fixture
