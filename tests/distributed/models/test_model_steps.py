@@ -310,6 +310,7 @@ def test_a_lock(ground: Ground) -> None:
         words=ground.watched(ground.raw, {22: "ticket0", 42: "ticket1"}),
         view=SimpleNamespace(world_size=2, word_locks=lambda r: starts[r], word_death=lambda _: 60),
         call_site=SimpleNamespace(line=lambda: 1), cell=SimpleNamespace(go_on=False, ranks=(0, 1)),
+        peers=SimpleNamespace(hosts=None),
     )  # fmt: skip
     ground.raw[40], ground.raw[41] = 1, name_word("x")
     table = LockTable(context)  # type: ignore[arg-type]

@@ -180,7 +180,7 @@ def test_statistics_from_several_threads() -> None:
 
 def test_the_sum_is_that_of_the_list() -> None:
     """What a rank sent and let go of by the end of its cell was given back, and is not counted either."""
-    with Session(4) as session:
+    with Session(4, read_in_place=False) as session:
         session.run(
             "import numpy as np\nw = np.ones(200_000)\nall_reduce(w)\n"
             "if rank == 0: send(w, 1)\nelif rank == 1: recv(src=0)\nbarrier()"
