@@ -129,7 +129,8 @@ class ExchangeWriter:
             if array is None:
                 continue
             if place := self._in_place.offer_to(self._takers(movement, i, len(values)), array):
-                payload.kind, payload.body = PLACE, place
+                # What stands for a value may be a copy (of a conjugated tensor), that only this refers to.
+                payload.kind, payload.body, payload.keepalive = PLACE, place, array
                 builder.waits, builder.rounds = True, 1
             elif staged:
                 arrays[i] = array
