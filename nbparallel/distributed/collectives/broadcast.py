@@ -239,7 +239,7 @@ class Broadcast:
             target = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
             if kind == _PLACE:
                 self._in_place.fetch(root, body, target)
-                self._in_place.confirm()
+                self._in_place.confirm((root,))
                 protocol.announce_done()
             else:
                 self._in_place.try_to_read(root, array.nbytes)

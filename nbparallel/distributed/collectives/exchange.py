@@ -86,7 +86,8 @@ class Exchange:
         records, found = self._read(movement, values)
         self._remember_buffers(movement, records)
         if any(record.waits for record in records):
-            context.check_peers(protocol.peers)  # a rank that failed may be changing what was just copied
+            # One that failed may be changing what was just copied; others may have ended behind the call.
+            context.check_peers([protocol.ranks[i] for i in movement.sources if records[i].waits])
             protocol.announce_done()
             if builder.waits:
                 protocol.wait_until_read()
@@ -133,7 +134,7 @@ class Exchange:
             if source in places:
                 self._in_place.fetch(source, places[source], came[source])
         if places:
-            self._in_place.confirm()
+            self._in_place.confirm(places)
         for source, array in came.items():
             output = movement.outputs.get(source)
             if output is not None and output is not array:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class InPlaceReading:
     def _fetch(self, member: int, address: int, target: AnyArray) -> None:
         for begin in range(0, target.size, PIECE):
             if begin:
-                self._context.check_peers(self._protocol.peers)
+                self._context.check_peers((self._protocol.ranks[member],))
             self._read(member, address + begin, target[begin : begin + PIECE])
         if fault_injection.ARMED:
             fault_injection.hit("half_payload", self._context.rank)
@@ -127,12 +127,17 @@ class InPlaceReading:
             "start",
         )
 
-    def confirm(self) -> None:
-        """Raise if a member has failed: what was read since all arrived may not be its array."""
+    def confirm(self, members: Iterable[int] | None = None) -> None:
+        """Raise if one of `members`, by default any, has failed: what was read of it may not be its array.
+
+        A member that nothing was read of may have ended: it does not wait for its peers to read.
+        """
+        ranks, peers = self._protocol.ranks, self._protocol.peers
+        sources = peers if members is None else tuple(ranks[i] for i in members)
         if not self._context.waiter.strong_order:
             self._context.waiter.fence()  # the arrays before the words
-        self._context.check_peers(self._protocol.peers)
-        ended = self._memory.ended(self._protocol.peers)
+        self._context.check_peers(sources)
+        ended = self._memory.ended(sources)
         if ended is not None:
             self._await_failure()
             raise self._context.mark_failed(_ended(ended))

@@ -196,6 +196,45 @@ def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
     assert found[0].value == 1, found
 
 
+@pytest.mark.parametrize("operation", ["broadcast", "scatter"])
+def test_a_member_that_has_ended_behind_the_call(outcomes: Any, operation: str) -> None:
+    """Only those that were read of have to live until then: others may have ended, as a script's ranks do."""
+
+    def work(c: Communicator) -> str:
+        memory = context_of(c).peers.memory
+        read = memory.read
+        c.all_reduce(np.ones(SIZE))  # so that all know all others' processes
+
+        def move() -> None:
+            out = np.full(SIZE, float(c.rank))
+            if operation == "broadcast":
+                c.broadcast(out)
+            else:
+                c.scatter(out, [np.zeros(SIZE)] * 3 if c.rank == 0 else None)
+            assert not out.any()
+
+        def late(rank: int, address: int, into: Any) -> Any:
+            limit = time.monotonic() + 10
+            while memory.ended([1]) is None:
+                assert time.monotonic() < limit
+                time.sleep(0.001)
+            return read(rank, address, into)
+
+        move()
+        move()
+        if c.rank == 2:
+            memory.read = late  # type: ignore[method-assign]
+        move()
+        if c.rank == 1:
+            c.finish_cell()
+            c.end_cell(None)
+            os._exit(0)
+        return "moved"
+
+    found = outcomes(3, work, write_deaths=False)
+    assert [(found[i].error, found[i].value) for i in (0, 2)] == [(None, "moved")] * 2, found
+
+
 @pytest.mark.fault("F3")
 def test_a_process_id_that_is_used_again(tmp_path: Any) -> None:
     """The memory of another process under the number of a dead rank is never taken for that rank's."""
