@@ -15,10 +15,18 @@ import nbformat
 HERE = Path(__file__).resolve().parent
 
 
+FOLDED = "A folded cell (•••)"
+"""Begins the paragraph about solutions."""
+
+
 def student_copy(notebook: Any) -> Any:
-    """Return a new notebook without the cells that are tagged `solution`."""
-    cells = [cell for cell in notebook.cells if "solution" not in cell.metadata.get("tags", [])]
-    return nbformat.from_dict({**notebook, "cells": cells})
+    """Return a new notebook without the cells that are tagged `solution`, and without a word about them."""
+    copy = nbformat.from_dict(notebook)
+    copy.cells = [cell for cell in copy.cells if "solution" not in cell.metadata.get("tags", [])]
+    for cell in copy.cells:
+        parts = cell.source.split("\n\n")
+        cell.source = "\n\n".join(part for part in parts if not part.startswith(FOLDED))
+    return copy
 
 
 def main() -> int:
