@@ -115,3 +115,40 @@ def test_an_environment_that_turns_it_off() -> None:
     """A script's ranks follow the variable."""
     done = sandboxes.run_script(SCRIPT, ["env", "NBP_READ_IN_PLACE=0"])
     assert done.stdout == "[0, 0]\n[0, 0]\n", done
+
+
+LATE = """
+x = np.full(1 << 19, rank + 7.0)
+def move():
+    if operation == "scatter":
+        dist.scatter(x, [np.full(1 << 19, 7.0)] * 3 if rank == 0 else None)
+    else:
+        dist.broadcast(x)
+    assert (x == 7).all()
+move()
+move()
+if rank == 2:
+    import time
+    from nbparallel.testing.ranks import context_of
+    peers = context_of(dist.current()).peers
+    def late(*arguments):
+        limit = time.monotonic() + 10
+        while not peers.has_failed(1):
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+        return read_memory(*arguments)
+    peer_memory.read_memory = late
+move()
+assert rank != 1, "behind the call"
+"""
+
+
+@pytest.mark.parametrize("operation", ["scatter", "broadcast"])
+def test_a_rank_that_fails_behind_the_call_ends_no_other_one(operation: str) -> None:
+    """In a cell that goes on, what was read of one rank counts although another one has failed since."""
+    with Session(3) as session:
+        session.push(operation=operation)
+        session.run(SETUP)
+        with pytest.raises(ParallelError) as caught:
+            session.run(LATE, on_error="continue")
+    assert {rank: str(error) for rank, error in caught.value.errors.items()} == {1: "behind the call"}
