@@ -191,7 +191,7 @@ def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
             added = {name.decode() for name in variables} - ours
             assert added <= {
                 "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER", "RANK", "LOCAL_RANK", "WORLD_SIZE",
-                "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONHASHSEED",
+                "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONHASHSEED",
                 "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
                 "LINES", "COLUMNS",  # GNU readline's, which pdb imports on CPython 3.13
             }, added  # fmt: skip
