@@ -210,6 +210,7 @@ class HostRun:
         steps.timed_out |= report.timed_out
         steps.interrupted_for_peer |= report.freed
         if not all(outcome.ok for outcome in report.outcomes) or report.error:
+            self.pool.changed(host)  # perhaps a rank has died; the event that says so may come later
             self._relay(host)
 
     def _lose(self, host: str, reason: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
+from nbparallel.cluster import node
 from nbparallel.cluster.loopback import Loopback
 from nbparallel.errors import HostBoundaryError, ParallelError
 from nbparallel.testing.waiting import wait_until
@@ -141,6 +142,19 @@ def test_a_dead_rank_is_named_and_comes_back(hosts: nbp.Session) -> None:
     result = hosts.run("'own' in globals(), a", namespace=names)
     assert result.values == [(True, 5), (True, 5), (False, 5), (True, 5)]
     assert any("rank 2 (host b)" in note for note in result.notes)
+
+
+def test_a_death_of_which_no_event_has_come_yet(hosts: nbp.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What became of the cell tells it as well: the event comes from another thread of the node."""
+    send = node.send_message
+    monkeypatch.setattr(
+        node, "send_message", lambda emit, kind, *rest: None if kind == "died" else send(emit, kind, *rest)
+    )
+    names = {"a": 5}
+    hosts.run("a", namespace=names)
+    with pytest.raises(ParallelError, match=r"RankDiedError: rank 2 \(host b\)"):
+        hosts.run("import os, signal\nif rank == 2: os.kill(os.getpid(), signal.SIGKILL)")
+    assert hosts.run("a", namespace=names).values == [5, 5, 5, 5]
 
 
 def test_a_rank_that_dies_between_cells(hosts: nbp.Session) -> None:
