@@ -158,8 +158,8 @@ def _rebuild(
 
 
 def _reduce_storage(stream: TensorStream, storage: Any) -> Reduced:
-    if storage.device.type != "cpu":
-        return NotImplemented
+    if storage.device.type != "cpu":  # torch's own way cannot load what it has written: it misses a dtype
+        return _storage_on, (str(storage.device), storage.cpu())
     known = storage.__dict__.get(_SENT)
     if known is not None and known[0] == _sent_to(stream):
         return stream.attach(known[1], known[2], definitions.attach_storage)
@@ -193,6 +193,13 @@ def _sent_to(stream: TensorStream) -> tuple[Any, int]:
 def _small_storage(content: bytes) -> Any:
     # memory of torch's own, which it can resize
     return tensor_storage.private_storage(bytearray(content)).clone()
+
+
+def _storage_on(device: str, content: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy of bytes in the memory of a device, such as a GPU."""
+    import torch
+
+    return torch.UntypedStorage(content.nbytes(), device=device).copy_(content)
 
 
 def _reduce_typed(stream: TensorStream, storage: Any) -> Reduced:
