@@ -42,7 +42,7 @@ def test_what_was_gathered_is_new() -> None:
 
 
 FRAME = type("DataFrame", (), {"__module__": "pandas"})()
-"""Stands for one of pandas, which is not among the tests' packages."""
+"""Stands for one of pandas, whose import takes longer than these tests."""
 
 
 @pytest.mark.parametrize(
