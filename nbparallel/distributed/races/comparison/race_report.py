@@ -66,6 +66,8 @@ class RaceReport:
                 "harmless race" if race.harmless else "data race" if race.certain else "possible race"
             ] += 1
         parts = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items() if n]
+        if not parts and not self.accesses:  # an error came first, or all arrays are private
+            return "no race: no access to shared arrays was seen"
         return ", ".join(parts) or f"no race among {self.accesses:,} access{'es' * (self.accesses != 1)}"
 
     def lines(self) -> list[str]:

@@ -280,7 +280,7 @@ def test_pages_that_operations_have_filled() -> None:
         f"not checked: rank 0 wrote a shared array without a name {HOW}",
     ]
     logs[1] = AccessLog(1, filled=((1, 0, 8192), (1, 12287, 12289), (2, 7, 8)))
-    assert str(compare(logs)) == "no race among 0 accesses"
+    assert str(compare(logs)) == "no race: no access to shared arrays was seen"
     logs[1] = AccessLog(1, filled=((1, 5, 8192), (2, 7, 8)))
     assert "rank 0 wrote `w` (within `w[1024:2048]`)" in str(compare(logs))
 
@@ -290,7 +290,7 @@ def test_pages_that_operations_have_filled() -> None:
 
 def test_no_access_at_all() -> None:
     """Of cells without shared arrays, or without ranks, too."""
-    assert str(compare([])) == "no race among 0 accesses"
+    assert str(compare([])) == "no race: no access to shared arrays was seen"
     assert str(RaceReport((), 1)) == "no race among 1 access"
     assert str(RaceReport((), 1204)) == repr(RaceReport((), 1204)) == "no race among 1,204 accesses"
 
