@@ -30,7 +30,7 @@ HEIGHTS = {COMPUTING: 20.0, WAITING: 6.0, MOVING: 13.0, UNKNOWN: 3.0}
 WIDTH, LEFT, RIGHT = 860, 64, 24
 LEAST_WIDTH = 640
 """A narrower page scrolls: letters stay readable."""
-ROW, GAP, TOP, BOTTOM = 20, 14, 34, 42
+ROW, GAP, TOP, BOTTOM = 20, 14, 54, 42
 LEAST = 1.5
 """Width of what would be too narrow to be seen."""
 COLUMN = 3.0
@@ -77,11 +77,11 @@ def _about(timeline: Timeline) -> str:
 def _legend(timeline: Timeline) -> Iterator[str]:
     yield f'<text x="0" y="14" font-weight="bold">{escape_html(timeline_text.title(timeline))}</text>'
     kinds = {span.kind for row in timeline.rows for span in row.spans} | {COMPUTING, WAITING, MOVING}
-    x = WIDTH - RIGHT - 92 * len(kinds)
+    x = 0  # a narrow page shows the left part first
     for kind in (kind for kind in COLOURS if kind in kinds):
         h = HEIGHTS[kind] * 0.6
-        yield f'<rect x="{x}" y="{16 - h:.1f}" width="18" height="{h:.1f}" fill="{COLOURS[kind]}"/>'
-        yield f'<text x="{x + 23}" y="15">{kind}</text>'
+        yield f'<rect x="{x}" y="{36 - h:.1f}" width="18" height="{h:.1f}" fill="{COLOURS[kind]}"/>'
+        yield f'<text x="{x + 23}" y="35">{kind}</text>'
         x += 92
 
 
