@@ -1,14 +1,14 @@
 """Three tiers of tests: a quick one before each commit, what it left out, and all tests.
 
-``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs a quarter of the
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs an eighth of the
 slow ones and of the cases that were left out of matrices; ``--tier all``, the default, runs every test.
-Which ones a tier takes depends on a seed that changes from day to day, so that a week of runs sees most of
+Which ones a tier takes depends on a seed that changes from day to day, so that eight days of runs see most of
 them; the header prints it and ``--matrix-seed`` sets it.
 
 Markers
 -------
 ``slow``
-    Not in the quick tier; in the rest every fourth day.
+    Not in the quick tier; in the rest every eighth day.
 ``by_turns``
     In the quick tier every fourth day, on the others as if it were slow: of about a second.
 ``matrix(cover=None, size=1, across_classes=False)``
@@ -39,10 +39,12 @@ import pytest
 from nbparallel.testing import processes
 
 QUICK, REST, ALL = "quick", "rest", "all"
-REST_SHARE = 4
+REST_SHARE = 8
 """Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
 TURNS = 4
-"""Of tests that run by turns the quick tier takes one in so many; of slow ones, the rest."""
+"""Of tests that run by turns the quick tier takes one in so many."""
+REST_TURNS = 8
+"""Of slow tests the rest takes one in so many: on two slow cores that is what `.ci/run` has time for."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
 WARN_SECONDS = 3.0
@@ -159,7 +161,8 @@ def _has_turn(item: pytest.Item, *, of_rest: bool) -> bool:
     """Tell whether it is a test's turn, which comes once in so many days; in the rest on another day."""
     name = item.nodeid.partition("[")[0]
     seed: int = item.config.option.matrix_seed
-    return (zlib.crc32(name.encode()) + seed) % TURNS == (TURNS // 2 if of_rest else 0)
+    day = zlib.crc32(name.encode()) + seed
+    return day % REST_TURNS == TURNS // 2 if of_rest else day % TURNS == 0
 
 
 def _without_share(config: pytest.Config, name: str, left: Sequence[pytest.Item]) -> set[pytest.Item]:
