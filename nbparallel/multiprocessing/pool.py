@@ -25,6 +25,7 @@ from nbparallel.multiprocessing.workers.pool_results import (
 )
 from nbparallel.multiprocessing.workers.pool_streams import ResultReader, TaskSender, renew_pipes
 from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts, run_worker
+from nbparallel.multiprocessing.workers.terminated_workers import TerminatedWorkers
 from nbparallel.multiprocessing.workers.worker_slots import ResultWriter, TaskReader, make_slot
 
 _LOOK_SECONDS = 0.05
@@ -169,8 +170,15 @@ class Pool(library.Pool):
                 "new one"
             )
 
+    @classmethod
+    def _terminate_pool(cls, tasks: Any, inqueue: Any, outqueue: Any, pool: list[Any], *others: Any) -> None:
+        super()._terminate_pool(tasks, inqueue, outqueue, TerminatedWorkers(pool), *others)  # type: ignore[misc]
+
     def terminate(self) -> None:
-        """End the workers now; tasks under way raise `CancelledError`, where the library's wait forever."""
+        """End the workers now; tasks under way raise `CancelledError`, where the library's wait forever.
+
+        A worker that has not ended five seconds after its SIGTERM is killed.
+        """
         super().terminate()
         end_jobs(self)
 

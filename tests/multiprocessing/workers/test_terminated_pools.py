@@ -84,3 +84,22 @@ for way in ("apply", "fails", "map"):
 """,
         tmp_path,
     )
+
+
+@pytest.mark.slow
+def test_a_worker_that_ignores_sigterm_is_killed(tmp_path: Path, method: str) -> None:
+    """The library waits for its end, and so for ever."""
+    run_program(
+        """
+def ignore():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+with ctx.Pool(2, ignore) as pool:
+    pids = pool.map(lambda _: (time.sleep(0.2), os.getpid())[1], range(4), chunksize=1)
+    assert len(set(pids)) == 2, pids
+for pid in pids:
+    assert not os.path.exists(f"/proc/{pid}"), "it is left"
+""",
+        tmp_path,
+        method,
+    )
