@@ -88,7 +88,7 @@ for way in ("apply", "fails", "map"):
 
 @pytest.mark.slow
 def test_a_worker_that_ignores_sigterm_is_killed(tmp_path: Path, method: str) -> None:
-    """The library waits for its end, and so for ever."""
+    """The library waits for its end without a limit."""
     run_program(
         """
 def ignore():
