@@ -133,6 +133,15 @@ def _call(function: Callable[[], Any]) -> Any:
 class ManagerThread(library._ExecutorManagerThread):
     """The library's thread that hands out calls; it says which worker ended, and how."""
 
+    kept: Executor | None = None
+    """Its executor while calls are under way, if workers are replaced: only an executor that lives does so."""
+
+    def process_result_item(self, result_item: Any) -> None:
+        """Hand out a result."""
+        super().process_result_item(result_item)
+        if not self.pending_work_items:
+            self.kept = None
+
     def terminate_broken(self, cause: Any) -> None:
         """Let all calls fail."""
         if cause is None and (error := self._died()) is not None:
@@ -228,6 +237,8 @@ class Executor(library.ProcessPoolExecutor):
             future = super().submit(fn, *args, **kwargs)
             future.__class__ = InterruptibleFuture
             cast("InterruptibleFuture", future)._executor = weakref.ref(self)
+            if vars(self)["_max_tasks_per_child"] is not None:
+                self._keep_while_calls_are_under_way()
             return future
         except library.BrokenProcessPool as error:
             if self._died is None:
@@ -258,6 +269,21 @@ class Executor(library.ProcessPoolExecutor):
             return self.submit(function)
         carrier = cast("Callable[..., Any]", _MappedFunction(function, copies))
         return self.submit(partial(_call, carrier))
+
+    def _keep_while_calls_are_under_way(self) -> None:
+        thread = vars(self)["_executor_manager_thread"]
+        thread.kept = self
+        if not vars(self)["_pending_work_items"]:  # the thread may have looked before
+            thread.kept = None
+
+    def _adjust_process_count(self) -> None:
+        own: dict[str, Any] = vars(self)
+        if own["_max_tasks_per_child"] is None:
+            super()._adjust_process_count()  # type: ignore[misc]
+        elif len(own["_processes"]) < own["_max_workers"]:
+            # the library counts a worker that has ended among the idle ones, starts none in its place, and
+            # calls wait without end: https://github.com/python/cpython/issues/115634
+            self._spawn_process()
 
     def _spawn_process(self) -> None:
         with late_interrupts():

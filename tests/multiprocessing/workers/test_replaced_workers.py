@@ -75,12 +75,14 @@ def test_a_worker_that_dies_is_no_worker_that_was_replaced(tmp_path: Path, metho
 
 @pytest.mark.by_turns
 def test_an_executors_workers_end_after_their_tasks(tmp_path: Path) -> None:
-    """The same of `Executor`, which has it for fresh interpreters only, as the library."""
+    """The same of `Executor`, which has it for fresh interpreters only; the library's own waits without end."""
     run_program(
         TASKS
         + textwrap.dedent("""
-        with mp.Executor(1, mp.get_context("forkserver"), max_tasks_per_child=2) as executor:
+        ctx = mp.get_context("forkserver")
+        with mp.Executor(1, ctx, max_tasks_per_child=2) as executor:
             assert len(check(list(executor.map(work, range(6))), 2)) == 3
+        check(list(mp.Executor(1, ctx, max_tasks_per_child=2).map(work, range(6))), 2)  # nothing holds it
         """),
         tmp_path,
         "forkserver",
