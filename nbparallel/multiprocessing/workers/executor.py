@@ -134,7 +134,7 @@ class ManagerThread(library._ExecutorManagerThread):
     """The library's thread that hands out calls; it says which worker ended, and how."""
 
     kept: Executor | None = None
-    """Its executor while calls are under way, if workers are replaced: only an executor that lives does so."""
+    """Its executor while calls are under way, if workers are replaced: only one that lives does so."""
 
     def process_result_item(self, result_item: Any) -> None:
         """Hand out a result."""

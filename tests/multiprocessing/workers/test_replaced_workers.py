@@ -75,7 +75,7 @@ def test_a_worker_that_dies_is_no_worker_that_was_replaced(tmp_path: Path, metho
 
 @pytest.mark.by_turns
 def test_an_executors_workers_end_after_their_tasks(tmp_path: Path) -> None:
-    """The same of `Executor`, which has it for fresh interpreters only; the library's own waits without end."""
+    """The same of `Executor`, for fresh interpreters only; the library's own waits without end."""
     run_program(
         TASKS
         + textwrap.dedent("""
