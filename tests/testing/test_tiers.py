@@ -122,7 +122,7 @@ def test_quick_and_rest_take_of_the_whole(pytester: pytest.Pytester) -> None:
 @pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_turns(pytester: pytest.Pytester) -> None:
-    """All cases of a test are quick every fourth day; two days later, every other time, they are in the rest."""
+    """All cases of a test are quick every fourth day; every other time, two days later, in the rest."""
     pytester.makepyfile(MATRICES)
     days = [
         [counted(chosen(pytester, tier, seed)) for tier in (tiers.QUICK, tiers.REST)] for seed in range(24)

@@ -14,7 +14,9 @@ ON_PURPOSE = {
     "02-shared-memory": ["1 harmless race", "1 data race", "1 data race"],
     "05-training": ["2 data races"],  # Hogwild: ranks update one model without a lock
 }
-TITLE = re.compile(r"^(?:no race(?:: no access .*| among [\d,]+ access(?:es)?)|(?:\d+ \w+ races?(?:, )?)+)$", re.MULTILINE)
+TITLE = re.compile(
+    r"^(?:no race(?:: no access .*| among [\d,]+ access(?:es)?)|(?:\d+ \w+ races?(?:, )?)+)$", re.MULTILINE
+)
 
 
 def with_checks(notebook: Path, folder: Path) -> Path:
