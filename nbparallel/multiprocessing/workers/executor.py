@@ -279,7 +279,7 @@ class Executor(library.ProcessPoolExecutor):
     def _adjust_process_count(self) -> None:
         own: dict[str, Any] = vars(self)
         if own["_max_tasks_per_child"] is None:
-            super()._adjust_process_count()  # type: ignore[misc]
+            super()._adjust_process_count()
         elif len(own["_processes"]) < own["_max_workers"]:
             # the library counts a worker that has ended among the idle ones, starts none in its place, and
             # calls wait without end: https://github.com/python/cpython/issues/115634
