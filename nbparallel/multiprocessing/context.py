@@ -113,9 +113,9 @@ class _Factory(library.BaseContext):
 
     def set_forkserver_preload(self, module_names: Sequence[str]) -> None:
         """Set what our fork server loads before it forks, besides this package."""
-        from nbparallel.multiprocessing.starting.fork_server import _forkserver
+        from nbparallel.multiprocessing.starting.fork_server import present_server
 
-        _forkserver.set_forkserver_preload(list(module_names))
+        present_server.set_forkserver_preload(list(module_names))
 
     def get_context(self, method: str | None = None) -> Any:
         """Return the context of a start method."""

@@ -5,15 +5,13 @@ The library's server stays as it is.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
-from multiprocessing import forkserver, popen_forkserver, reduction, resource_tracker, util
-from multiprocessing.context import set_spawning_popen
+from multiprocessing import forkserver, popen_forkserver, resource_tracker, util
 from typing import Any
 
 from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
-from nbparallel.multiprocessing.starting.process_state import NEEDED, preparation_data
+from nbparallel.multiprocessing.starting.process_state import NEEDED, pickle_process
 
 PRELOADED = ("nbparallel.multiprocessing.pool", "multiprocessing.popen_forkserver", *NEEDED)
 """What the server has loaded before it forks: all that a process, or a first array in one, would load."""
@@ -43,7 +41,7 @@ class PackageForkServer(forkserver.ForkServer):
             super().ensure_running()
 
 
-_forkserver = PackageForkServer()
+present_server = PackageForkServer()
 """The server of this process."""
 
 
@@ -58,8 +56,8 @@ class ForkServerPopen(popen_forkserver.Popen):
 
     def _launch(self, process_obj: Any) -> None:  # the library's, with other data and another server
         try:
-            buffer = self._pickled(process_obj)
-            self.sentinel, w = _forkserver.connect_to_new_process(self._fds)
+            buffer = pickle_process(self, process_obj)
+            self.sentinel, w = present_server.connect_to_new_process(self._fds)
         finally:
             if self.guest_ends is not None:
                 self.guest_ends.close()
@@ -70,14 +68,3 @@ class ForkServerPopen(popen_forkserver.Popen):
         with open(w, "wb", closefd=True) as file:
             file.write(buffer.getbuffer())
         self.pid = forkserver.read_signed(self.sentinel)
-
-    def _pickled(self, process_obj: Any) -> io.BytesIO:
-        buffer, self.starting = io.BytesIO(), process_obj
-        set_spawning_popen(self)
-        try:
-            reduction.dump(preparation_data(process_obj._name), buffer)
-            reduction.dump(process_obj, buffer)
-        finally:
-            set_spawning_popen(None)
-            self.starting = None
-        return buffer

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
-from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
-from multiprocessing.context import set_spawning_popen
+from multiprocessing import popen_spawn_posix, resource_tracker, spawn, util
 from typing import Any
 
 from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
-from nbparallel.multiprocessing.starting.process_state import preparation_data
+from nbparallel.multiprocessing.starting.process_state import pickle_process
 
 
 class SpawnPopen(popen_spawn_posix.Popen):
@@ -42,15 +40,7 @@ class SpawnPopen(popen_spawn_posix.Popen):
                 self.guest_ends.close()
 
     def _start(self, process_obj: Any, tracker_fd: int) -> None:
-        buffer, self.starting = io.BytesIO(), process_obj
-        set_spawning_popen(self)
-        try:
-            reduction.dump(preparation_data(process_obj._name), buffer)
-            reduction.dump(process_obj, buffer)
-        finally:
-            set_spawning_popen(None)
-            self.starting = None
-
+        buffer = pickle_process(self, process_obj)
         parent_r = child_w = child_r = parent_w = None
         try:
             parent_r, child_w = os.pipe()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from multiprocessing import context, spawn
+from multiprocessing import context, reduction, spawn
 from multiprocessing import process as library
-from multiprocessing.context import get_spawning_popen
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
 from types import MappingProxyType
@@ -229,3 +230,20 @@ def preparation_data(name: str) -> Mapping[str, Any]:
     usual._actual_context = decided  # asking for it decides it, but the library's default is the user's
     data["start_method"] = default_context().present_start_method()
     return {key: value for key, value in data.items() if not key.startswith("init_main")}
+
+
+def pickle_process(popen: Any, process: Any) -> io.BytesIO:
+    """Return what a new interpreter or a fork server is sent: what the library tells it, and the process.
+
+    While it is pickled, the process is ``popen.starting``; the other ends of what it is given as a guest are
+    ``popen.guest_ends`` afterwards.
+    """
+    buffer, popen.starting = io.BytesIO(), process
+    set_spawning_popen(popen)
+    try:
+        reduction.dump(preparation_data(process._name), buffer)
+        reduction.dump(process, buffer)
+    finally:
+        set_spawning_popen(None)
+        popen.starting = None
+    return buffer

@@ -214,10 +214,10 @@ def test_the_fork_server_is_killed(tmp_path):
         LOOK
         + """
         import threading
-        from nbparallel.multiprocessing.starting.fork_server import _forkserver
+        from nbparallel.multiprocessing.starting.fork_server import present_server
 
         def await_end():
-            os.waitid(os.P_PID, _forkserver._forkserver_pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, present_server._forkserver_pid, os.WEXITED | os.WNOWAIT)
 
         def work(array, coming, going):
             going.send(os.getpid())
@@ -230,7 +230,7 @@ def test_the_fork_server_is_killed(tmp_path):
         process = ctx.Process(target=work, args=(array, coming, going))
         process.start()
         pid = answers.recv()
-        os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+        os.kill(present_server._forkserver_pid, signal.SIGKILL)
         await_end()
         assert [guest.pid for guest in household.report().guests] == [pid]
         go.send(None)
@@ -240,8 +240,8 @@ def test_the_fork_server_is_killed(tmp_path):
 
         run(target=abs, args=(1,))  # another server
         theirs = rest()
-        os.kill(_forkserver._forkserver_pid, signal.SIGSTOP)
-        threading.Timer(0.3, os.kill, [_forkserver._forkserver_pid, signal.SIGKILL]).start()
+        os.kill(present_server._forkserver_pid, signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, [present_server._forkserver_pid, signal.SIGKILL]).start()
         try:
             ctx.Process(target=abs, args=(1,)).start()
         except (EOFError, OSError):
