@@ -98,7 +98,7 @@ def parts_of_ping_pong(c: Communicator) -> Seconds:
     """Return what a send and a recv of 8 bytes take, and their parts."""
     x, peer = np.zeros(1), 1
     sender = c._sender
-    out, into = sender._rings[peer], c._receiver._rings[peer]
+    out, into = sender.rings[peer], c._receiver.rings[peer]
     assert sender.send_short(x, peer, 0), "a short array takes the shortest path"
     record = sender._make_head(x, 0, 0) + x.tobytes()
     count = out.capacity // (len(record) + 64) - 2

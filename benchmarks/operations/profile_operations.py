@@ -63,7 +63,8 @@ only one has work (the root of gather and scatter), else of all together. *Share
 copy that another core does at the same time, if there is one."""
 
 
-def _alone(ranks: int, parts: Callable[[Communicator], Seconds]) -> Seconds:
+def time_alone(ranks: int, parts: Callable[[Communicator], Seconds]) -> Seconds:
+    """Time the parts of an operation on rank 0, which plays all ranks."""
     ready, end = os.pipe(), os.pipe()
 
     def work(c: Communicator) -> Seconds:
@@ -101,7 +102,7 @@ def _small_call(c: Communicator, name: str) -> tuple[Callable[[], object], int]:
     return Ours(c, shared=False).ping_pong(x), 2
 
 
-def _together(c: Communicator, name: str, rounds: int) -> dict[str, float]:
+def time_together(c: Communicator, name: str, rounds: int) -> dict[str, float]:
     """Return what one call takes between ranks, and how often it gave its processor away."""
     call, ways = _small_call(c, name)
     walls, used = [], []
@@ -114,7 +115,7 @@ def _together(c: Communicator, name: str, rounds: int) -> dict[str, float]:
         used.append((time.process_time() - cpu) / BATCH / ways)
     found = {"wall": statistics.median(walls), "cpu": statistics.median(used)}
     waiter, yielded, slept = context_of(c).waiter, [0], [0]
-    sched_yield, sleep = os.sched_yield, waiter._futex_wait
+    sched_yield, sleep = os.sched_yield, waiter.futex_wait
 
     def counted_yield() -> None:
         yielded[0] += 1
@@ -124,13 +125,13 @@ def _together(c: Communicator, name: str, rounds: int) -> dict[str, float]:
         slept[0] += 1
         sleep(*arguments)
 
-    os.sched_yield, waiter._futex_wait = counted_yield, counted_sleep  # type: ignore[method-assign]
+    os.sched_yield, waiter.futex_wait = counted_yield, counted_sleep  # type: ignore[method-assign]
     before = resource.getrusage(resource.RUSAGE_SELF)
     for _ in range(BATCH * rounds):
         call()
     after = resource.getrusage(resource.RUSAGE_SELF)
     os.sched_yield = sched_yield
-    del waiter._futex_wait
+    del waiter.futex_wait
     calls = BATCH * rounds * ways
     found["yields"], found["sleeps"] = yielded[0] / calls, slept[0] / calls
     found["given"] = (after.ru_nvcsw - before.ru_nvcsw) / calls
@@ -168,8 +169,8 @@ def small(*, quick: bool, strace: bool) -> str:
     ]  # fmt: skip
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, (ranks, parts) in SMALL.items():
-        alone = _alone(ranks, parts)
-        runs = _values(ranks, lambda c, name=name: _together(c, name, 10 if quick else 50))
+        alone = time_alone(ranks, parts)
+        runs = _values(ranks, lambda c, name=name: time_together(c, name, 10 if quick else 50))
         most = {key: max(run[key] for run in runs) for key in runs[0]}
         known = [alone[key] for key in ("numpy", "words", "fence", "line")]
         cells = [human_seconds(t) for t in (alone["whole"], *known, alone["whole"] - sum(known))]

@@ -52,7 +52,8 @@ def _times(c: Communicator, work: Work, clock: Clock) -> list[float]:
     return found
 
 
-def _launch(work: Work, clock: Clock) -> float:
+def launch(work: Work, clock: Clock) -> float:
+    """Return the seconds of one call, of ranks that are started for it."""
     outcomes = run_ranks(work.ranks, lambda c: _times(c, work, clock), seconds=120)
     for outcome in outcomes:
         if outcome.error is not None:
@@ -75,7 +76,7 @@ def measure(knob: Knob, rounds: int, clock: Clock = time.perf_counter) -> Times:
             for work in knob.works:
                 for value in order:
                     knob.set(value)
-                    seconds = _launch(work, clock)
+                    seconds = launch(work, clock)
                     found[value][work.name] = min(seconds, found[value].get(work.name, seconds))
     finally:
         knob.set(chosen)

@@ -27,7 +27,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nbparallel.distributed.api._operation import Timeout
 from nbparallel.distributed.api.backends import (
     is_backend_available,
     is_gloo_available,
@@ -39,6 +38,7 @@ from nbparallel.distributed.api.backends import (
 )
 from nbparallel.distributed.api.cartesian import CartesianGrid
 from nbparallel.distributed.api.locks import NamedLock
+from nbparallel.distributed.api.operation_base import Timeout
 from nbparallel.distributed.api.p2p_op import P2POp
 from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
 from nbparallel.distributed.communicator import OPERATIONS, Communicator

@@ -6,7 +6,6 @@ import os
 import weakref
 from collections.abc import Callable
 
-from nbparallel.distributed.api._operation import UNTRACED, OnOperation
 from nbparallel.distributed.api.assert_same import AssertSame
 from nbparallel.distributed.api.cartesian import GridOperations
 from nbparallel.distributed.api.data_movement import DataMovement
@@ -15,6 +14,7 @@ from nbparallel.distributed.api.groups import GroupOperations
 from nbparallel.distributed.api.locks import Locks
 from nbparallel.distributed.api.mpi_reductions import MpiReductions
 from nbparallel.distributed.api.object_lists import ObjectLists
+from nbparallel.distributed.api.operation_base import UNTRACED, OnOperation
 from nbparallel.distributed.api.point_to_point import PointToPoint
 from nbparallel.distributed.api.reductions import Reductions
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives

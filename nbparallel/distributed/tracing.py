@@ -192,7 +192,7 @@ class OperationTracer:
     def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return an operation that is traced: it only stores, and `take` interprets what it stored."""
         context, waiter, protocol, noted = self._context, self._waiter, self._world.protocol, self._noted
-        place, keyword = _peer_argument(method)
+        place, keyword = peer_argument(method)
         quick, code = name in QUICK, operation_of(name).value
         words, timing, time_bits = self._words, self._timing, ~OPERATION_BITS
         inside, counted, moving = (
@@ -273,7 +273,7 @@ def inspect_parameters(operations: Iterable[Callable[..., Any]]) -> None:
         _peer_parameter(operation)
 
 
-def _peer_argument(method: Callable[..., Any]) -> tuple[int, str]:
+def peer_argument(method: Callable[..., Any]) -> tuple[int, str]:
     """Return position and keyword of an operation's root or other rank; (-1, "") if it has none."""
     place, name = _peer_parameter(getattr(method, "__func__", method))
     return (place - 1 if place > 0 and hasattr(method, "__func__") else place), name

@@ -11,7 +11,7 @@ import nbparallel
 from nbparallel import distributed, sharing
 from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
-from nbparallel.distributed.api._operation import PREDEFINED
+from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, tasks
 from nbparallel.engine.debugger import Breakpoints

@@ -18,12 +18,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbparallel.distributed import Communicator, set_current
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_state import GroupTable
+from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.store import Store
 from nbparallel.supervisor.children import die_with_parent
@@ -81,6 +87,11 @@ class FolderBroker:
         if fd is not None:
             os.close(fd)
 
+    def forget_all(self) -> None:
+        """Drop the descriptors of all segments."""
+        for segment in [*self._fds]:
+            self.forget(segment)
+
     def notices(self) -> Sequence[Notice]:
         """Return nothing: no segment is ever idle here."""
         return ()
@@ -120,6 +131,32 @@ def context_of(communicator: Communicator) -> RankContext:
     For tests of the operations themselves; its attributes change from version to version.
     """
     return communicator._context
+
+
+class CommunicatorParts(NamedTuple):
+    """What the operations of a rank are made of, besides `context_of`."""
+
+    collectives: GroupCollectives
+    """Those of the world."""
+    groups: GroupTable
+    sender: Sender
+    receiver: Receiver
+    tracer: OperationTracer | None
+    """What notes its operations; None: nothing does."""
+
+
+def parts_of(communicator: Communicator) -> CommunicatorParts:
+    """Return what a rank's operations are made of; for tests of them, as `context_of`."""
+    c = communicator
+    return CommunicatorParts(c._world, c._group_table, c._sender, c._receiver, c._tracer)
+
+
+def wrap_collectives(communicator: Communicator, around: Callable[..., Any]) -> None:
+    """Have ``around(run, *args)`` run each blocking collective of a rank; operations of several steps too.
+
+    It calls ``run(*args)``, and does before or after it what a test needs at that moment.
+    """
+    communicator._run = partial(around, communicator._run)  # type: ignore[method-assign]
 
 
 def run_ranks(

@@ -130,11 +130,13 @@ class MessageWork(BackendWork):
         return self._place(self._operation.source_rank())
 
 
+deferred: deque[Deferred] = deque()
+"""Collectives of this process that were begun and have not run, in the order in which they were begun."""
+
+
 class Deferred(BackendWork):
     """A collective that was begun, and runs later."""
 
-    _queue: ClassVar[deque[Deferred]] = deque()
-    """Of this process, in the order in which they were begun."""
     _turn: ClassVar[threading.RLock] = threading.RLock()
     """Of the thread that runs them: another one that waits for the same work waits for it."""
 
@@ -142,9 +144,9 @@ class Deferred(BackendWork):
         super().__init__(value)
         self._run: Callable[[], None] | None = run
         self._error: BaseException | None = None
-        if not self._queue:
+        if not deferred:
             communicator.at_end(Deferred.run_all, Deferred.drop_all)
-        self._queue.append(self)
+        deferred.append(self)
 
     def wait(self, timeout: datetime.timedelta = NO_TIME) -> bool:
         """Run what was begun up to this operation; return True.
@@ -177,21 +179,21 @@ class Deferred(BackendWork):
     @classmethod
     def run_all(cls) -> None:
         """Run what was begun."""
-        if cls._queue:
+        if deferred:
             with cls._turn:
-                while cls._queue:
+                while deferred:
                     cls._run_next()
 
     @classmethod
     def drop_all(cls) -> None:
         """Forget what was begun: its cell has failed."""
-        while cls._queue:
-            work = cls._queue.popleft()
+        while deferred:
+            work = deferred.popleft()
             work._run, work._error = None, StaleWorkError("it was begun in a cell that has failed since")
 
     @classmethod
     def _run_next(cls) -> None:
-        work = cls._queue.popleft()
+        work = deferred.popleft()
         assert work._run is not None, "what is in the queue has not run"
         try:
             work._run()

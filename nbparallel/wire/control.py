@@ -94,14 +94,14 @@ VERSION = 3
 _RETRIES = 8
 
 
-def _order() -> None:
+def order_stores() -> None:
     """Order the words before against those after, where the machine does not: see `distributed.waiting`."""
 
 
 if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
     _lock = threading.Lock()
 
-    def _order() -> None:
+    def order_stores() -> None:
         for _ in range(2):
             _lock.acquire(False)
             try:
@@ -110,7 +110,7 @@ if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
                 pass
 
 
-_HEADER = struct.Struct("<QIIQQQ")
+HEADER = struct.Struct("<QIIQQQ")
 
 
 def create(world_size: int, epoch: int, *, label: str = "") -> int:
@@ -128,7 +128,7 @@ def create(world_size: int, epoch: int, *, label: str = "") -> int:
             os.posix_fallocate(fd, 0, layout.nbytes)
         else:
             os.ftruncate(fd, layout.nbytes)
-        os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, world_size, epoch, layout.nbytes, time.monotonic_ns()), 0)
+        os.pwrite(fd, HEADER.pack(MAGIC, VERSION, world_size, epoch, layout.nbytes, time.monotonic_ns()), 0)
         _seal(fd)
     except BaseException:
         os.close(fd)
@@ -163,10 +163,10 @@ class ControlView:
 
     def __init__(self, fd: int) -> None:
         """Map `fd`, which stays the caller's to close."""
-        head = os.pread(fd, _HEADER.size, 0)
-        if len(head) < _HEADER.size:
+        head = os.pread(fd, HEADER.size, 0)
+        if len(head) < HEADER.size:
             raise ProtocolError(f"a control segment of {len(head)} bytes is shorter than its header")
-        magic, version, world_size, epoch, nbytes, _ = _HEADER.unpack(head)
+        magic, version, world_size, epoch, nbytes, _ = HEADER.unpack(head)
         if magic != MAGIC or version != VERSION:
             raise ProtocolError(f"not a control segment of version {VERSION}: {head[:12]!r}")
         if not 1 <= world_size <= MAX_WORLD_SIZE:
@@ -194,7 +194,7 @@ class ControlView:
         """Record which task the next SIGINT to `rank` interrupts."""
         w = self.layout.rank_word(rank, INTERRUPT)
         self.words[w] = task
-        _order()
+        order_stores()
         self.words[w + 1] = sequence  # last: a reader that sees it new sees the task new
 
     def read_interrupt(self, rank: int) -> tuple[int, int]:
@@ -217,7 +217,7 @@ class ControlView:
         kind, value = (
             (2, signal) if signal is not None else (1, exit_code) if exit_code is not None else (3, 0)
         )
-        _order()
+        order_stores()
         self.words[w] = kind << 32 | (value & 0xFFFF_FFFF)
 
     def read_death(self, rank: int) -> DeathRecord | None:
@@ -253,7 +253,7 @@ class ControlView:
         w, words = self.layout.rank_word(rank, SLOT), self.words
         version = words[w] | 1  # odd already if an interrupt cut the last change short
         words[w] = version
-        _order()
+        order_stores()
         words[w + 1], words[w + 2], words[w + 3], words[w + 4] = cell, int(state), int(operation), sequence
         words[w + 5], words[w + 6], words[w + 7] = (
             peer + 1,
@@ -265,7 +265,7 @@ class ControlView:
         if length:
             start = (w + 12) * WORD
             self.octets[start : start + length] = area
-        _order()
+        order_stores()
         words[w] = version + 1
 
     def read_slot(self, rank: int) -> SlotRecord:
@@ -273,11 +273,11 @@ class ControlView:
         w, words = self.layout.rank_word(rank, SLOT), self.words
         for _ in range(_RETRIES):
             version = words[w]
-            _order()
+            order_stores()
             values = words[w + 1 : w + 11].tolist()
             start = (w + 12) * WORD
             area = bytes(self.octets[start : start + min(words[w + 11], SLOT_AREA)])
-            _order()
+            order_stores()
             if version & 1 or words[w] != version:
                 continue
             cell, state, operation, sequence, peer, tag, lines, since, deadline, target = values
@@ -306,7 +306,7 @@ class ControlView:
             time.monotonic_ns(),
             len(text),
         )
-        _order()
+        order_stores()
         words[w] = int(kind)  # last: it makes the record valid
 
     def read_failure(self, rank: int) -> FailureRecord | None:

@@ -43,7 +43,11 @@ def test_a_user_s_program_has_the_types_it_asserts(tmp_path: Path) -> None:
 def test_every_operation_is_known_to_type_checkers() -> None:
     """What `nbparallel.distributed` makes from its list stands there for checkers, and no more."""
     tree = ast.parse(Path(dist.__file__).read_text())
-    (block,) = (node.body for node in tree.body if isinstance(node, ast.If) and "_typed" in ast.unparse(node))
+    (block,) = (
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.If) and "_typed = current()" in ast.unparse(node)
+    )
     typed = [node.targets[0].id for node in block if isinstance(node, ast.Assign)][1:]
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert sorted([*typed, *(name for name in OPERATIONS if name in defined)]) == sorted(OPERATIONS)

@@ -16,7 +16,7 @@ def test_parts_are_less_than_the_whole(monkeypatch: Any, name: str) -> None:
     """Rank 0 plays all ranks, and leaves the control segment so that the others can end."""
     monkeypatch.setattr(parts, "ROUNDS", 3)
     for _ in range(5):  # parts and whole are timed one after the other: a pause may hit one of them
-        found = profile_operations._alone(*profile_operations.SMALL[name])
+        found = profile_operations.time_alone(*profile_operations.SMALL[name])
         own = {key: found[key] for key in ("numpy", "words", "fence", "line")}
         assert all(seconds > 0 for seconds in own.values()), found
         if sum(own.values()) < found["whole"]:
@@ -33,7 +33,7 @@ def test_tables(monkeypatch: Any) -> None:
         for kind in ("shared", "private"):
             assert f"| {operation}, {kind} |" in table
     for name in ("all_reduce, 8 B, 2 ranks", "ping-pong, 8 B, one way"):
-        outcomes = run_ranks(2, lambda c, name=name: profile_operations._together(c, name, 1))
+        outcomes = run_ranks(2, lambda c, name=name: profile_operations.time_together(c, name, 1))
         for outcome in outcomes:
             assert outcome.error is None, outcome
             assert outcome.value["wall"] > 0

@@ -35,7 +35,7 @@ def test_values_are_tried_and_put_back(monkeypatch: Any) -> None:
         assert {getattr(m, n) for m, n in knob.places} == {value}
         return {1: 2.0, 2: 1.0, 3: 1.04}.get(value, 4.0) + 0.001 * len(tried)
 
-    monkeypatch.setattr(tuning, "_launch", launch)
+    monkeypatch.setattr(tuning, "launch", launch)
     chosen = knob.chosen
     times = tuning.measure(knob, 2)
     assert knob.chosen == chosen
@@ -50,4 +50,4 @@ def test_values_are_tried_and_put_back(monkeypatch: Any) -> None:
 def test_an_operation_is_timed(monkeypatch: Any, index: int) -> None:
     """Of messages, and of gradients: by ranks that have the value."""
     monkeypatch.setattr(tuning, "SECONDS", 0.0)
-    assert 0 < tuning._launch(KNOBS[index].works[0], time.process_time) < 100
+    assert 0 < tuning.launch(KNOBS[index].works[0], time.process_time) < 100

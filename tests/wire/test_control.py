@@ -126,7 +126,7 @@ def test_a_damaged_segment_is_refused() -> None:
         os.pwrite(fd, b"x" * 4096, 0)
         with pytest.raises(ProtocolError):
             ControlView(fd)
-        head = control._HEADER.pack(control.MAGIC, control.VERSION, 4, 1, 4096, 0)
+        head = control.HEADER.pack(control.MAGIC, control.VERSION, 4, 1, 4096, 0)
         os.pwrite(fd, head, 0)
         with pytest.raises(ProtocolError):
             ControlView(fd)

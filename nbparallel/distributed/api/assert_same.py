@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, Timeout
 from nbparallel.distributed.arguments import deadline
 from nbparallel.distributed.equality.difference import find_difference
 from nbparallel.distributed.equality.flatten import digest_of, flatten

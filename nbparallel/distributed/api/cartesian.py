@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, untraced
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, untraced
 from nbparallel.distributed.arguments import check_rank
 
 
@@ -135,7 +135,7 @@ class GridOperations(OperationBase):
             )
         if isinstance(periodic, int | np.integer) and not isinstance(periodic, bool):
             raise TypeError(f"the sizes are one argument: write dist.grid(({dims!r}, {periodic!r}))")
-        sizes = _fitting(_ints(dims, "dims"), len(state.ranks))
+        sizes = fitting_sizes(_ints(dims, "dims"), len(state.ranks))
         wraps = [periodic] * len(sizes) if isinstance(periodic, bool | np.bool_) else periodic
         if not isinstance(wraps, Sequence | np.ndarray) or not all(
             isinstance(wrap, bool | np.bool_) for wrap in wraps
@@ -161,7 +161,7 @@ def _place(index: int, dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(index, dims))
 
 
-def _fitting(dims: tuple[int, ...], count: int) -> tuple[int, ...]:
+def fitting_sizes(dims: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return the sizes of a grid, with numbers in place of each 0."""
     if not dims or min(dims) < 0:
         raise ValueError(f"dims must be at least one number, none of them negative, not {dims}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout, untraced
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, Timeout, untraced
 from nbparallel.distributed.arguments import deadline, part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
 from nbparallel.distributed.data_parallel.buckets import BUCKET, label_of_one

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, untraced
 from nbparallel.distributed.api.backends import BACKEND
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, untraced
 from nbparallel.distributed.arguments import check_group_rank, check_list
 from nbparallel.distributed.collectives.movements import ALL_GATHER
 from nbparallel.distributed.group import Group, checked_ranks

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Self
 
-from nbparallel.distributed.api._operation import OperationBase, Timeout, untraced
+from nbparallel.distributed.api.operation_base import OperationBase, Timeout, untraced
 from nbparallel.distributed.arguments import deadline
 from nbparallel.distributed.slots.lock_table import TOKENS, LockTable
 

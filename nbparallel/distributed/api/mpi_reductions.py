@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, Timeout
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, Timeout
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.collectives.variants import pairs_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase
 from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
 from nbparallel.distributed.collectives.movements import ALL_GATHER, GATHER, SCATTER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nbparallel.distributed.api._operation import GroupLike
+from nbparallel.distributed.api.operation_base import GroupLike
 from nbparallel.distributed.arguments import MISSING
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import GroupLike, OperationBase, predefined, untraced
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, predefined, untraced
 from nbparallel.distributed.api.p2p_op import P2POp
 from nbparallel.distributed.arguments import (
     ANY_SOURCE,

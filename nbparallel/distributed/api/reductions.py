@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api._operation import (
+from nbparallel.distributed.api.operation_base import (
     GroupLike,
     OperationBase,
     Timeout,

@@ -127,7 +127,7 @@ class AllReduce:
             protocol.compare()
         if not same or (span is not None and not protocol.spans.disjoint(protocol.generation)):
             protocol.check_overlap(protocol.bits())
-        self._combine_slots(plan, views, x)
+        self.combine_slots(plan, views, x)
         protocol.release()
         return x
 
@@ -175,7 +175,7 @@ class AllReduce:
                         return False
                 if not same or (span is not None and not protocol.spans.disjoint(protocol.generation)):
                     protocol.check_overlap(protocol.bits())
-                self._combine_slots(plan, views, x)
+                self.combine_slots(plan, views, x)
             elif not self._all_reduce_large(x, plan, span):
                 protocol.release()
                 return False
@@ -208,7 +208,8 @@ class AllReduce:
         plan.views[generation] = views
         return views
 
-    def _combine_slots(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
+    def combine_slots(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
+        """Combine what lies on the slots into `x`."""
         try:
             if self._size > 2 or plan.special:
                 self._combine_many(plan, views, x)
@@ -270,7 +271,7 @@ class AllReduce:
                 leave()  # the slot holds where the array lies, which the route that is taken does not use
             protocol.synchronize()
         if route is Route.INLINE:
-            self._combine_slots(plan, self._slots(plan, x), x)
+            self.combine_slots(plan, self._slots(plan, x), x)
             return True
         if not read:
             self._combine_staged(plan, source)

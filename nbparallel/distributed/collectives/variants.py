@@ -48,7 +48,8 @@ class Scan(AllReduce):
     def _combine_numbers(self, operator: Operator, values: Sequence[Any]) -> Any:
         return combine_numbers(operator, values[: self._count]) if self._count else None
 
-    def _combine_slots(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
+    def combine_slots(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
+        """Combine what lies on the slots of lower ranks into `x`."""
         inputs = views[: self._count]
         if len(inputs) == 1:
             x[...] = inputs[0]

@@ -43,10 +43,10 @@ class Receiver:
     """The messages that one rank receives."""
 
     def __init__(self, context: RankContext, rings: RingPairs) -> None:
-        self._context, self._rings = context, rings.readers
+        self._context, self.rings = context, rings.readers
         self._streams = [StreamIn(context, r) for r in range(context.world_size)]
         self._packer = Packer(context, inline_nbytes(context.view))
-        self.unexpected = UnexpectedMessages(context.rank, self._rings)
+        self.unexpected = UnexpectedMessages(context.rank, self.rings)
         self._queues = self.unexpected.queues
         self._posted = PostedReceives(self.unexpected, self._serve)
         self._metas: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
@@ -72,7 +72,7 @@ class Receiver:
             meta = self._metas[buffer.dtype, buffer.shape] = self._packer.short_meta(buffer)
         if not meta:
             return False
-        ring = self._rings[src]
+        ring = self.rings[src]
         if not ring.arrives():
             self._has_spun = True
             return False
@@ -113,9 +113,7 @@ class Receiver:
             self.advance()
         message = self.unexpected.find(src, tag, group)
         if message is None:
-            request = MatchRequest(
-                context, self.unexpected, self._rings, src, tag, line, deadline_ns, sources
-            )
+            request = MatchRequest(context, self.unexpected, self.rings, src, tag, line, deadline_ns, sources)
             message = self._wait_for_message(request, partial(self.unexpected.find, src, tag, group))
         if buffer is not None:
             self._check(buffer, message, line)
@@ -209,7 +207,7 @@ class Receiver:
         context.check_peers(others if receive.src is not None else ())
         if wait or (others and all(map(context.gone, others))):  # a poll raises the same error
             request = MatchRequest(
-                context, self.unexpected, self._rings, receive.src, receive.tag, context.call_site.line(),
+                context, self.unexpected, self.rings, receive.src, receive.tag, context.call_site.line(),
                 deadline_ns, receive.sources,
             )  # fmt: skip
             self._wait_for_message(request, lambda: work if work.done else None)
@@ -281,7 +279,7 @@ class Receiver:
 
     def await_introduction(self, src: int, group: int, deadline_ns: int | None) -> bytes:
         """Return the handle of a group's slot area, as soon as its first member has sent it."""
-        context, ring = self._context, self._rings[src]
+        context, ring = self._context, self.rings[src]
         line = context.call_site.line()
 
         def explain(finished: list[int]) -> NbParallelError:

@@ -47,7 +47,7 @@ class Sender:
     """
 
     def __init__(self, context: RankContext, rings: RingPairs, take_in: Callable[[int], None]) -> None:
-        self._context, self._rings, self._take_in = context, rings.writers, take_in
+        self._context, self.rings, self._take_in = context, rings.writers, take_in
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(context.world_size)]
         """For each receiver: message numbers, and what must live until that message was received."""
         self._streams = [StreamOut(context, r) for r in range(context.world_size)]
@@ -69,7 +69,7 @@ class Sender:
         if not head or self.strict or self._held[dst] or fault_injection.ARMED:
             return False
         data = x.tobytes()
-        if not self._rings[dst].put_contiguous(head + data):
+        if not self.rings[dst].put_contiguous(head + data):
             return False
         context = self._context
         context.operations += 1
@@ -94,7 +94,7 @@ class Sender:
         stream = self._streams[dst] if dst != context.rank else None
         payload = self._packer.pack(x, view=view, stream=stream)
         record = payload.record(tag, line, group)
-        ring = self._rings[dst]
+        ring = self.rings[dst]
         self._release_received(dst)
         if fault_injection.ARMED:
             fault_injection.hit("enter", context.rank)
@@ -127,7 +127,7 @@ class Sender:
 
     def sent(self, work: Work, dst: int) -> Callable[[int | None, bool], None]:
         """Return how to wait until the message that was sent last was received."""
-        ring, number = self._rings[dst], self._rings[dst].number
+        ring, number = self.rings[dst], self.rings[dst].number
 
         def push(deadline_ns: int | None, wait: bool) -> None:
             if wait and ring.newest_taken() < number:
@@ -140,9 +140,9 @@ class Sender:
     def introduce(self, dst: int, group: int, packed: bytes, deadline_ns: int | None) -> None:
         """Send a member of a group the handle of its slot area."""
         record = Payload(INTRODUCTION, b"", packed).record(-1, 0, group)
-        if not self._rings[dst].has_room(len(record)):
+        if not self.rings[dst].has_room(len(record)):
             self._wait_for_room(dst, len(record), 0, self._context.call_site.line(), deadline_ns)
-        self._rings[dst].put(record)
+        self.rings[dst].put(record)
 
     def release(self) -> None:
         """Release memory that receivers have taken over, and the windows of idle streams."""
@@ -152,11 +152,11 @@ class Sender:
 
     def _release_received(self, dst: int) -> None:
         held = self._held[dst]
-        while held and held[0][0] <= self._rings[dst].taken():
+        while held and held[0][0] <= self.rings[dst].taken():
             held.popleft()
 
     def _wait_for_room(self, dst: int, nbytes: int, tag: int, line: int, deadline_ns: int | None) -> None:
-        ring, context = self._rings[dst], self._context
+        ring, context = self.rings[dst], self._context
         place = context.call_site.place(line)
 
         def explain(finished: list[int]) -> NbParallelError:
@@ -179,7 +179,7 @@ class Sender:
         self, dst: int, number: int, tag: int, line: int, deadline_ns: int | None
     ) -> None:
         """Wait as a synchronous send does: what `strict_sync` is for."""
-        ring, context = self._rings[dst], self._context
+        ring, context = self.rings[dst], self._context
         place = context.call_site.place(line)
 
         def explain(finished: list[int]) -> NbParallelError:
@@ -202,7 +202,7 @@ class Sender:
 
     def unreceived(self) -> tuple[int, ...]:
         """Return the ranks that have not received everything that was sent to them."""
-        return tuple([rank for rank, ring in enumerate(self._rings) if ring.taken() != ring.number])
+        return tuple([rank for rank, ring in enumerate(self.rings) if ring.taken() != ring.number])
 
     def forget(self, dst: int) -> None:
         """Release what was sent to a rank, which drops it."""

@@ -52,9 +52,9 @@ NBYTES_PER_NS = 2
 LEAST_PATIENCE_NS = 1_000_000
 SKIPPED = 8
 """Long messages that are copied after a receiver took nothing of one: it may be busy with computing."""
-_HEAD = 4096
+HEAD_NBYTES = 4096
 """Bytes before the chunks: length and handle of the memory that holds the rest."""
-_BODY = struct.Struct("<Q")
+BODY = struct.Struct("<Q")
 """The number of the message's first chunk; the window's handle follows."""
 _LENGTH = struct.Struct("<Q")
 
@@ -103,8 +103,8 @@ class StreamOut:
                 return None
         elif ahead + -(-nbytes // CHUNK) > CHUNKS:
             return None
-        self._memory()
-        return _BODY.pack(self._position) + self._packed
+        self.memory()
+        return BODY.pack(self._position) + self._packed
 
     def write(self, x: AnyArray, call: Call, hold: Callable[[AnyArray], None]) -> None:
         """Put in all of a C-contiguous `x`; `hold` is given memory that must live until that was taken."""
@@ -114,14 +114,14 @@ class StreamOut:
         for start in range(0, data.size, CHUNK):
             position = self._position
             if position - words[self._taken] >= CHUNKS and not self._is_followed(data.size - start):
-                rest = self._copy(data[start:])
+                rest = self.copy_rest(data[start:])
                 if rest is not None:
                     self._late = SKIPPED if words[self._taken] == begin else 0
                     hold(rest)  # before it is announced: an interrupt may come in between
-                    self._put_rest(rest, end)
+                    self.put_rest(rest, end)
                     return
                 self._wait_for_room(call)
-            window, place = self._memory(), _HEAD + position % CHUNKS * CHUNK
+            window, place = self.memory(), HEAD_NBYTES + position % CHUNKS * CHUNK
             part = data[start : start + CHUNK]
             window[place : place + part.size] = part
             self._position = position + 1
@@ -129,14 +129,16 @@ class StreamOut:
             if fault_injection.ARMED:
                 fault_injection.hit("half_payload", self._context.rank)
 
-    def _memory(self) -> AnyArray:
+    def memory(self) -> AnyArray:
+        """Return the window, allocated on first use."""
         if self._window is None:
-            window = self._context.store.empty((_HEAD + CHUNKS * CHUNK,), np.uint8)
-            self._packed = self._pack(window)
+            window = self._context.store.empty((HEAD_NBYTES + CHUNKS * CHUNK,), np.uint8)
+            self._packed = self.pack(window)
             self._window = window
         return self._window
 
-    def _pack(self, memory: AnyArray) -> bytes:
+    def pack(self, memory: AnyArray) -> bytes:
+        """Return the handle of memory, as the receiver attaches it."""
         handle = self._context.store.handle(memory, writable=False)
         if handle is None:
             raise InternalError("the store's own array is not shared")
@@ -152,7 +154,7 @@ class StreamOut:
         patience = max(LEAST_PATIENCE_NS, nbytes // NBYTES_PER_NS)
         return self._waiter.within(self._has_room, self._destination, patience)
 
-    def _copy(self, data: AnyArray) -> AnyArray | None:
+    def copy_rest(self, data: AnyArray) -> AnyArray | None:
         """Return the rest of a message in another segment; None if there is no memory: it has to wait."""
         try:
             rest = self._context.store.empty((data.size,), np.uint8)
@@ -161,8 +163,9 @@ class StreamOut:
         rest[...] = data
         return rest
 
-    def _put_rest(self, rest: AnyArray, end: int) -> None:
-        window, packed = self._memory(), self._pack(rest)
+    def put_rest(self, rest: AnyArray, end: int) -> None:
+        """Announce where the rest of a message lies; `end` is the number behind its last chunk."""
+        window, packed = self.memory(), self.pack(rest)
         window[: _LENGTH.size + len(packed)] = np.frombuffer(_LENGTH.pack(len(packed)) + packed, np.uint8)
         self._words[self._put + 1] = self._position
         self._position = end
@@ -214,17 +217,17 @@ class StreamIn:
     def read(self, x: AnyArray, body: bytes | memoryview, call: Call) -> None:
         """Fill a C-contiguous `x` with the content of a message."""
         words, waiter = self._words, self._waiter
-        (base,) = _BODY.unpack_from(body)
-        window, data = self._attach(bytes(body[_BODY.size :])), flat_octets(x)
+        (base,) = BODY.unpack_from(body)
+        window, data = self.attach_window(bytes(body[BODY.size :])), flat_octets(x)
         for position, start in enumerate(range(0, data.size, CHUNK), base):
             if words[self._put] <= position and not waiter.spin(words, self._put, position + 1):
                 self._wait_for(position, call)
             if not waiter.strong_order:
                 waiter.fence()  # the chunk after the word that announced it
             if base < words[self._put + 1] <= position:
-                data[start:] = self._rest(window)
+                data[start:] = self.attach_rest(window)
                 break
-            place = _HEAD + position % CHUNKS * CHUNK
+            place = HEAD_NBYTES + position % CHUNKS * CHUNK
             part = data[start : start + CHUNK]
             part[...] = window[place : place + part.size]
             waiter.announce(words, self._taken, position + 1)
@@ -232,14 +235,15 @@ class StreamIn:
                 fault_injection.hit("half_payload", self._context.rank)
         waiter.announce(words, self._taken, base + -(-data.size // CHUNK))
 
-    def _attach(self, packed: bytes) -> AnyArray:
+    def attach_window(self, packed: bytes) -> AnyArray:
         """Return the sender's window, which stays attached until the cell ends."""
         if self._window is None or packed != self._packed:
             self._window = self._context.attach(decode_handle(packed), writable=False)
             self._packed = packed
         return self._window
 
-    def _rest(self, window: AnyArray) -> AnyArray:
+    def attach_rest(self, window: AnyArray) -> AnyArray:
+        """Return the rest of a message, which the window names."""
         (length,) = _LENGTH.unpack_from(window.data)
         packed = window[_LENGTH.size : _LENGTH.size + length].tobytes()
         return self._context.attach(decode_handle(packed), writable=False)
@@ -265,7 +269,7 @@ class StreamIn:
 
     def skip(self, nbytes: int, body: bytes | memoryview) -> None:
         """Count a message as taken that is not read; all before it must have been taken."""
-        (base,) = _BODY.unpack_from(body)
+        (base,) = BODY.unpack_from(body)
         self._waiter.announce(self._words, self._taken, base + -(-nbytes // CHUNK))
 
     def release(self) -> None:

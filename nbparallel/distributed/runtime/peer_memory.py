@@ -33,7 +33,7 @@ READS, REFUSED = 1, 2
 MOST_PEERS = 64
 """How many ranks one reads: each takes a descriptor, of which a process has 1024 as a rule."""
 _UNEQUAL = ReadError(ReadFailure.GONE, errno.ESRCH)
-_refused: ReadError | None = None
+refusal: ReadError | None = None
 """Why this process reads no more: an operation was refused in the middle."""
 
 
@@ -43,12 +43,15 @@ class PeerMemory:
     def __init__(self, view: ControlView, rank: int) -> None:
         self._words, self._rank = view.words, rank
         self._layout = view.layout
-        self._pids: dict[int, int] = {}
-        self._pidfds: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
+        """Process ids of the ranks that were verified."""
+        self.pidfds: dict[int, int] = {}
+        """And what notices that a process has ended."""
         self._poll = select.poll() if hasattr(select, "poll") else None
         self._proof = ctypes.c_uint64(secrets.randbits(64) | 1)
-        self._on = os.environ.get(OFF) != "0" and hasattr(os, "pidfd_open")
-        if self._on:
+        self.enabled = os.environ.get(OFF) != "0" and hasattr(os, "pidfd_open")
+        """False: this process neither reads others' memory nor offers its own."""
+        if self.enabled:
             allow_reading(os.getppid())
             place = self._layout.memory_word(rank)
             self._words[place + 1] = ctypes.addressof(self._proof)
@@ -58,7 +61,7 @@ class PeerMemory:
     @property
     def offered(self) -> bool:
         """Whether this rank lets others read its arrays where they lie."""
-        return self._on and not self._words[READ_IN_PLACE_OFF]
+        return self.enabled and not self._words[READ_IN_PLACE_OFF]
 
     def verify(self, rank: int) -> bool:
         """Whether this rank can read the memory of another one, which has begun the epoch; tries it once."""
@@ -68,11 +71,12 @@ class PeerMemory:
             return known == READS
         if not self.offered:
             return False  # it may be turned on again
-        reads = _refused is None and len(self._pids) < MOST_PEERS and self._try(rank) is None
+        reads = refusal is None and len(self.pids) < MOST_PEERS and self.probe(rank) is None
         self._words[word] = READS if reads else REFUSED
         return reads
 
-    def _try(self, rank: int) -> ReadError | None:
+    def probe(self, rank: int) -> ReadError | None:
+        """Read the word of a rank whose value both know; return what failed, None if it can be read."""
         place = self._layout.memory_word(rank)
         pid = self._words[place]
         if not pid or self._poll is None:
@@ -89,7 +93,7 @@ class PeerMemory:
             os.close(pidfd)
             return failed
         self._poll.register(pidfd, select.POLLIN)
-        self._pids[rank], self._pidfds[rank] = pid, pidfd
+        self.pids[rank], self.pidfds[rank] = pid, pidfd
         return None
 
     def is_read_by(self, readers: Iterable[int]) -> bool:
@@ -126,22 +130,22 @@ class PeerMemory:
 
     def read(self, rank: int, address: int, into: AnyArray) -> ReadError | None:
         """Fill a contiguous array with the memory of a rank that was verified."""
-        return read_memory(self._pids[rank], address, into)
+        return read_memory(self.pids[rank], address, into)
 
     def ended(self, ranks: Iterable[int]) -> int | None:
         """Return one of `ranks` whose process has ended: what was read may be another's; None: all live."""
         if self._poll is None:
             return None
         ended = {fd for fd, _ in ready(self._poll, 0)}
-        return next((rank for rank in ranks if self._pidfds.get(rank, -1) in ended), None) if ended else None
+        return next((rank for rank in ranks if self.pidfds.get(rank, -1) in ended), None) if ended else None
 
     def give_up(self, error: ReadError) -> None:
         """Read no more in this process: a call that was allowed before is refused now."""
-        global _refused
-        _refused = error
+        global refusal
+        refusal = error
 
     def close(self) -> None:
         """Close the descriptors."""
-        while self._pidfds:
-            os.close(self._pidfds.popitem()[1])
+        while self.pidfds:
+            os.close(self.pidfds.popitem()[1])
         self._poll = None

@@ -28,7 +28,7 @@ from nbparallel.wire.system import read_text
 
 YAMA_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _PR_SET_PTRACER = 0x59616D61
-_MOST_NBYTES = 1 << 30
+MOST_NBYTES = 1 << 30
 """Of one call: below the system's limit."""
 
 
@@ -82,7 +82,7 @@ def _find() -> Any:
     return function
 
 
-_readv = _find()
+readv = _find()
 
 
 def read_memory(pid: int, address: int, into: Any) -> ReadError | None:
@@ -96,16 +96,16 @@ def read_memory(pid: int, address: int, into: Any) -> ReadError | None:
     nbytes = memoryview(into).nbytes
     if nbytes == 0:
         return None
-    if _readv is None:
+    if readv is None:
         return ReadError(ReadFailure.REFUSED, errno.ENOSYS)
     if address <= 0 or address + nbytes >= 1 << 64:
         return ReadError(ReadFailure.UNREADABLE, errno.EFAULT)
     start = ctypes.addressof(ctypes.c_char.from_buffer(into))
     done = 0
     while done < nbytes:
-        length = min(nbytes - done, _MOST_NBYTES)
+        length = min(nbytes - done, MOST_NBYTES)
         local, remote = _Vector(start + done, length), _Vector(address + done, length)
-        count = _readv(pid, local, 1, remote, 1, 0)
+        count = readv(pid, local, 1, remote, 1, 0)
         if count > 0:
             done += count
             continue

@@ -81,7 +81,8 @@ class _WaitV(ctypes.Structure):
     )
 
 
-def _find_syscall() -> Callable[..., int] | None:
+def find_syscall() -> Callable[..., int] | None:
+    """Return syscall(2), with which futexes are called; None where there are none."""
     if not sys.platform.startswith("linux") or _SYS_FUTEX < 0 or sys.maxsize < 1 << 32:
         return None
     function = ctypes.CDLL(None, use_errno=True).syscall
@@ -94,7 +95,7 @@ def _from_now(nanoseconds: int) -> _Timespec:
     return _Timespec(end // 1_000_000_000, end % 1_000_000_000)
 
 
-def _bit(rank: int) -> int:
+def rank_bit(rank: int) -> int:
     """Return the bit that a rank sleeps with, which it shares with every 32nd."""
     return 1 << (rank & 31)
 
@@ -122,7 +123,7 @@ class Waiter:
         self.spins = self._max_spins = SPINS if spin else 1
         self.strong_order = STRONG_ORDER
         self._lock = threading.Lock()
-        self._syscall = _find_syscall()
+        self._syscall = find_syscall()
         self._has_waitv = self._syscall is not None and view.world_size <= _MAX_WAITV
         self.wait_ns = 0
 
@@ -169,7 +170,7 @@ class Waiter:
             words[word] = value
             self.fence()
         if self._halves[self._parked_of[reader]] in self._mine:
-            self.ring(_bit(reader))
+            self.ring(rank_bit(reader))
 
     def _ring(self) -> None:
         mine = self._mine
@@ -290,16 +291,17 @@ class Waiter:
         values = [halves[bell] for bell in bells]
         self.fence()
         if not satisfied():
-            self._futex_wait(bells, values, slice_ns)
+            self.futex_wait(bells, values, slice_ns)
         halves[self._my_parked] = 0
 
-    def _futex_wait(self, bells: Sequence[int], values: Sequence[int], slice_ns: int) -> None:
+    def futex_wait(self, bells: Sequence[int], values: Sequence[int], slice_ns: int) -> None:
+        """Sleep until one of the words has another value or the slice is over."""
         if self._syscall is None:
             time.sleep(0.0005)  # no futex here: short sleeps
         elif len(bells) == 1:
             timeout = _from_now(slice_ns)
             address = ctypes.c_void_p(self._address + bells[0] * 4)
-            value, bits = ctypes.c_uint32(values[0]), ctypes.c_uint32(_bit(self._rank))
+            value, bits = ctypes.c_uint32(values[0]), ctypes.c_uint32(rank_bit(self._rank))
             self._syscall(_SYS_FUTEX, address, _WAIT, value, ctypes.byref(timeout), None, bits)
         elif self._has_waitv:
             flags_32_bits = 2

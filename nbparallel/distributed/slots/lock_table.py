@@ -102,7 +102,7 @@ class LockTable:
             context.refuse(world=False)
         context.ready = False
         try:
-            abandoned = self._wait_for_turn(self._take_entry(name, token), deadline_ns)
+            abandoned = self._wait_for_turn(self.take_entry(name, token), deadline_ns)
             context.operations += 1
             context.ready = True
         except BaseException as error:
@@ -146,7 +146,7 @@ class LockTable:
             if word in (_FREE, _KEPT) or self._context.forked:
                 continue
             name, note = self._texts[entry], self._note(entry)
-            self._clear(entry)
+            self.clear_entry(entry)
             if note & LOCK_HELD:
                 sentences.append(
                     f"the lock {name!r}{self._context.call_site.since(note >> 2)} was not released, and is "
@@ -156,7 +156,7 @@ class LockTable:
 
     # -- this rank's entries -----------------------------------------------------------------------------
 
-    def _take_entry(self, name: str, token: int) -> int:
+    def take_entry(self, name: str, token: int) -> int:
         """Reserve an entry for a lock; other ranks do not count it yet."""
         word, names = name_word(name), self._names
         if word in names:
@@ -185,7 +185,7 @@ class LockTable:
             words[self._start - 1] = entry + 1
         return w
 
-    def _clear(self, entry: int) -> None:
+    def clear_entry(self, entry: int) -> None:
         """Release an entry, or give its ticket up."""
         if self._context.forked:
             return  # a child that was forked with the lock held: the rank releases it
@@ -201,9 +201,9 @@ class LockTable:
     def _clear_surely(self, entry: int) -> None:
         """Release an entry although a signal handler of the user's may raise in the middle of it."""
         try:
-            self._clear(entry)
+            self.clear_entry(entry)
         except BaseException:
-            repeat_until_done(lambda: self._clear(entry))
+            repeat_until_done(lambda: self.clear_entry(entry))
             raise
 
     # -- waiting -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     StaleWorkError,
 )
-from nbparallel.testing.ranks import context_of
+from nbparallel.testing.ranks import context_of, parts_of
 from tests.distributed.conformance.oracle import DTYPES, allowed, example, expected, same
 
 
@@ -207,7 +207,7 @@ def test_the_end_of_a_cell(ranks: Any) -> None:
         w = c.all_reduce(1, async_op=True) if c.rank == 0 else None
         assert context_of(c).open == 0
         if w is not None:
-            c._group_table.drop()
+            parts_of(c).groups.drop()
             with pytest.raises(StaleWorkError, match="ended since"):
                 w.wait()
         c.end_cell(RuntimeError("the cell failed"))

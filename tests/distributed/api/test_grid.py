@@ -12,7 +12,7 @@ import pytest
 
 import nbparallel.distributed as dist
 from nbparallel.distributed import CartesianGrid, Communicator
-from nbparallel.distributed.api.cartesian import _fitting
+from nbparallel.distributed.api.cartesian import fitting_sizes
 
 
 def grids(dims: tuple[int, ...], periodic: tuple[bool, ...]) -> Iterator[CartesianGrid]:
@@ -50,7 +50,7 @@ def test_neighbours(dims: tuple[int, ...]) -> None:
 )  # fmt: skip
 def test_sizes_that_fit(count: int, dims: tuple[int, ...], found: tuple[int, ...]) -> None:
     """As MPI_Dims_create: as close to each other as can be, the largest first."""
-    assert _fitting(dims, count) == found
+    assert fitting_sizes(dims, count) == found
 
 
 def test_ranks_of_a_session_and_of_a_group(ranks: Any) -> None:

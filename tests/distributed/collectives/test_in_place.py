@@ -162,7 +162,7 @@ def test_turned_off(ranks: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> No
         if how == "notebook":
             context_of(c).words[READ_IN_PLACE_OFF] = 1
         elif how == "one rank" and c.rank == 1:
-            memory._on = False
+            memory.enabled = False
         elif how == "refused" and c.rank == 1:
             peer_memory.read_memory = lambda *_: refusal
         seen = count_reads(c)
@@ -293,7 +293,7 @@ def test_a_refusal_in_the_middle(ranks: Any) -> None:
             memory.read = refuse  # type: ignore[method-assign]
         with pytest.raises((PermissionError, NbParallelError)) as caught:
             c.all_reduce(x)
-        assert (peer_memory._refused is not None) == (c.rank == 1)
+        assert (peer_memory.refusal is not None) == (c.rank == 1)
         return f"{type(caught.value).__name__}: {caught.value}"
 
     zero, one, two = ranks(3, work)

@@ -15,7 +15,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import in_place, staging
 from nbparallel.distributed.runtime import fault_injection, peer_memory
 from nbparallel.errors import NbParallelError
-from nbparallel.testing.ranks import Running, context_of
+from nbparallel.testing.ranks import Running, context_of, parts_of
 
 SIZE = 20_011
 """Elements: more than a slot holds."""
@@ -99,7 +99,7 @@ def repeat(c: Communicator, operation: str, least: int = 0) -> Any:
 
     memory.read = counted  # type: ignore[method-assign]
     try:
-        while not least or least > c._context.operations:
+        while not least or least > context_of(c).operations:
             call()
     except (NbParallelError, KeyboardInterrupt, fault_injection.FaultInjected) as error:
         for array in arrays:
@@ -187,7 +187,7 @@ def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
         while memory.ended([1]) is None:
             assert time.monotonic() < limit
         assert memory.ended([2]) is None
-        reading, context.open = c._world._in_place, 1
+        reading, context.open = parts_of(c).collectives.in_place, 1
         with pytest.raises(NbParallelError, match=r"rank 1 died: its process ended") as caught:
             reading.confirm()
         return getattr(caught.value, "rank", None)
@@ -247,7 +247,7 @@ def test_a_process_id_that_is_used_again(tmp_path: Any) -> None:
         memory = context_of(c).peers.memory
         x = np.ones(SIZE)
         c.all_reduce(x)
-        pid = memory._pids[1 - c.rank]
+        pid = memory.pids[1 - c.rank]
         if c.rank == 1:
             (tmp_path / "address").write_text(str(memory.address(x)))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -273,8 +273,8 @@ def test_a_process_id_that_is_used_again(tmp_path: Any) -> None:
             error = memory.read(1, address, found.view(np.uint8))
             assert error is None, "this rank's forked child has memory at that address"
             assert memory.ended([1]) == 1, "and yet it is known not to be rank 1"
-            del memory._pids[1], memory._pidfds[1]
-            assert memory._try(1) is not None, "nor would it have been taken for it"
+            del memory.pids[1], memory.pidfds[1]
+            assert memory.probe(1) is not None, "nor would it have been taken for it"
         finally:
             os.kill(other, signal.SIGKILL)
             os.waitpid(other, 0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.data_parallel.buckets import BUCKET, plan_of
 from nbparallel.errors import CollectiveMismatchError, PeerFailedError
-from nbparallel.testing.ranks import context_of
+from nbparallel.testing.ranks import context_of, parts_of, wrap_collectives
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (), (7,), (0, 2), (40, 50), (1, 1, 1))
 
@@ -198,18 +200,21 @@ def test_a_rank_dies_between_buckets(outcomes: Any, step: int) -> None:
 
     def work(c: Communicator) -> None:
         if c.rank == 1:
-            reduction = c._world.all_reduce
-            owner, name = (
-                (c, "_run") if not step else (reduction, "_combine_slots" if step > 1 else "average_if_same")
-            )
-            call, count = getattr(owner, name), iter(range(1, 100))
+            count = iter(range(1, 100))
 
-            def dying(*args: Any) -> Any:
+            def dying(call: Callable[..., Any], *args: Any) -> Any:
                 if next(count) == max(step - 1, 1):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return call(*args)
 
-            setattr(owner, name, dying)
+            if step:
+                reduction, name = (
+                    parts_of(c).collectives.all_reduce,
+                    "average_if_same" if step == 1 else "combine_slots",
+                )
+                setattr(reduction, name, partial(dying, getattr(reduction, name)))
+            else:
+                wrap_collectives(c, dying)
         c.average_gradients([np.ones(5000) for _ in range(4)], bucket_nbytes=40_000)
 
     for outcome in outcomes(3, work):

@@ -203,8 +203,8 @@ def test_much_that_differs(ranks: Any) -> None:
     """Of an array that differs all over a bounded part travels, and the message says that it is a part."""
 
     def work(c: Communicator) -> tuple[str, int]:
-        before = c._context.nbytes
-        return message(c, np.full(40 * CHUNK // 8, float(c.rank))), c._context.nbytes - before
+        before = context_of(c).nbytes
+        return message(c, np.full(40 * CHUNK // 8, float(c.rank))), context_of(c).nbytes - before
 
     for text, moved in ranks(2, work, seconds=50):
         count, size = MAX_CHUNKS * CHUNK // 8, 40 * CHUNK // 8

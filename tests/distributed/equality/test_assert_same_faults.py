@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from nbparallel.errors import (
     DifferentDataError,
     PeerFailedError,
 )
-from nbparallel.testing.ranks import context_of
+from nbparallel.testing.ranks import context_of, wrap_collectives
 from nbparallel.wire.control import State
 from tests.distributed.equality.test_assert_same import message
 
@@ -49,14 +50,14 @@ def test_a_rank_dies_while_it_looks(outcomes: Any, step: int) -> None:
         x = np.zeros(3 * CHUNK // 8)
         x[::1000] = c.rank
         if c.rank == 1:
-            run, count = c._run, iter(range(100))
+            count = iter(range(100))
 
-            def dying(*args: Any) -> Any:
+            def dying(run: Callable[..., Any], *args: Any) -> Any:
                 if next(count) == step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return run(*args)
 
-            c._run = dying  # type: ignore[method-assign]
+            wrap_collectives(c, dying)
         c.assert_same(x)
 
     for outcome in outcomes(3, work):
@@ -71,9 +72,9 @@ def test_everybody_gets_the_error(outcomes: Any) -> None:
     """Who sees late that all have told everything raises it too, not that somebody has failed."""
 
     def work(c: Communicator) -> None:
-        run, step = c._run, iter(range(100))
+        step = iter(range(100))
 
-        def last_step_late(*args: Any) -> Any:
+        def last_step_late(run: Callable[..., Any], *args: Any) -> Any:
             if next(step) == 2:
                 if c.rank == 0:
                     while context_of(c).view.read_slot(1).state is not State.WAITING:
@@ -89,7 +90,7 @@ def test_everybody_gets_the_error(outcomes: Any) -> None:
                     context_of(c).check = late  # type: ignore[method-assign]
             return run(*args)
 
-        c._run = last_step_late  # type: ignore[method-assign]
+        wrap_collectives(c, last_step_late)
         c.assert_same(c.rank)
 
     for outcome in outcomes(2, work):

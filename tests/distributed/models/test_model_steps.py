@@ -70,15 +70,16 @@ class Ground:
         monkeypatch.setattr(streaming, "NBYTES_PER_NS", 1 << 40)
         self.raw = [0] * 64
         self.halves = [0] * 8
-        self.waiter = object.__new__(waiting.Waiter)
-        vars(self.waiter).update(
-            strong_order=not weak, spins=1, _max_spins=1, wait_ns=0, _rank=0, _mine=(1, waiting.ANY_RANK),
-            _my_bell=0, _my_parked=1, _bells=[0, 2], _parked=[3], _parked_of=[1, 3],
-            _lock=SimpleNamespace(acquire=lambda _: None, release=self._fence),
-            _syscall=lambda *_: self._fence(), _address=0,
-            _halves=self.watched(self.halves, ("bell0", "parked0", "bell1", "parked1")),
-            _futex_wait=lambda *_: self.trace.append(("sleep", "bell1")),
+        lock = SimpleNamespace(acquire=lambda _: None, release=self._fence)
+        monkeypatch.setattr(waiting, "threading", SimpleNamespace(Lock=lambda: lock))
+        monkeypatch.setattr(waiting, "find_syscall", lambda: lambda *_: self._fence())
+        view: Any = SimpleNamespace(
+            halves=self.watched(self.halves, ("bell0", "parked0", "bell1", "parked1")), map=bytearray(64),
+            half_bell=lambda rank: 2 * rank, half_parked=lambda rank: 2 * rank + 1, world_size=2,
         )  # fmt: skip
+        self.waiter = waiting.Waiter(view, 0, spin=False)
+        sleep: Any = lambda *_: self.trace.append(("sleep", "bell1"))  # noqa: E731
+        self.waiter.futex_wait = sleep  # type: ignore[method-assign]
 
     def _fence(self) -> None:
         self.trace.append(("fence", ""))
@@ -98,9 +99,10 @@ class Ground:
 
         def name(key: Any) -> str:
             start = key.start or 0
-            return "head" if start < streaming._HEAD else f"chunk{(start - streaming._HEAD) // CHUNK}"
+            chunk = (start - streaming.HEAD_NBYTES) // CHUNK
+            return f"chunk{chunk}" if chunk >= 0 else "head"
 
-        memory = np.zeros(streaming._HEAD + streaming.CHUNKS * CHUNK, np.uint8)
+        memory = np.zeros(streaming.HEAD_NBYTES + streaming.CHUNKS * CHUNK, np.uint8)
         return Watched(self.trace, memory, name, "read")
 
     def context(self, names: Mapping[int, str]) -> Any:
@@ -164,8 +166,8 @@ def stream_out(ground: Ground) -> Any:
     """Return a sending end."""
     out = streaming.StreamOut(ground.context(STREAM_WORDS), 1)
     window = ground.window()
-    out._memory = lambda: window  # type: ignore[method-assign,assignment]
-    out._pack = lambda _: b"where it lies"  # type: ignore[method-assign]
+    out.memory = lambda: window  # type: ignore[method-assign,assignment]
+    out.pack = lambda _: b"where it lies"  # type: ignore[method-assign]
     return out
 
 
@@ -185,7 +187,7 @@ def test_writing_the_rest_elsewhere(ground: Ground) -> None:
         ground.trace.append(("store", "content0"))
         return data
 
-    out._copy = copy
+    out.copy_rest = copy
     held: list[int] = []
     out.write(
         np.ones(chunks * CHUNK, np.uint8),
@@ -208,24 +210,24 @@ def test_reading_a_stream(ground: Ground, rest: bool) -> None:
     ground.raw[PUT] = count
     ground.raw[PUT + 1] = count - 2 if rest else 0
     window = ground.window()
-    into._attach = lambda _: window  # type: ignore[method-assign,assignment]
+    into.attach_window = lambda _: window  # type: ignore[method-assign,assignment]
 
     def content(_: Any) -> Any:
         ground.trace.extend([("read", "head"), ("read", "content0")])
         return 0
 
-    into._rest = content  # type: ignore[method-assign]
+    into.attach_rest = content  # type: ignore[method-assign]
     into.read(
-        np.zeros(count * CHUNK, np.uint8), streaming._BODY.pack(0) + b"where", streaming.Call(1, 0, None)
+        np.zeros(count * CHUNK, np.uint8), streaming.BODY.pack(0) + b"where", streaming.Call(1, 0, None)
     )
     model = stream_model.Stream((count,), streaming.CHUNKS, ground.weak)
     words = {"put": count, "rest_from": ground.raw[PUT + 1]}
     assert short(ground.trace) == short(way(stream_model.take(model, 0, 0), words=words))
 
 
-def ring(ground: Ground, end: Any, names: Mapping[int, str]) -> Any:
+def ring(ground: Ground, end: Any, names: Mapping[int, str], content: bytes = b"") -> Any:
     """Return an end of a ring, whose bytes are one unit."""
-    octets = Watched(ground.trace, bytearray(4096), lambda _: "unit0", "read")
+    octets = Watched(ground.trace, bytearray(content).ljust(4096), lambda _: "unit0", "read")
     view = SimpleNamespace(layout=LAYOUT, words=ground.watched(ground.raw, names), octets=octets)
     made = end(view, ground.waiter, 0, 1)
     ground.trace.clear()
@@ -240,9 +242,7 @@ def test_messages_in_a_ring(ground: Ground) -> None:
     out.put(record)
     model = test_ring_model.Ring((1,), weak=ground.weak)
     assert short(ground.trace) == short(way(test_ring_model.put_all(model)))
-    into = ring(ground, RingReader, {TAIL: "tail", HEAD: "head"})
-    into._octets = Watched(ground.trace, bytearray(record).ljust(4096), lambda _: "unit0", "read")
-    ground.trace.clear()
+    into = ring(ground, RingReader, {TAIL: "tail", HEAD: "head"}, record)
     assert into.has_message()
     into.take()
     assert short(ground.trace) == short(way(test_ring_model.take_all(model)))

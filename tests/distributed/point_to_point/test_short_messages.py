@@ -13,6 +13,7 @@ from nbparallel.distributed.point_to_point.packing import SHORT
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.errors import CollectiveMismatchError
+from nbparallel.testing.ranks import parts_of
 
 
 def count(monkeypatch: Any, name: str) -> list[bool]:
@@ -132,7 +133,7 @@ def test_a_full_ring(ranks: Any) -> None:
     """More than the ring holds, before anything is taken: nothing is overwritten."""
 
     def work(c: Communicator) -> int:
-        count = 3 * c._sender._rings[1 - c.rank].capacity // 300
+        count = 3 * parts_of(c).sender.rings[1 - c.rank].capacity // 300
         if c.rank == 1:
             time.sleep(0.1)  # the ring is full by now, and rank 0 waits for room
         for i in range(count):
@@ -153,7 +154,7 @@ def arrived(c: Communicator) -> None:
     c.barrier()
     if c.rank == 1:
         limit = time.monotonic() + 15
-        while not c._receiver._rings[0].has_message():
+        while not parts_of(c).receiver.rings[0].has_message():
             assert time.monotonic() < limit
             time.sleep(0.001)
 

@@ -156,13 +156,13 @@ def test_a_send_does_not_depend_on_its_receiver(ranks: Any, monkeypatch: Any) ->
     def work(c: Communicator) -> int:
         prime(c, 0, 1)
         late = []
-        put_rest = streaming.StreamOut._put_rest
+        put_rest = streaming.StreamOut.put_rest
 
         def count(self: Any, *arguments: Any) -> None:
             late.append(1)
             put_rest(self, *arguments)
 
-        monkeypatch.setattr(streaming.StreamOut, "_put_rest", count)
+        monkeypatch.setattr(streaming.StreamOut, "put_rest", count)
         for tag in range(2 * streaming.SKIPPED):
             if c.rank == 0:
                 x = octets(LONG)

@@ -15,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
 from nbparallel.sharing.store import Store
-from nbparallel.testing.ranks import context_of
+from nbparallel.testing.ranks import context_of, parts_of
 from nbparallel.wire import control
 from nbparallel.wire.inspection import MessageReport, SentMessage
 from nbparallel.wire.messages import MessageSettlement
@@ -167,7 +167,8 @@ def test_arrays_on_the_slots_outlive_the_communicator(ranks: Callable[..., list[
         other = Communicator(fd, 0, 2, Store(1), epoch=1, usable_cpus=2)
         os.close(fd)
         x = np.ones(3)
-        held = other._world.all_reduce._views(other._world.all_reduce._plan("sum", x), 0, x)
+        protocol = parts_of(other).collectives.protocol
+        held = [np.ndarray(x.shape, x.dtype, protocol.area.buffer, i) for i in protocol.payload_starts(0)]
         before = mapped()
         other.close()
         held[0][0] = 7.0

@@ -7,7 +7,7 @@ import struct
 from nbparallel.distributed.races.recording import write_protection
 
 IOCTL = {"x86_64": 16, "aarch64": 29, "riscv64": 29}.get(platform.machine(), -1)
-USERFAULTFD = write_protection._SYS_USERFAULTFD
+USERFAULTFD = write_protection.SYS_USERFAULTFD
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -275,12 +275,12 @@ def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
     three_ranks.run(
         "from nbparallel.distributed.races.recording import checked_cell\ncheck = checked_cell.CheckedCell\n"
-        "checked_cell.LIMIT_NBYTES, parts, send = 5_000, [0], check._send_if_full\n"
+        "checked_cell.LIMIT_NBYTES, parts, send = 5_000, [0], check.send_if_full\n"
         "def counted(self):\n"
-        "    before = self._first_event\n"
+        "    before = self.first_event\n"
         "    send(self)\n"
-        "    parts[0] += self._first_event > before\n"
-        "check._send_if_full = counted"
+        "    parts[0] += self.first_event > before\n"
+        "check.send_if_full = counted"
     )
     steps = (
         "for step in range(200):\n    grid[rank] = step\n    barrier()\n    value = grid[(rank + 1) % 3]\n"

@@ -27,7 +27,7 @@ def die_within(nth: int, what: int) -> None:
         if seen == nth:
             os.kill(os.getpid(), what)
 
-    control._order = between
+    control.order_stores = between
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])

@@ -14,6 +14,7 @@ import pytest
 from nbparallel.distributed import Communicator, tracing
 from nbparallel.distributed.communicator import TRACED
 from nbparallel.sharing import Store
+from nbparallel.testing.ranks import context_of, parts_of
 from nbparallel.wire import control
 from nbparallel.wire.timeline import RankTimeline
 
@@ -44,7 +45,7 @@ def alone() -> Iterator[Communicator]:
 def noted(c: Communicator, work: Callable[[], object]) -> RankTimeline:
     """Note what `work` does on a rank."""
     c.record()
-    tracer = c._tracer
+    tracer = parts_of(c).tracer
     assert tracer is not None
     tracer.begin()
     work()
@@ -233,11 +234,11 @@ def test_names_of_operations() -> None:
 def test_a_forked_child_writes_no_words(alone: Communicator) -> None:
     """Its copy of the tracer is off: what readers see is the rank's."""
     alone.barrier()
-    before = alone._view.read_timing(0)
+    before = context_of(alone).view.read_timing(0)
     child = os.fork()
     if not child:
         with contextlib.suppress(Exception):
             alone.barrier()
         os._exit(0)
     os.waitpid(child, 0)
-    assert alone._view.read_timing(0) == before
+    assert context_of(alone).view.read_timing(0) == before

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.runtime.waiting import _bit
+from nbparallel.distributed.runtime.waiting import rank_bit
 from nbparallel.testing.ranks import context_of
 
 MESSAGES = 25
@@ -21,12 +21,12 @@ def _watch(c: Communicator) -> list[bool]:
     """Return a list that grows by one entry for each sleep: whether something ended it before its time."""
     waiter, early = context_of(c).waiter, []
 
-    def sleep(*args: Any, sleep: Callable[..., None] = waiter._futex_wait) -> None:
+    def sleep(*args: Any, sleep: Callable[..., None] = waiter.futex_wait) -> None:
         began = time.monotonic()
         sleep(*args)
         early.append(time.monotonic() - began < EARLY_SECONDS)
 
-    waiter._futex_wait = sleep  # type: ignore[method-assign]
+    waiter.futex_wait = sleep  # type: ignore[method-assign]
     return early
 
 
@@ -79,6 +79,6 @@ def test_who_sleeps_is_woken_by_its_message(ranks: Callable[..., list[Any]]) -> 
 
 def test_every_32nd_rank_shares_a_bit() -> None:
     """The word of the system call has 32 bits, and no sleeper has none."""
-    assert len({_bit(rank) for rank in range(32)}) == 32
-    assert _bit(33) == _bit(1) > 0
-    assert max(map(_bit, range(256))) < 1 << 32
+    assert len({rank_bit(rank) for rank in range(32)}) == 32
+    assert rank_bit(33) == rank_bit(1) > 0
+    assert max(map(rank_bit, range(256))) < 1 << 32

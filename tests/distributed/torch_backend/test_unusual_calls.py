@@ -61,7 +61,7 @@ def test_a_second_thread_waits_for_the_same_work(session: nbp.Session) -> None:
     found = session.run(
         """
 import threading, time
-from nbparallel.torch_backend.backend_work import Deferred
+from nbparallel.torch_backend.backend_work import deferred
 td.init_process_group()
 x, seen = torch.ones(4), []
 work = td.all_reduce(x, async_op=True)
@@ -71,7 +71,7 @@ def other():
 if rank == 0:
     thread = threading.Thread(target=other)
     thread.start()
-    while Deferred._queue:  # until the other thread has taken the operation, and waits for rank 1
+    while deferred:  # until the other thread has taken the operation, and waits for rank 1
         time.sleep(0.001)
     begun[0] = 1
     seen.append((work.is_completed(), x[0].item()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.distributed.api._operation import PREDEFINED
+from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.session import Session
 from nbparallel.session.names.name_uses import PREDEFINED_NAMES
 

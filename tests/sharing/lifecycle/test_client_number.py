@@ -46,8 +46,7 @@ def test_arrays_stay_and_segments_get_new_ids(tmp_path: Path) -> None:
     assert small.tolist() == [7.0, 8.0, *np.arange(2.0, 10.0)]
     other.close()
     store.disconnect(broker)
-    for segment in list(broker._fds):
-        broker.forget(segment)
+    broker.forget_all()
     store.renumber(0)
     fresh = store.location(large)
     assert fresh is not None

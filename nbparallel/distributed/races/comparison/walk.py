@@ -92,7 +92,7 @@ class Walk:
         self._logs, self._contended, self._part_of = logs, contended, part_of
         self._vectors = VectorClocks([log.events for log in logs])
         self._next = [0] * len(logs)
-        self._lines: dict[tuple[int, int, int, int], LineAccesses] = {}
+        self.lines: dict[tuple[int, int, int, int], LineAccesses] = {}
         self._lines_of: defaultdict[int, list[LineAccesses]] = defaultdict(list)
         self._byte_sets: dict[Box | Elements, ByteSet] = {}
         self._overlaps: dict[tuple[int, int], Overlap | None] = {}
@@ -116,7 +116,7 @@ class Walk:
 
     def _visit(self, rank: int, access: MemoryAccess) -> None:
         interval, segment, site, kind, region, stored = access
-        line = self._lines.get((rank, segment, site, kind))
+        line = self.lines.get((rank, segment, site, kind))
         if line is None:
             line = self._add_line(rank, segment, site, kind)
         mine = line.places.get(region)
@@ -132,8 +132,8 @@ class Walk:
         line.keep(region, mine, interval, stored)
 
     def _add_line(self, rank: int, segment: int, site: int, kind: int) -> LineAccesses:
-        line = LineAccesses(len(self._lines), rank, site, kind, self._needed_from)
-        self._lines[rank, segment, site, kind] = line
+        line = LineAccesses(len(self.lines), rank, site, kind, self._needed_from)
+        self.lines[rank, segment, site, kind] = line
         for other in self._lines_of[segment]:
             if other.rank != rank and (other.writes or line.writes):
                 line.opponents.append(other)

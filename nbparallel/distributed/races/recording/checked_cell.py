@@ -59,11 +59,11 @@ class CheckedCell:
         self._lines = UserLines(label_of)
         self._recorder = AccessRecorder(self._locate, self._lines)
         self._order = OperationOrder(self._recorder)
-        self._order.interval_ended = self._send_if_full
+        self._order.interval_ended = self.send_if_full
         self._send = send
         self._originals: dict[int, tuple[Any, Any]] = {}
         """Traced arrays that stand for delivered ones, by identity, with these."""
-        self._first_event = 0
+        self.first_event = 0
         self._written: set[tuple[int, Box | Elements]] = set()
         """Regions that were written, also in parts of the log that were sent."""
         self._pages: WatchedArrays | None = None
@@ -89,18 +89,19 @@ class CheckedCell:
             stack.enter_context(_traced_makers())
             yield
 
-    def _send_if_full(self) -> None:
+    def send_if_full(self) -> None:
+        """Send a part of the log if what is recorded takes more than `LIMIT_NBYTES`."""
         if self._recorder.nbytes >= LIMIT_NBYTES:
             self._written.update(self._recorder.written())
             self._send(self.log())
 
     def log(self) -> AccessLog:
         """Return what was recorded since the last call."""
-        found, events, first = self._recorder.take(), tuple(self._order.events), self._first_event
+        found, events, first = self._recorder.take(), tuple(self._order.events), self.first_event
         self._order.events.clear()
         broadcasts = tuple(self._order.broadcasts)
         self._order.broadcasts.clear()
-        self._first_event += len(events)
+        self.first_event += len(events)
         return AccessLog(
             self._rank,
             events=events,

@@ -84,7 +84,7 @@ def open_library_doors() -> None:
             _open.replace(torch, name, lambda original: _exposing(original, f"torch.{original.__name__}"))
         for name in COPIES:
             _open.replace(torch, name, _reading)
-    _register_numba()
+    register_numba()
 
 
 def _is_initializing(module: Any) -> bool:
@@ -264,7 +264,7 @@ def _enumerated(original: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
-def _register_numba() -> None:
+def register_numba() -> None:
     """Have numba's own functions count as a door; once, since it knows nothing of traced arrays without."""
     typeof = sys.modules.get("numba.core.typing.typeof")
     if typeof is None or TracedArray in typeof.typeof_impl.registry:

@@ -40,16 +40,16 @@ from typing import TypeAlias
 
 Range = tuple[int, int]
 """First address, and one past the last."""
-_SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}.get(platform.machine(), -1)
+SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}.get(platform.machine(), -1)
 """Machines on which write-protection for userfaultfd exists; their ioctl numbers are the same."""
 _USER_MODE_ONLY = 1
 _API = 0xAA
 _FEATURES = 1 << 15 | 1 << 13 | 1 << 12
 """WP_ASYNC; WP_UNPOPULATED: memory never touched; WP_HUGETLBFS_SHMEM: memory that is shared."""
-_UFFDIO_API, _UFFDIO_REGISTER, _UFFDIO_UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
+UFFDIO_API, UFFDIO_REGISTER, _UFFDIO_UNREGISTER = 0xC018AA3F, 0xC020AA00, 0x8010AA01
 _UFFDIO_WRITEPROTECT = 0xC018AA06
 _REGISTER_WP, _WRITEPROTECT_WP = 2, 1
-_PAGEMAP_SCAN = 0xC0606610
+PAGEMAP_SCAN = 0xC0606610
 _WP_MATCHING, _CHECK_WPASYNC = 1, 2
 _WPALLOWED, _WRITTEN, _HUGE = 1, 2, 64
 _SCAN = struct.Struct("=12Q")
@@ -71,11 +71,11 @@ class WriteProtection:
     """
 
     def __init__(self) -> None:
-        self._pagemap = -1
-        self._userfaultfd = _open_userfaultfd()
+        self.pagemap = -1
+        self.userfaultfd = _open_userfaultfd()
         try:
-            _control(self._userfaultfd, _UFFDIO_API, struct.pack("=3Q", _API, _FEATURES, 0))
-            self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            _control(self.userfaultfd, UFFDIO_API, struct.pack("=3Q", _API, _FEATURES, 0))
+            self.pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except BaseException:
             self.close()
             raise
@@ -90,7 +90,7 @@ class WriteProtection:
         """
         words = struct.pack("=4Q", start, stop - start, _REGISTER_WP, 0)
         try:
-            _control(self._userfaultfd, _UFFDIO_REGISTER, words)
+            _control(self.userfaultfd, UFFDIO_REGISTER, words)
         except OSError as error:
             if error.errno == errno.ENOMEM:  # others come before the first mapping is changed
                 self.unprotect(start, stop)
@@ -98,8 +98,8 @@ class WriteProtection:
         try:
             for first, last in self._regions(start, stop, _CHECK_WPASYNC, _HUGE, _HUGE):
                 words = struct.pack("=3Q", first, last - first, _WRITEPROTECT_WP)
-                _control(self._userfaultfd, _UFFDIO_WRITEPROTECT, words)
-            self._scan(start, stop, _WP_MATCHING | _CHECK_WPASYNC, 0, _WRITTEN, None)
+                _control(self.userfaultfd, _UFFDIO_WRITEPROTECT, words)
+            self.scan(start, stop, _WP_MATCHING | _CHECK_WPASYNC, 0, _WRITTEN, None)
         except BaseException:
             self.unprotect(start, stop)
             raise
@@ -107,7 +107,7 @@ class WriteProtection:
     def unprotect(self, start: int, stop: int) -> bool:
         """Remove the protection; return False if a part of the range is no longer what was protected."""
         try:
-            _control(self._userfaultfd, _UFFDIO_UNREGISTER, struct.pack("=2Q", start, stop - start))
+            _control(self.userfaultfd, _UFFDIO_UNREGISTER, struct.pack("=2Q", start, stop - start))
         except OSError:
             return False
         return True
@@ -121,8 +121,8 @@ class WriteProtection:
 
     def close(self) -> None:
         """Close the descriptors (idempotent)."""
-        descriptors = self._userfaultfd, self._pagemap
-        self._userfaultfd = self._pagemap = -1
+        descriptors = self.userfaultfd, self.pagemap
+        self.userfaultfd = self.pagemap = -1
         for descriptor in descriptors:
             if descriptor >= 0:
                 try:
@@ -135,27 +135,27 @@ class WriteProtection:
         found: list[Range] = []
         vector = (ctypes.c_uint64 * (3 * _REGIONS))()
         while start < stop:
-            count, start = self._scan(start, stop, flags, wanted, shown, vector)
+            count, start = self.scan(start, stop, flags, wanted, shown, vector)
             found += zip(vector[: 3 * count : 3], vector[1 : 3 * count : 3], strict=True)
         return found
 
-    def _scan(
+    def scan(
         self, start: int, stop: int, flags: int, wanted: int, shown: int, vector: _Vector | None
     ) -> tuple[int, int]:
         """Return how many stretches were found, and where the scan ended."""
         where, length = (0, 0) if vector is None else (ctypes.addressof(vector), _REGIONS)
         words = (_SCAN.size, flags, start, stop, 0, where, length, 0, 0, wanted, 0, shown)
-        count, answer = _control(self._pagemap, _PAGEMAP_SCAN, _SCAN.pack(*words))
+        count, answer = _control(self.pagemap, PAGEMAP_SCAN, _SCAN.pack(*words))
         return count, _SCAN.unpack(answer)[_WALK_END]
 
 
 def _open_userfaultfd() -> int:
-    if _SYS_USERFAULTFD < 0:
+    if SYS_USERFAULTFD < 0:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     descriptor: int = call(
-        ctypes.c_long(_SYS_USERFAULTFD), ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        ctypes.c_long(SYS_USERFAULTFD), ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
     )
     if descriptor < 0:
         number = ctypes.get_errno()

@@ -19,7 +19,7 @@ from typing import Self
 from nbparallel.distributed.races.recording.write_protection import Range, WriteProtection
 from nbparallel.wire.units import size_text
 
-_UNSEEN = "pages that are written past numpy cannot be seen: "
+UNSEEN = "pages that are written past numpy cannot be seen: "
 
 _watches: weakref.WeakSet[PageWatch] = weakref.WeakSet()
 """Those that watch: a forked child must drop them."""
@@ -51,7 +51,7 @@ class PageWatch:
         self.refused = ""
         self._ranges = _whole_pages(ranges)
         self._watched: list[Range] = []
-        self._protection: WriteProtection | None = None
+        self.protection: WriteProtection | None = None
 
     def __enter__(self) -> Self:
         """Write-protect the memory."""
@@ -75,18 +75,18 @@ class PageWatch:
         After the watch, in a forked child and where all is `refused`, the list is empty.
         """
         found: list[Range] = []
-        if self._protection is not None:
+        if self.protection is not None:
             try:
                 for start, stop in self._watched:
-                    found += self._protection.written(start, stop)
+                    found += self.protection.written(start, stop)
             except OSError as error:  # the user's code closed our descriptors
-                self.refused = _UNSEEN + _why_not_watched(error)
+                self.refused = UNSEEN + _why_not_watched(error)
                 return []
         return [(start, stop - start) for start, stop in _merged(found)]
 
     def close(self) -> None:
         """Remove the protection, and close the descriptors (idempotent)."""
-        protection = self._protection
+        protection = self.protection
         if protection is not None:
             while self._watched:
                 start, stop = self._watched[-1]
@@ -98,9 +98,9 @@ class PageWatch:
 
     def _begin(self) -> None:
         try:
-            protection = self._protection = WriteProtection()
+            protection = self.protection = WriteProtection()
         except OSError as error:
-            self.refused = _UNSEEN + _why_no_protection(error)
+            self.refused = UNSEEN + _why_no_protection(error)
             return
         refused: dict[str, int] = {}
         for start, stop in self._ranges:
@@ -110,7 +110,7 @@ class PageWatch:
             self._forget()
         if refused:
             parts = (f"{reason} ({size_text(nbytes)})" for reason, nbytes in refused.items())
-            self.refused = _UNSEEN + "; ".join(parts)
+            self.refused = UNSEEN + "; ".join(parts)
 
     def _watch(self, protection: WriteProtection, start: int, stop: int) -> Iterator[tuple[str, int]]:
         """Protect a range, mapping by mapping if it cannot be done at once; return what is refused."""
@@ -132,14 +132,14 @@ class PageWatch:
 
     def _forget(self) -> None:
         _watches.discard(self)
-        protection, self._protection, self._watched = self._protection, None, []
+        protection, self.protection, self._watched = self.protection, None, []
         if protection is not None:
             protection.close()
 
     def _leave_to_parent(self) -> None:
         """Forget the watch in a forked child: what the descriptors act on is the parent's memory."""
         self._forget()
-        self.refused = _UNSEEN + "this process was forked from the one that is watched"
+        self.refused = UNSEEN + "this process was forked from the one that is watched"
 
 
 def _leave_all_to_parent() -> None:

@@ -362,7 +362,7 @@ def test_barriers_forget(monkeypatch: pytest.MonkeyPatch) -> None:
     found.run()
     assert not found.conflicts
     assert comparisons.count == 0
-    assert all(len(line.entries) <= 2 * kept_accesses.FEW for line in found._lines.values())
+    assert all(len(line.entries) <= 2 * kept_accesses.FEW for line in found.lines.values())
 
 
 def test_too_many_irregular_places_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

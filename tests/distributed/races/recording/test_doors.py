@@ -47,7 +47,7 @@ def test_everything_is_put_back(error: type[BaseException] | None) -> None:
 def test_a_failure_while_they_are_opened_puts_back_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first are closed again if the last cannot be opened."""
     before = _state()
-    monkeypatch.setattr("nbparallel.distributed.races.recording.doors._register_numba", lambda: 1 / 0)
+    monkeypatch.setattr("nbparallel.distributed.races.recording.doors.register_numba", lambda: 1 / 0)
     names: dict[str, Any] = {"make": np.asarray}
     with pytest.raises(ZeroDivisionError), Memory(np.zeros(4)).checked(names):
         pass

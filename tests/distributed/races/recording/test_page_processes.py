@@ -16,9 +16,9 @@ from tests.distributed.races.refused_calls import IOCTL, USERFAULTFD, refuse
 
 PAGE = mmap.PAGESIZE
 API, REGISTER, SCAN = (
-    write_protection._UFFDIO_API,
-    write_protection._UFFDIO_REGISTER,
-    write_protection._PAGEMAP_SCAN,
+    write_protection.UFFDIO_API,
+    write_protection.UFFDIO_REGISTER,
+    write_protection.PAGEMAP_SCAN,
 )
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -142,7 +142,7 @@ def test_a_child_that_is_forked_meanwhile_watches_nothing():
         shared[0] = 1
         # one descriptor more: the pipe of its answer, of which the parent's end is open there, too
         assert Child(child).answer() == str(
-            ([], 2, "", [5], written_pages._UNSEEN + "this process was forked from the one that is watched")
+            ([], 2, "", [5], written_pages.UNSEEN + "this process was forked from the one that is watched")
         )
         shared[PAGE * 7] = 7
         assert (watch.refused, numbers(watch, shared)) == ("", [0, 7])
@@ -191,7 +191,7 @@ def test_a_started_program_gets_no_descriptor():
     """Neither of the two survives exec."""
     shared = shared_pages()
     with watch_of(shared) as watch:
-        kept = watch._protection._userfaultfd, watch._protection._pagemap
+        kept = watch.protection.userfaultfd, watch.protection.pagemap
         assert not any(os.get_inheritable(fd) for fd in kept)
 
 
@@ -217,7 +217,7 @@ def test_code_that_closes_all_descriptors_ends_the_watch():
     shared = shared_pages()
     with watch_of(shared) as watch:
         shared[0] = 1
-        for fd in (watch._protection._userfaultfd, watch._protection._pagemap):
+        for fd in (watch.protection.userfaultfd, watch.protection.pagemap):
             os.close(fd)
         assert watch.written() == []
         assert "Bad file descriptor" in watch.refused
@@ -277,7 +277,7 @@ def test_where_the_system_refuses_a_sentence_says_why(system_call, error, reques
             return f"{watch.written()} {open_} {watch.refused}"
 
     answer = Child(child).answer()
-    assert answer.startswith("[] 0 " + written_pages._UNSEEN)
+    assert answer.startswith("[] 0 " + written_pages.UNSEEN)
     assert words in answer
     assert shared[0] == 1
 
@@ -298,5 +298,5 @@ def test_where_no_descriptor_is_left_it_is_said():
 
     answer = Child(child).answer()
     assert answer == str(
-        ([], written_pages._UNSEEN + "/proc/self/pagemap cannot be opened (Too many open files)")
+        ([], written_pages.UNSEEN + "/proc/self/pagemap cannot be opened (Too many open files)")
     )

@@ -276,7 +276,7 @@ def test_memory_that_is_unmapped_or_replaced_meanwhile(kind, tmp_path):
             )
         ctypes.memset(base + 17 * PAGE, 1, PAGE)
         assert watch.written() == [(base + 2 * PAGE, PAGE), (base + 30 * PAGE, PAGE)]
-        copy = os.dup(watch._protection._userfaultfd)  # closing alone would remove the protection, too
+        copy = os.dup(watch.protection.userfaultfd)  # closing alone would remove the protection, too
     assert not any(is_registered(base + at * PAGE) for at in range(32))
     os.close(copy)
     os.close(fd)
@@ -316,7 +316,7 @@ def test_an_interrupt_while_it_begins_leaves_nothing(done, monkeypatch, tmp_path
     copies = []
     close = WriteProtection.close
     monkeypatch.setattr(
-        WriteProtection, "close", lambda self: (copies.append(os.dup(self._userfaultfd)), close(self))
+        WriteProtection, "close", lambda self: (copies.append(os.dup(self.userfaultfd)), close(self))
     )
     with pytest.raises(KeyboardInterrupt), PageWatch([area(array)]):
         pass
@@ -333,7 +333,7 @@ def test_memory_that_cannot_be_protected_to_the_end_is_not_registered(monkeypatc
         raise MemoryError
 
     protection = WriteProtection()
-    monkeypatch.setattr(WriteProtection, "_scan", fails)
+    monkeypatch.setattr(WriteProtection, "scan", fails)
     with pytest.raises(MemoryError):
         protection.protect(array.ctypes.data, array.ctypes.data + array.nbytes)
     assert not is_registered(array.ctypes.data)

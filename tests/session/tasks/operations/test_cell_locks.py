@@ -155,7 +155,7 @@ abandoned
         assert found.values[0] == [(1,)] * 13
 
 
-@pytest.mark.parametrize("raising", ["_take_entry", "_clear"])
+@pytest.mark.parametrize("raising", ["take_entry", "clear_entry"])
 def test_a_handler_that_raises_leaves_no_lock(session: Session, raising: str) -> None:
     """Whatever step of taking or releasing it raises in, other ranks get the lock."""
     found = session.run(
@@ -164,11 +164,11 @@ from nbparallel.distributed.slots.lock_table import LockTable
 import time
 table, original, failed = LockTable, LockTable.{raising}, []
 def raises(self, *args):
-    value = original(self, *args) if "{raising}" == "_take_entry" else None
+    value = original(self, *args) if "{raising}" == "take_entry" else None
     if not failed:
         failed.append(1)
         raise ValueError("of a handler")
-    return value if "{raising}" == "_take_entry" else original(self, *args)
+    return value if "{raising}" == "take_entry" else original(self, *args)
 if rank == 0:
     table.{raising} = raises
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.distributed.api._operation import PREDEFINED
+from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
