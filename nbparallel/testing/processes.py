@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nbparallel.multiprocessing.pool import Pool
+    from nbparallel.multiprocessing.workers.worker_slots import WorkerSlot
     from nbparallel.session import Session
     from nbparallel.session.processes.rank_pool import RankPool
 
@@ -189,3 +191,8 @@ def reap(records: Iterable[ProcessRecord]) -> None:
 def rank_pool(session: Session) -> RankPool:
     """Return the rank pool of a started session: its handles, its supervisor, its events."""
     return session._ranks.running
+
+
+def worker_slots(pool: Pool) -> dict[int, WorkerSlot]:
+    """Return where each worker of a pool notes what it does, by the identity of its process object."""
+    return pool._casualties.slots

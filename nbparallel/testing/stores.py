@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from nbparallel.sharing import SegmentBroker, SegmentSource, Store, current_store
+from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.sharing import SegmentBroker, SegmentSource, Store, current, current_store
 
 
 class StoreUsage(NamedTuple):
@@ -42,6 +45,12 @@ def store_brokers(store: Store | None = None) -> tuple[SegmentBroker, ...]:
     return tuple((store or current_store())._table.brokers)
 
 
+def broker_socket(broker: SegmentBroker) -> socket.socket:
+    """Return another socket on the connection of a broker with its supervisor: for what no broker sends."""
+    assert isinstance(broker, SegmentClient), "only a session's broker has a connection"
+    return socket.socket(fileno=os.dup(broker.fileno()))
+
+
 def own_sources(store: Store | None = None) -> dict[int, SegmentSource]:
     """Return descriptor and path of each segment that a store made, by id."""
     segments = (store or current_store())._table.own.by_id.values()
@@ -56,6 +65,11 @@ def reap(store: Store) -> None:
 def mark_interrupted(store: Store) -> None:
     """Have the next operation check every segment, as after an interrupt."""
     store._table.doubtful = True
+
+
+def has_store() -> bool:
+    """Tell whether this process has made its store."""
+    return bool(current._current)
 
 
 def locked_store(store: Store) -> AbstractContextManager[bool]:

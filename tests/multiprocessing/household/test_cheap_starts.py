@@ -136,9 +136,10 @@ import os
 import nbparallel as nbp
 from nbparallel.errors import ForkedRankError
 from nbparallel.sharing import current
+from nbparallel.testing.stores import has_store
 
 def child():
-    assert not current._current
+    assert not has_store()
     pid = os.fork()
     if not pid:
         try:
@@ -147,9 +148,9 @@ def child():
             os._exit(7)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert not current._current
+    assert not has_store()
     array = nbp.ones(3)
-    assert current._current["store"].connected() and nbp.is_shared(array)
+    assert current.current_store().connected() and nbp.is_shared(array)
 """
 
 

@@ -76,15 +76,15 @@ class Link:
 
     def has_message(self):
         """Return whether something is to be read."""
-        return (self.ends[0] if self.kind == "Pipe" else self.ends[0]._reader).poll()
+        return self.ends[0].poll() if self.kind == "Pipe" else not self.ends[0].empty()
 
     def close(self):
         """Close what this process has of it."""
         for end in dict.fromkeys(self.ends):
             end.close()
-            if self.kind == "Queue":  # which closes it with its thread, if it has begun one
+            if self.kind == "Queue":
                 end.join_thread()
-                end._reader.close()
+        self.ends = ()  # a queue that has begun no thread closes its reading end when it is dropped
 
 
 def value_of():
@@ -118,7 +118,8 @@ def produce(link, report, point, at):
         )
         stop()
     if point == "posted":
-        connection.Connection._send_bytes = stop
+        pickle_message = queues.pickle_message
+        connection.pickle_message = queues.pickle_message = lambda *args: stop(pickle_message(*args))
     link.send(value)
     stop()
 

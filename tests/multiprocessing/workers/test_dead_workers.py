@@ -12,6 +12,7 @@ pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 
 POOL = """
 from nbparallel.multiprocessing.workers.worker_slots import Step
+from nbparallel.testing.processes import worker_slots
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -24,7 +25,7 @@ def kill_at(x):
 def steps(pool):
     found = {}
     for p in list(pool._pool):
-        slot = pool._casualties.slots.get(id(p))
+        slot = worker_slots(pool).get(id(p))
         if slot is not None:
             found[p] = slot.read()[0]
     return found
