@@ -40,7 +40,7 @@ class Node:
     """
 
     def __init__(self, port: NodePort) -> None:
-        self._port = port
+        self.port = port
         self._session: NodeSession | None = None
         self._pieces: dict[int, list[bytes]] = {}
         self._reports: dict[int, bytes] = {}
@@ -125,7 +125,7 @@ class Node:
 
     def _on_look(self, _data: bytes) -> bytes:
         """Show that this node and its connection work, by an event as output is."""
-        send_message(self._port.emit, "here")
+        send_message(self.port.emit, "here")
         return b""
 
     # tasks --------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Node:
 
     def _perform(self, session: NodeSession, task: HostTask, begun: threading.Event) -> None:
         host_of_rank.set(self._host_of)  # of this thread's messages
-        output = NodeOutput(self._port, task.number)
+        output = NodeOutput(self.port, task.number)
         try:
             report = session.perform_task(task, output, begun.set)
         except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
@@ -150,13 +150,13 @@ class Node:
         inline = data if len(data) <= INLINE else b""
         if not inline:
             self._reports[task.number] = data
-        send_message(self._port.emit, "ended", task.number, len(data), inline)
+        send_message(self.port.emit, "ended", task.number, len(data), inline)
 
     def _on_event(self, message: Any) -> None:
         if isinstance(message, RankDeath) and not self._ended:
-            send_message(self._port.emit, "died", time.monotonic_ns())
+            send_message(self.port.emit, "died", time.monotonic_ns())
         elif isinstance(message, Outcome) and not message.ok:
-            send_message(self._port.emit, "failed", message.number)
+            send_message(self.port.emit, "failed", message.number)
 
 
 def versions() -> dict[str, str]:

@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,10 +28,19 @@ from nbparallel.errors import ChannelClosedError, StartError
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 
+if TYPE_CHECKING:
+    from nbparallel.session import Session
+
 ECHO = "nbparallel.testing.clusters:EchoNode"
 BROKEN = "nbparallel.testing.clusters:broken_node"
 PATIENCE = 20.0
 """Seconds for an answer that is expected."""
+
+
+def session_messages(session: Session) -> SimpleQueue[Any]:
+    """Return what the hosts of a started session have sent, and it has not yet handled."""
+    messages: SimpleQueue[Any] = session._ranks.messages  # type: ignore[attr-defined]  # of its hosts
+    return messages
 
 
 class EchoNode:

@@ -16,7 +16,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import HostLostError, ParallelError, StartError
-from nbparallel.testing.clusters import ECHO
+from nbparallel.testing.clusters import ECHO, session_messages
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
@@ -136,7 +136,7 @@ def test_a_killed_node_is_a_lost_host(fresh: DaskProcesses) -> None:
         supervisor = read(pids[2]).parent  # type: ignore[union-attr]
         os.kill(read(supervisor).parent, signal.SIGKILL)  # type: ignore[union-attr]
         _gone(pids[2:])
-        wait_until(lambda: not session._ranks.messages.empty(), seconds=PATIENCE)  # type: ignore[attr-defined]
+        wait_until(lambda: not session_messages(session).empty(), seconds=PATIENCE)
         result = session.run("rank")
         assert result.values == [0, 1, 2, 3]
         assert any("host b was lost" in note for note in result.notes)
@@ -233,8 +233,10 @@ def test_a_paused_worker_and_an_empty_cluster_are_refused(
     from nbparallel.cluster.dask import dask_cluster
 
     adapter = dask_cluster.DaskCluster(dask.client)
-    paused = {"b": [{**worker, "status": "paused"} for worker in adapter._by_host()["b"]]}
-    monkeypatch.setattr(adapter, "_by_host", lambda: paused)
+    found = dask.client.scheduler_info(n_workers=-1)
+    for worker in found["workers"].values():
+        worker["status"] = "paused" if worker["name"] == "b" else worker["status"]
+    monkeypatch.setattr(dask.client, "scheduler_info", lambda **_: found)
     with pytest.raises(StartError, match="host b takes no tasks: its workers are paused"):
         adapter.anchor("b", ECHO)
     adapter.close()

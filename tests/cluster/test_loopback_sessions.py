@@ -14,6 +14,7 @@ import nbparallel as nbp
 from nbparallel.cluster import node
 from nbparallel.cluster.loopback import Loopback
 from nbparallel.errors import HostBoundaryError, ParallelError
+from nbparallel.testing.clusters import session_messages
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 
@@ -162,7 +163,7 @@ def test_a_rank_that_dies_between_cells(hosts: nbp.Session) -> None:
     names = {"a": 5}
     pids = hosts.run("import os; a; os.getpid()", namespace=names).values
     os.kill(pids[1], 9)
-    wait_until(lambda: not hosts._ranks.messages.empty())  # type: ignore[attr-defined]
+    wait_until(lambda: not session_messages(hosts).empty())
     result = hosts.run("a, rank", namespace=names)
     assert result.values == [(5, rank) for rank in range(4)]
 
@@ -170,7 +171,7 @@ def test_a_rank_that_dies_between_cells(hosts: nbp.Session) -> None:
 def test_interrupts_and_time_outs(hosts: nbp.Session) -> None:
     """Both reach every host."""
     pending = hosts.submit("import time; time.sleep(30)")
-    wait_until(lambda: hosts._ranks.messages.empty())  # type: ignore[attr-defined]
+    wait_until(lambda: session_messages(hosts).empty())
     time.sleep(0.3)
     pending.cancel()
     with pytest.raises(KeyboardInterrupt):

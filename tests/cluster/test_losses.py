@@ -6,13 +6,16 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster.loopback import Loopback
+from nbparallel.cluster.node import Node
 from nbparallel.errors import HostLostError, ParallelError
+from nbparallel.testing.clusters import session_messages
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 
@@ -23,6 +26,16 @@ pytestmark = [pytest.mark.by_turns, pytest.mark.time_limit(60)]
 def cluster() -> Loopback:
     """Return a cluster of two hosts with a rank each."""
     return Loopback(["a", "b"], cpus=1)
+
+
+def replace_call(patch: pytest.MonkeyPatch, op: str, call: Callable[..., bytes]) -> None:
+    """Have ``call(node, handle, op, data)`` handle one of the kernel's calls on every node."""
+    handle = Node.handle
+
+    def handled(node: Node, name: str, data: bytes) -> bytes:
+        return call(node, handle, op, data) if name == op else handle(node, name, data)
+
+    patch.setattr(Node, "handle", handled)
 
 
 def test_a_lost_host_is_named_and_the_others_go_on(cluster: Loopback) -> None:
@@ -75,7 +88,7 @@ def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: py
     with nbp.Session(cluster=cluster) as session:
         session.run("import time; time.sleep(2)", ranks=[0])
         pending = session.submit("import time; time.sleep(0.5 + 30 * rank)", sink=sink)
-        wait_until(lambda: session._ranks.messages.empty())  # type: ignore[attr-defined]
+        wait_until(lambda: session_messages(session).empty())
         cluster.nodes["b"].frozen.set()
         with pytest.raises(ParallelError, match=r"HostLostError: host b is lost.*has not answered"):
             pending.result(20)
@@ -99,14 +112,13 @@ def test_stopping_while_a_cell_runs(cluster: Loopback) -> None:
 
 def test_a_host_that_cannot_start_its_ranks(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names it; no other host keeps ranks."""
-    from nbparallel.cluster import node
 
-    def refuse(self: Any, data: bytes) -> bytes:
-        if self._port.host == "b":
+    def refuse(node: Node, *_: Any) -> bytes:
+        if node.port.host == "b":
             raise MemoryError("no room")
         return b""
 
-    monkeypatch.setattr(node.Node, "_on_start", refuse)
+    replace_call(monkeypatch, "start", refuse)
     session = nbp.Session(cluster=cluster)
     with pytest.raises(nbp.StartError, match="host b: MemoryError: no room"):
         session.start()
@@ -116,10 +128,8 @@ def test_a_host_that_cannot_start_its_ranks(cluster: Loopback, monkeypatch: pyte
 
 def test_other_versions_are_refused(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host and what differs are named."""
-    from nbparallel.cluster import node
-
     theirs = b'{"system": "linux", "Python": "3.99", "nbparallel": "9", "numpy": "2"}'
-    monkeypatch.setattr(node.Node, "_on_hello", lambda self, data: theirs)
+    replace_call(monkeypatch, "hello", lambda *_: theirs)
     session = nbp.Session(cluster=cluster)
     with pytest.raises(nbp.StartError, match=r"host a has Python 3.99 \(here 3"):
         session.start()
@@ -139,23 +149,21 @@ def test_damaged_events_are_the_loss_of_their_host(cluster: Loopback) -> None:
 
 def test_a_start_can_be_interrupted(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes; no host keeps ranks, and the next use starts them."""
-    from nbparallel.cluster import node
+    begun = threading.Event()
 
-    begun, start = threading.Event(), node.Node._on_start
-
-    def slow(self: Any, data: bytes) -> bytes:
+    def slow(node: Node, handle: Callable[..., bytes], op: str, data: bytes) -> bytes:
         begun.set()
         time.sleep(1.0)
-        return start(self, data)
+        return handle(node, op, data)
 
-    monkeypatch.setattr(node.Node, "_on_start", slow)
     session = nbp.Session(cluster=cluster)
     timer = threading.Thread(target=lambda: begun.wait(20) and os.kill(os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        session.start()
+    with monkeypatch.context() as patch:
+        replace_call(patch, "start", slow)
+        with pytest.raises(KeyboardInterrupt):
+            session.start()
     timer.join()
     assert all(each.ended for each in cluster.nodes.values())
-    monkeypatch.setattr(node.Node, "_on_start", start)
     assert session.run("rank").values == [0, 1]
     session.stop()
