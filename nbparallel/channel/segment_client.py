@@ -264,7 +264,7 @@ class SegmentClient:
     def _answer(self, frame: Frame, segment: int) -> int:
         try:
             if frame.kind is Kind.LOST:
-                raise _lost_error(Lost.unpack(frame.payload), segment)
+                raise lost_error(Lost.unpack(frame.payload), segment)
             fetched = Fetched.unpack(frame.payload)
             if fetched.segment != segment or len(frame.fds) != 1:
                 raise ProtocolError(f"the answer to FETCH {segment:#x} is damaged")
@@ -309,7 +309,8 @@ def _has_descriptors() -> bool:
     return True
 
 
-def _lost_error(lost: Lost, segment: int) -> NbParallelError:
+def lost_error(lost: Lost, segment: int) -> NbParallelError:
+    """Return what a fetch raises that the supervisor answers with this."""
     if lost.reason is LostReason.READ_ONLY:
         return ReadOnlyArrayError(
             f"ranks may only read this array: share it with {LET_WRITE}, or work on `x.copy()`"

@@ -180,9 +180,10 @@ class Guests:
 
     def drain(self) -> bool:
         """Read all that guests have sent; return False if the system has no memory for a message."""
-        return all(self._drain(guest) for guest in list(self._guests.values()))
+        return all(self.drain_guest(guest) for guest in list(self._guests.values()))
 
-    def _drain(self, guest: Guest) -> bool:
+    def drain_guest(self, guest: Guest) -> bool:
+        """Read what one guest has sent, as `drain`."""
         for _ in range(MOST_FRAMES):
             if guest.socket.fileno() < 0 or not readable(guest.socket):
                 return True
@@ -244,7 +245,7 @@ class Guests:
         guest = self._guests.get(client)
         if guest is None or not is_ready(guest.pidfd):
             return  # another one's pidfd had this number a moment ago
-        self._drain(guest)  # what it sent before it ended counts
+        self.drain_guest(guest)  # what it sent before it ended counts
         was_rank = self._worlds.has_rank(client)
         self._worlds.client_ended(client, guest.pidfd)  # before its segments end: the others learn why
         self._end(guest, disconnect=was_rank)
@@ -290,7 +291,7 @@ class Guests:
             if guest.pidfd < 0:
                 # It says who it is in what it has sent; if it sends that from now on, it fails, and exits.
                 _refuse(guest.socket)
-                self._drain(guest)
+                self.drain_guest(guest)
         while self._guests:
             guest = self._guests.popitem()[1]
             _kill(guest)

@@ -156,7 +156,7 @@ def task_limits(read: ReadText = read_text) -> Iterator[TaskLimit]:
     """Yield every limit on processes and threads that holds for this process."""
     most, _ = process_limit(resource.RLIMIT_NPROC)
     if most is not None and not _may_exceed_task_limit(read):
-        yield TaskLimit(most, _tasks_of_user(most, read), "this user may have (ulimit -u)")
+        yield TaskLimit(most, tasks_of_user(most, read), "this user may have (ulimit -u)")
     for directory, _ in cgroups("pids", read):
         try:
             text = read(f"{directory}/pids.max").strip()
@@ -175,7 +175,7 @@ def _may_exceed_task_limit(read: ReadText) -> bool:
         return os.getuid() == 0
 
 
-def _tasks_of_user(most: int, read: ReadText) -> int:
+def tasks_of_user(most: int, read: ReadText) -> int:
     """Return how many processes and threads this user has; of all users, where that is far below `most`."""
     try:
         everyone = int(read("/proc/loadavg").split()[3].partition("/")[2])

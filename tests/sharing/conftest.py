@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.channel import Channel, SegmentClient
-from nbparallel.channel.segment_client import _lost_error
+from nbparallel.channel.segment_client import lost_error
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
@@ -124,7 +124,7 @@ class Broker:
         answer = next(frame for frame in inbox if frame.kind in (Kind.FETCHED, Kind.LOST))
         inbox.remove(answer)
         if answer.kind is Kind.LOST:
-            raise _lost_error(Lost.unpack(answer.payload), segment)
+            raise lost_error(Lost.unpack(answer.payload), segment)
         mine = pack_segment(segment)
         self.exchange.inboxes[self.client] = deque(
             frame for frame in inbox if frame.payload != mine or frame.kind is Kind.UNMAP

@@ -144,7 +144,7 @@ def test_an_interrupt_at_every_line(fresh_exchange, sampled, scenario):
         mapped = store_usage(r).kept
         r.trim()
         k.drain()
-        known = exchange.server._ledger._memories.known
+        known = exchange.server.memories
         assert (mapped, known) == (0, {}), f"memory stays mapped after {interrupter.place}"
         exchange.close()
         if interrupted:

@@ -1,12 +1,14 @@
 """The client's end of the segment protocol, over a real socket."""
 
 import os
+import select
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from nbparallel.channel import Channel, SegmentClient
+from nbparallel.channel import Channel, SegmentClient, segment_client
 from nbparallel.errors import ChannelClosedError, ProtocolError, SegmentLostError
 from nbparallel.sharing import Store
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
@@ -73,10 +75,9 @@ def test_notices_come_in_between(ends):
 
 
 @pytest.mark.time_limit(10)
-def test_a_signal_handler_may_send_while_something_is_sent(ends, monkeypatch):
+def test_a_signal_handler_may_send_while_something_is_sent():
     """Nobody waits for himself: a handler, or a ``__del__``, that lets go of an array comes anywhere."""
-    client, other = ends
-    sock, handled = client._channel._socket, []
+    (sock, theirs), handled = Channel.pair(), []
 
     class Interrupted:
         def send(self, data):
@@ -88,17 +89,20 @@ def test_a_signal_handler_may_send_while_something_is_sent(ends, monkeypatch):
         def __getattr__(self, name):
             return getattr(sock, name)
 
-    monkeypatch.setattr(client._channel, "_socket", Interrupted())
+    client, other = SegmentClient(Channel(Interrupted()), 1, patience=0.3), Channel(theirs)
     client.release(segment_id(0, 1))
     assert [other.receive(1.0).kind for _ in range(2)] == [Kind.FREED, Kind.RELEASE]
+    client.close()
+    other.close()
 
 
-def test_a_signal_handler_may_listen_while_we_look_whether_something_came(ends, monkeypatch):
+def test_a_signal_handler_may_listen_while_we_look_whether_something_came(monkeypatch):
     """A poll object refuses to be used twice at a time, also by the thread that uses it."""
-    client, other = ends
-    poll, heard = client._poll, []
+    poll, heard = select.poll(), []
 
     class Interrupted:
+        register = poll.register
+
         def poll(self, milliseconds):
             if heard:
                 raise RuntimeError("concurrent poll() invocation")
@@ -106,31 +110,36 @@ def test_a_signal_handler_may_listen_while_we_look_whether_something_came(ends, 
             heard[0] = client.notices()
             return poll.poll(milliseconds)
 
-    monkeypatch.setattr(client, "_poll", Interrupted())
-    other.send(Kind.IDLE, pack_segment(segment_id(1, 1)))
+    ours, theirs = map(Channel, Channel.pair())
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_client, "select", SimpleNamespace(poll=Interrupted, POLLIN=select.POLLIN))
+        client = SegmentClient(ours, 1)
+    theirs.send(Kind.IDLE, pack_segment(segment_id(1, 1)))
     assert client.notices() == ()
     assert heard == [(Notice(NoticeKind.IDLE, segment_id(1, 1)),)]
+    client.close()
+    theirs.close()
 
 
 def test_a_signal_handler_may_listen_while_an_answer_is_awaited(ends, monkeypatch):
     """It may read the answer: that is kept for who waits for it, and is a stray one if nobody does."""
     client, other = ends
     mine, source = segment_id(0, 1), FileDescriptorStrategy().create(4096)
-    receive = client._channel.receive
+    receive = Channel.receive
 
-    def interrupted(timeout):
+    def interrupted(channel, timeout):
         assert client.notices() == ()
-        return receive(timeout)
+        return receive(channel, timeout)
 
-    def ended(timeout):
-        interrupted(timeout)
+    def ended(channel, timeout):
+        interrupted(channel, timeout)
         raise KeyboardInterrupt
 
     answer = Fetched(mine, 4096, True).pack()
-    monkeypatch.setattr(client._channel, "receive", interrupted)
+    monkeypatch.setattr(Channel, "receive", interrupted)
     other.send(Kind.FETCHED, answer, fds=[source.fd], sequence=1)
     os.close(client.fetch(mine, writable=True))
-    monkeypatch.setattr(client._channel, "receive", ended)
+    monkeypatch.setattr(Channel, "receive", ended)
     other.send(Kind.FETCHED, answer, fds=[source.fd], sequence=2)
     with pytest.raises(KeyboardInterrupt):
         client.fetch(mine, writable=True)

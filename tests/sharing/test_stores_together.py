@@ -103,7 +103,7 @@ def test_whatever_they_do(fresh_exchange, moves):
         store.trim()
         assert store.segments() == ()
         assert store_usage(store) == (0, 0, 0, 0, 0)
-    assert exchange.server._ledger._memories.known == {}, "somebody may keep mapped what nobody has"
+    assert exchange.server.memories == {}, "somebody may keep mapped what nobody has"
     exchange.close()
     del world
     gc.collect(0)

@@ -8,4 +8,4 @@ from nbparallel.wire import owners
 @pytest.fixture
 def no_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave nothing where other sessions look."""
-    monkeypatch.setattr(owners, "_pointer", lambda record, temporary: "")
+    monkeypatch.setattr(owners, "pointer_path", lambda record: "")

@@ -234,7 +234,7 @@ class KeptMemory:
             while self.pools[client]:
                 self.sockets[client].append((client, Freed(self.pools[client].pop())))
         self.come_to_rest()
-        assert self.ledger._memories.known == {}
+        assert self.ledger.memories.known == {}
         assert not any(self.kept.values()), "memory stays mapped that its owner has given back"
 
     def come_to_rest(self):

@@ -60,4 +60,4 @@ def left_in(folder: Path) -> set[str]:
 @pytest.fixture(autouse=True)
 def _no_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave nothing where other sessions look."""
-    monkeypatch.setattr(owners, "_pointer", lambda record, temporary: "")
+    monkeypatch.setattr(owners, "pointer_path", lambda record: "")

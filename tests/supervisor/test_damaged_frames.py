@@ -106,12 +106,11 @@ def check_mutated_frames(tmp_path, count):
 
 NOISE = """
 import os, random, socket, stat
-from nbparallel.testing.stores import store_brokers
+from nbparallel.testing.stores import broker_socket, store_brokers
 random_ = random.Random(seed)
 (broker,) = store_brokers()
-channel = broker._channel
 noise = random_.randbytes(random_.choice([1, 8, 24, 100, 60_000]))
-wire = socket.socket(fileno=os.dup(channel.fileno()))
+wire = broker_socket(broker)
 wire.setblocking(False)
 try:
     wire.send(noise)

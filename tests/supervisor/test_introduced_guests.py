@@ -119,7 +119,7 @@ def test_its_word_lies_unread_when_all_ends(
     """The supervisor reads it before it exits; a word that it would not read fails: its sender knows."""
     spoken, silent = introducing.introduce(daemon=False), introducing.introduce(daemon=False, process=ID + 1)
     introducing.announce(spoken)
-    drain, refused = Guests._drain, []
+    drain, refused = Guests.drain_guest, []
 
     def drain_then_speak(guests: Guests, guest: Guest) -> bool:
         drained = drain(guests, guest)
@@ -129,7 +129,7 @@ def test_its_word_lies_unread_when_all_ends(
             refused.append(guest.process)
         return drained
 
-    monkeypatch.setattr(Guests, "_drain", drain_then_speak)
+    monkeypatch.setattr(Guests, "drain_guest", drain_then_speak)
     introducing.guests.end_all()
     assert introducing.killed()
     assert refused == [ID + 1]

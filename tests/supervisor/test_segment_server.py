@@ -75,7 +75,7 @@ def test_a_descriptor_that_was_not_kept_may_come_again():
     assert (notice.client, notice.sequence) == (0, 0)
     for reply in (refusal, notice):
         assert Lost.unpack(reply.payload) == Lost(SEGMENT, LostReason.DESCRIPTORS)
-    server._max_descriptors = 1
+    server.max_descriptors = 1
     for _ in range(2):
         assert register(server) == []
     (answer,) = fetch(server, 1)

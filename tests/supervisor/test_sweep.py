@@ -99,7 +99,7 @@ def test_f72_a_directory_that_only_a_pointer_names(tmp_path: Path, monkeypatch: 
     usual, chosen, empty = (tmp_path / name for name in ("usual", "chosen", "empty"))
     for folder in (usual, chosen, empty):
         folder.mkdir()
-    monkeypatch.setattr(owners, "_pointer", lambda record, _: str(usual / f"{Path(record).stem}.at01234567"))
+    monkeypatch.setattr(owners, "pointer_path", lambda record: str(usual / f"{Path(record).stem}.at01234567"))
     leave(chosen, owner(DEAD), 2)
     leave(chosen, owner(ME), 2, number=2)
     assert len(left_in(usual)) == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nbparallel.errors import UnpicklableError
-from nbparallel.transfer import pickling, unpickling
+from nbparallel.transfer import pickling
 from nbparallel.transfer.pickling import dumps, loads
 from tests.transfer.standin import StandinStore
 
@@ -16,10 +16,10 @@ PLAIN = [
 
 @pytest.mark.parametrize("value", PLAIN, ids=lambda value: f"{type(value).__name__} {str(value)[:9]!r}")
 def test_plain_values_arrive_without_our_pickler(value, monkeypatch):
-    """Neither side makes a pickler of ours; type and bits are the same."""
+    """Neither side needs a pickler of ours; type and bits are the same."""
     store = StandinStore()
-    monkeypatch.setattr(pickling, "_Pickler", None)
-    monkeypatch.setattr(unpickling, "_Unpickler", None)
+    monkeypatch.setattr(pickling, "serialise", None)
+    monkeypatch.setattr(pickling, "unpickle", None)
     pickled = dumps(value, store, broker=None)
     assert (pickled.segments, pickled.keep, pickled.copied_nbytes) == ((), (), len(pickled.data))
     for data in (pickled.data, memoryview(pickled.data)):
@@ -36,7 +36,7 @@ class Text(str):
 def test_other_values_go_the_long_way(value, monkeypatch):
     """What is long, or no plain number or text, needs the pickler that knows about shared arrays."""
     with monkeypatch.context() as patch:
-        patch.setattr(pickling, "_Pickler", None)
+        patch.setattr(pickling, "serialise", None)
         with pytest.raises(TypeError):
             dumps(value, StandinStore())
     assert np.array_equal(loads(dumps(value, StandinStore()).data, StandinStore()), value)

@@ -49,14 +49,14 @@ def map_file(fd: int, nbytes: int, flags: int, prot: int) -> tuple[mmap.mmap, in
         memory = mmap.mmap(fd, nbytes, flags, prot, trackfd=False)
         return memory, address_of(memory)
     if sys.platform == "linux" and not pages.huge_pages_offered(fd, nbytes):
-        placed = _place(fd, nbytes, flags, prot)
+        placed = place_file(fd, nbytes, flags, prot)
         if placed is not None:
             return placed
     memory = mmap.mmap(fd, nbytes, flags, prot)  # its error says what is wrong
     return memory, address_of(memory)
 
 
-def _place(fd: int, nbytes: int, flags: int, prot: int) -> tuple[mmap.mmap, int] | None:
+def place_file(fd: int, nbytes: int, flags: int, prot: int) -> tuple[mmap.mmap, int] | None:
     """Map a file in the place of memory without one; return None if the system refuses."""
     try:
         memory = mmap.mmap(-1, nbytes, _PLACE, prot)

@@ -81,7 +81,8 @@ class Ledger:
     _ending: dict[int, int] = field(default_factory=dict)
     """Segments that no client holds, as far as has been read, and the turn when that was noticed."""
     _turn: int = field(default=0, compare=False)
-    _memories: MemoryTable = field(default_factory=MemoryTable)
+    memories: MemoryTable = field(default_factory=MemoryTable)
+    """What clients may keep mapped."""
     _names: LedgerNames = field(default_factory=LedgerNames)
     parcels: ParcelTable = field(default_factory=ParcelTable)
     """Messages in flight."""
@@ -140,7 +141,7 @@ class Ledger:
             case Freed(memory):
                 if creator_of(memory) != client:
                     return [Disconnect(client, f"client {client} frees memory {memory:#x}, another's")]
-                return [*self._memories.freed(memory)]
+                return [*self.memories.freed(memory)]
             case Take(parcel):
                 return self.end_parcel(parcel)
             case Post():
@@ -188,7 +189,7 @@ class Ledger:
         return actions
 
     def _is_of(self, client: int, message: Register) -> bool:
-        return creator_of(message.memory) == client and self._memories.use(
+        return creator_of(message.memory) == client and self.memories.use(
             message.memory, message.segment, message.nbytes
         )
 
@@ -221,7 +222,7 @@ class Ledger:
             return []
         if entry.memory != message.memory:
             return []  # a damaged handle, which led to the array that lies in that memory
-        if not self._memories.used(message.memory, client):
+        if not self.memories.used(message.memory, client):
             return [Disconnect(client, f"client {client} holds segment {segment:#x}, which it never mapped")]
         if self._is_over(segment, entry):
             return []  # the client that sent it has not kept it
@@ -245,7 +246,7 @@ class Ledger:
                 ]
             if entry is None or entry.memory == memory:
                 proven = entry is not None and client in entry.holders
-                actions += self._memories.keep(memory, client, proven=proven)
+                actions += self.memories.keep(memory, client, proven=proven)
         self.waiting = [
             q
             for q in self.waiting
@@ -291,7 +292,7 @@ class Ledger:
         wanted = creator in self.clients and not entry.unwanted
         actions = self._unname(entry)
         if wanted and not entry.died:
-            return [*actions, *self._memories.ended(entry.memory, segment), Idle(creator, segment)]
+            return [*actions, *self.memories.ended(entry.memory, segment), Idle(creator, segment)]
         if wanted:
             actions.append(Drop(creator, segment))
         return [*actions, *self._delete(segment)]
@@ -328,7 +329,7 @@ class Ledger:
             entry = self.entries.get(segment)
             if entry is not None and self._is_over(segment, entry):
                 actions += self._delete(segment)
-        actions += self._memories.gone(client)
+        actions += self.memories.gone(client)
         in_use = {entry.path for entry in self.entries.values()}
         actions += map(Unlink, self._names.drop_unused(client, in_use))
         return [*actions, *map(Unrecord, self._names.bare(self._names.records_of(client), self.clients))]
@@ -388,5 +389,5 @@ class Ledger:
         made = self._made.get(creator_of(segment))
         if made is not None:
             made.discard(segment)
-        ended = self._memories.ended(entry.memory, segment)
-        return [Close(segment), *ended, *self._memories.forget(entry.memory, segment)]
+        ended = self.memories.ended(entry.memory, segment)
+        return [Close(segment), *ended, *self.memories.forget(entry.memory, segment)]

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.supervisor.ledger import actions as act
 from nbparallel.supervisor.ledger.ledger import Ledger
+from nbparallel.supervisor.ledger.memories import Memory
 from nbparallel.wire import owners
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import GuestRow, LedgerRow, pages
@@ -86,7 +87,7 @@ class SegmentServer:
         self._fds: dict[int, int] = {}
         self._inodes: dict[int, tuple[int, int]] = {}
         """Device and inode of segments whose descriptor was not kept."""
-        self._max_descriptors = max_descriptors
+        self.max_descriptors = max_descriptors
         self._kept = 0
         """How often `hold_all_of` was called."""
 
@@ -110,6 +111,11 @@ class SegmentServer:
     def nbytes(self) -> int:
         """Return the size of all segments that are kept, in bytes."""
         return sum(entry.nbytes for entry in self._ledger.entries.values())
+
+    @property
+    def memories(self) -> dict[int, Memory]:
+        """Memory that clients may keep mapped, by id."""
+        return self._ledger.memories.known
 
     def holders(self, segment: int) -> frozenset[int]:
         """Return the clients that hold a segment."""
@@ -291,8 +297,8 @@ class SegmentServer:
         return fd
 
     def _has_room(self, fd: int) -> bool:
-        if self._max_descriptors is not None:
-            return len(self._fds) < self._max_descriptors
+        if self.max_descriptors is not None:
+            return len(self._fds) < self.max_descriptors
         import resource
 
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -35,7 +35,7 @@ STOP = {
     "the beginning": (RankPool, "stop"),
     "the supervisor": (SupervisorClient, "stop"),
     "what ranks had started": (supervisor_processes, "kill_by_session_mark"),
-    "watching ranks go": (RankPool, "_wait_for_ranks"),
+    "watching ranks go": (RankPool, "wait_for_ranks"),
     "the thread": (EventLoop, "stop"),
     "the sockets": (RankHandle, "close"),
 }

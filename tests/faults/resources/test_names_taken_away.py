@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.channel.segment_client import _lost_error
+from nbparallel.channel.segment_client import lost_error
 from nbparallel.errors import SegmentLostError
 from nbparallel.session import Session
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
@@ -121,7 +121,7 @@ def test_f45_truly_gone(server: SegmentServer, tmp_path: Path, put: str | None) 
         os.mkfifo(source.path)
     kind, reason, _ = ask(server)
     assert (kind, reason) == (Kind.LOST, LostReason.REMOVED)
-    error = _lost_error(Lost(SEGMENT, LostReason.REMOVED), SEGMENT)
+    error = lost_error(Lost(SEGMENT, LostReason.REMOVED), SEGMENT)
     assert isinstance(error, SegmentLostError)
     assert "RemoveIPC" in str(error)
     source.close()

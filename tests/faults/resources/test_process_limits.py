@@ -150,7 +150,7 @@ def test_f74_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_f74_the_count_is_that_of_ps() -> None:
     """A process counts with its threads."""
-    counted = system._tasks_of_user(0, system.read_text)
+    counted = system.tasks_of_user(0, system.read_text)
     listed = subprocess.run(["ps", "-eLo", "uid"], capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("there is no ps")

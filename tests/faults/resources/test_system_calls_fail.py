@@ -19,6 +19,7 @@ from nbparallel.sharing import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.supervisor.event_loop import Outbox, take
 from nbparallel.testing.processes import rank_pool
+from nbparallel.testing.stores import broker_socket
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
@@ -56,9 +57,7 @@ def pair():
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOBUFS])
 def test_want_of_memory_passes(pair, number):
     """A message that the system has no memory for goes out, and comes in, a little later."""
-    sender, receiver = (Channel(end) for end in pair)
-    sender._socket = Failing(pair[0], number, 3)
-    receiver._socket = Failing(pair[1], number, 3)
+    sender, receiver = (Channel(Failing(end, number, 3)) for end in pair)
     sender.send(Kind.IDLE, b"x", fds=[0])
     frame = receiver.receive(5.0)
     assert frame is not None
@@ -69,8 +68,7 @@ def test_want_of_memory_passes(pair, number):
 def test_want_of_memory_that_does_not_pass(pair, monkeypatch):
     """After a while it is given up, with the reason; and the other side hears of it."""
     monkeypatch.setattr(channels, "SHORTAGE_SECONDS", 0.05)
-    sender, receiver = (Channel(end) for end in pair)
-    sender._socket = Failing(pair[0], errno.ENOMEM, 1 << 30)
+    sender, receiver = Channel(Failing(pair[0], errno.ENOMEM, 1 << 30)), Channel(pair[1])
     with pytest.raises(ChannelClosedError, match="Cannot allocate memory"):
         sender.send(Kind.IDLE)
     with pytest.raises(ChannelClosedError):
@@ -80,8 +78,7 @@ def test_want_of_memory_that_does_not_pass(pair, monkeypatch):
 @pytest.mark.parametrize("name", ["send", "receive_nowait"])
 def test_what_is_over_is_over_for_both(pair, name):
     """After an error that is no want of memory the other side does not wait for what never comes."""
-    one, other = (Channel(end) for end in pair)
-    one._socket = Failing(pair[0], errno.EPERM, 1)
+    one, other = Channel(Failing(pair[0], errno.EPERM, 1)), Channel(pair[1])
     with pytest.raises(ChannelClosedError, match="not permitted"):
         one.send(Kind.IDLE) if name == "send" else one.receive_nowait()
     with pytest.raises(ChannelClosedError):
@@ -149,8 +146,8 @@ def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
 def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
     """Who can neither share nor say what it uses is replaced: memory would be nobody's."""
     cell = (
-        "from nbparallel.testing.stores import store_brokers\nbroker, = store_brokers()\n"
-        "broker._channel._socket.shutdown(2)"
+        "from nbparallel.testing.stores import broker_socket, store_brokers\nbroker, = store_brokers()\n"
+        "broker_socket(broker).shutdown(2)"
     )
     with Session(2) as session:
         session.run("pass")
@@ -163,7 +160,8 @@ def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
             assert session.run("all_reduce(rank)").values == [1, 1]
             assert session.statistics().ranks[1].pid == pids[1]
         else:
-            rank_pool(session).supervisor.broker._channel._socket.shutdown(socket.SHUT_RDWR)
+            with broker_socket(rank_pool(session).supervisor.broker) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
             wait_until(lambda: rank_pool(session).lost)
             assert session.run("all_reduce(rank)").values == [1, 1]
 

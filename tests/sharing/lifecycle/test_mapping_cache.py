@@ -180,7 +180,7 @@ def test_the_owner_gives_memory_back(exchange, pair):
     k.trim()
     r.drain()
     assert mapped() == before
-    assert exchange.server._ledger._memories.known == {}
+    assert exchange.server.memories == {}
 
 
 def test_a_dead_owners_memory_is_unmapped(exchange, pair):

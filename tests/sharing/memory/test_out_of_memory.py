@@ -212,7 +212,7 @@ store.drain()
 
 def test_the_supervisor_has_none_left(exchange):
     """What the supervisor cannot keep is told to whoever asks for it; nobody is dropped."""
-    exchange.server._max_descriptors = 1
+    exchange.server.max_descriptors = 1
     k, r = exchange.store(0), exchange.store(1)
     one, two = k.zeros(10), k.zeros(10)
     handles = [k.handle(one), k.handle(two)]
