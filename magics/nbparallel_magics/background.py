@@ -141,7 +141,7 @@ def fetch(
     """
     from nbparallel_magics import fetched_result  # brings numpy, which loading must not
 
-    _wait(cell.pending)
+    wait_for_end(cell.pending)
     error = cell.pending.exception()
     if error is not None:
         if (partial := getattr(error, "result", None)) is not None:
@@ -170,7 +170,8 @@ _LAST_OUTPUTS = {"_", "__", "___"}
 """IPython's own: it stops setting them when one is bound to another value than it has shown."""
 
 
-def _wait(pending: PendingCell) -> None:
+def wait_for_end(pending: PendingCell) -> None:
+    """Wait until a cell has ended; an interrupt is sent to its ranks."""
     while not pending.done():
         try:
             pending.wait(WAIT_SECONDS)

@@ -27,12 +27,12 @@ from nbparallel.wire.identity import pack_pid, pack_versions
 from nbparallel.wire.messages import DESCRIPTORS_CLOSED, Configure
 from nbparallel.wire.system import ready
 
-_shell: shells.RankShell | None = None
+prepared_shell: shells.RankShell | None = None
 
 
 def prepare() -> None:
     """Create the shell and import what every rank needs; the template calls this once, before any fork."""
-    global _shell
+    global prepared_shell
     import cloudpickle  # noqa: F401  imported here so that no rank has to
     import IPython.core.logger  # noqa: F401
     import numpy.random  # noqa: F401
@@ -43,8 +43,8 @@ def prepare() -> None:
 
     environment.find_blas()
     tracing.inspect_parameters(getattr(communicator.Communicator, name) for name in communicator.TRACED)
-    _shell = shells.make()
-    _shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
+    prepared_shell = shells.make()
+    prepared_shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
 
 
 def spawned(channel: int, segments: int, client: int, supervisor: int) -> NoReturn:
@@ -82,8 +82,8 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         store = sharing.Store(client)
         store.connect(broker)
         sharing.set_current_store(store)
-        assert _shell is not None
-        engine = Engine(channel, broker, configure, _shell)
+        assert prepared_shell is not None
+        engine = Engine(channel, broker, configure, prepared_shell)
         _fault("boot", configure.rank)
         channel.send(Kind.RANK_READY, pack_versions())
         _loop(channel, engine)

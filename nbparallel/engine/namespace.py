@@ -138,7 +138,7 @@ class RankNames:
         self._noted: set[str] = set()
         """Names that a line said the rank has changed, since they came."""
         self._handles: dict[str, ArrayHandle] = {}
-        self._attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
+        self.attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
         """Attached arrays by their handles."""
         self._sweep_at = MIN_SWEEP
         # An instance may come long after the last one died, and the kernel does not send its class again.
@@ -332,16 +332,16 @@ class RankNames:
     def _attach(self, handle: ArrayHandle) -> np.ndarray[Any, Any]:
         # Two names of the notebook for one array are two names for one array here too.
         key = handle if type(handle.dtype) is str else handle._replace(dtype=repr(handle.dtype))
-        seen = self._attached.get(key)
+        seen = self.attached.get(key)
         array = None if seen is None else seen()
         if array is None:
             array = self._store.attach(handle, writable=handle.writable, broker=self._broker)
             if not handle.writable:
                 array.setflags(write=False)
-            if len(self._attached) >= self._sweep_at:
-                self._attached = {key: seen for key, seen in self._attached.items() if seen() is not None}
-                self._sweep_at = max(MIN_SWEEP, 2 * len(self._attached))
-            self._attached[key] = weakref.ref(array)
+            if len(self.attached) >= self._sweep_at:
+                self.attached = {key: seen for key, seen in self.attached.items() if seen() is not None}
+                self._sweep_at = max(MIN_SWEEP, 2 * len(self.attached))
+            self.attached[key] = weakref.ref(array)
         return array
 
     def _load(self, update: NameUpdate, tensors: dict[int, Any]) -> Any:

@@ -75,7 +75,7 @@ class BusyCore:
         os.close(self._spinner)
 
 
-_watchdog = pytest.StashKey[Watchdog]()
+WATCHDOG = pytest.StashKey[Watchdog]()
 _hung = pytest.StashKey[str]()
 failed = pytest.StashKey[bool]()
 """Set on a test's node when the test has failed."""
@@ -100,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
     started = processes.read(os.getpid())
     # a run below a run (a test of this plugin), and each worker, gets a mark of its own
     os.environ[processes.MARK] = f"{os.getpid()}-{started.started if started else 0}"
-    config.stash[_watchdog] = Watchdog(_fail, original_stderr())
+    config.stash[WATCHDOG] = Watchdog(_fail, original_stderr())
     config.stash[_left_by_workers] = []
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None:
@@ -131,7 +131,7 @@ def _fail(text: str) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Set up, call and tear down under one limit, when this test's turn has come."""
-    watchdog = item.config.stash[_watchdog]
+    watchdog = item.config.stash[WATCHDOG]
     turns = item.config.stash.get(_turns, None)
     if turns is not None:
         turns.begin(alone=item.get_closest_marker("alone") is not None)
@@ -150,7 +150,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Watch what a test that hung does at its end."""
-    item.config.stash[_watchdog].resume()
+    item.config.stash[WATCHDOG].resume()
     return (yield)
 
 
@@ -159,7 +159,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Fail a test that swallowed the watchdog's exception, or whose stderr tells of a leak."""
-    watchdog = item.config.stash[_watchdog]
+    watchdog = item.config.stash[WATCHDOG]
     with watchdog.paused():
         report = yield
     if watchdog.expired and watchdog.name == item.nodeid and report.passed and not item.stash.get(_hung, ""):
@@ -216,7 +216,7 @@ def _wait_for_other_workers(config: pytest.Config) -> None:
     """
     turns = config.stash.get(_turns, None)
     if turns is not None:
-        with config.stash[_watchdog].waiting():
+        with config.stash[WATCHDOG].waiting():
             turns.end()
             turns.begin(alone=True)
 

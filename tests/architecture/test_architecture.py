@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.architecture.private_names import private_names, reached_names
 from tests.architecture.source_tree import ROOT, TREE, circles, repeated
 
 SOURCES = sorted(TREE.modules.values())
@@ -114,6 +115,18 @@ def test_nothing_forbidden_between_processes() -> None:
 
 def _is_wall_clock(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and ast.unparse(function) == "time.time"
+
+
+def test_tests_use_public_names() -> None:
+    """No test and no program of one uses a private attribute of the library; `nbparallel.testing` may."""
+    names = private_names(TREE)
+    found = [
+        f"{_name(path)}, line {line}: {name}"
+        for path in TREE.files
+        if path.is_relative_to(ROOT / "tests")
+        for line, name in reached_names(path.read_text(), names)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_public_names_exist_and_are_documented() -> None:

@@ -269,7 +269,7 @@ def test_help(notebook: Any) -> None:
 
     assert len(ParallelMagics.magics["line"]) >= 12
     for parser in parsers().values():
-        for action in parser._actions:
+        for action in (*parser._get_optional_actions(), *parser._get_positional_actions()):
             assert action.help, (parser.prog, action)
     for name in ParallelMagics.magics["line"]:
         text = notebook.shell.find_line_magic(name).__doc__

@@ -156,7 +156,7 @@ NAME, HERE = Path(NAME_PATH), Path(__file__).parent
 def test_that_ends_first(request):
     wait_until(NAME.exists)
     (HERE / "ending").touch()
-    request.config.stash[plugin._watchdog].arm("first", 5.0)  # with time for its looks at a busy machine
+    request.config.stash[plugin.WATCHDOG].arm("first", 5.0)  # with time for its looks at a busy machine
 
 def test_whose_processes_are_dead():
     NAME.touch()

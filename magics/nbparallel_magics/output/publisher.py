@@ -108,7 +108,7 @@ class Pacer:
             self._sent.append((now, nbytes))
 
 
-_PACER = Pacer()
+PACER = Pacer()
 """The server counts what a kernel sends, whichever cell it is for."""
 
 
@@ -123,7 +123,7 @@ class KernelPublisher:
         self._kernel, self._parent, self._notebook = kernel, parent, notebook
         self._live = ""  # the display_id of the lines that change
         # only kernels that a Jupyter server started have this variable; others have no limit
-        self._pacer = _PACER if "JPY_SESSION_NAME" in os.environ else None
+        self._pacer = PACER if "JPY_SESSION_NAME" in os.environ else None
         self._before: tuple[Any, ...] = (sys.stdout, sys.stderr)
         """What the notebook has printed there is sent before anything of ours."""
 

@@ -198,12 +198,12 @@ class _Bench:
         return received
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[_BenchmarkArrays]:
+    def _held(self) -> Iterator[BenchmarkArrays]:
         """Give a place for arrays, which are gone afterwards, whatever happens."""
         self._store.drain()
         self._store.trim()
         self._before = {record.segment for record in self._store.segments()}
-        held = _BenchmarkArrays()
+        held = BenchmarkArrays()
         try:
             yield held
         except BaseException as error:
@@ -212,7 +212,7 @@ class _Bench:
         finally:
             self._free(held)
 
-    def _free(self, held: _BenchmarkArrays) -> None:
+    def _free(self, held: BenchmarkArrays) -> None:
         """Release arrays, and wait until their memory is freed."""
         held.clear()
         deadline = time.monotonic() + FREE_SECONDS
@@ -260,7 +260,7 @@ class _Bench:
         return sum(record.nbytes for record in self._store.segments() if record.phase != "pooled")
 
 
-class _BenchmarkArrays:
+class BenchmarkArrays:
     """Arrays of one run; no variable of any other frame refers to them, which a traceback would keep."""
 
     def __init__(self) -> None:

@@ -54,11 +54,11 @@ def cell_sources(filenames: Iterable[str]) -> tuple[CellSource, ...]:
     for filename in sorted(filenames):
         entry = linecache.cache.get(filename)
         if entry is not None and len(entry) == 4 and entry[1] is None:  # not lazy, and from no file
-            found.append(CellSource(filename, _label(filename), "".join(entry[2])))
+            found.append(CellSource(filename, source_label(filename), "".join(entry[2])))
     return tuple(found)
 
 
-def _label(filename: str) -> str:
+def source_label(filename: str) -> str:
     """Return what the notebook's own tracebacks call the cell: ``In[3]``."""
     ipython = sys.modules.get("IPython")  # a script need not have it
     get_ipython = getattr(ipython, "get_ipython", None)  # another thread may be half-way through the import

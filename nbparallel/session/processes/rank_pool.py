@@ -373,7 +373,7 @@ class RankPool:
                 self._reclaimer.close,
                 lambda: sharing.current_store().disconnect(self.supervisor.broker),
                 self.supervisor.stop,
-                self._wait_for_ranks,
+                self.wait_for_ranks,
                 self._event_loop.stop,
                 *(handle.close for handle in self.handles),
                 self.supervisor.close,
@@ -381,7 +381,7 @@ class RankPool:
                 lambda: os.close(wake),
             )
 
-    def _wait_for_ranks(self) -> None:
+    def wait_for_ranks(self) -> None:
         """Wait a moment for ranks that die with a killed supervisor: a sweep keeps names of the living."""
         deadline = time.monotonic() + SLICE_SECONDS
         for pidfd in [handle.pidfd for handle in self.handles if handle.pidfd >= 0]:

@@ -28,7 +28,7 @@ def _transformer() -> Any:
 
 
 @lru_cache(maxsize=MOST_COMPILED)
-def _compile(text: str) -> None:
+def compile_cell(text: str) -> None:
     """Compile a cell once: a magic checks it before it starts ranks, and the session checks it again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ranks warn
@@ -52,7 +52,7 @@ def check_source(source: str, *, line_offset: int = 0, execution_count: int | No
     filename = "<cell>" if execution_count is None else f"In[{execution_count}]"
     text = "# %%parallel\n" * line_offset + source
     try:
-        _compile(text if text.endswith("\n") else text + "\n")
+        compile_cell(text if text.endswith("\n") else text + "\n")
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # a null byte, too deep …
         raise SyntaxError(f"the cell cannot be compiled: {error}", (filename, None, None, None)) from None
     except SyntaxError as error:

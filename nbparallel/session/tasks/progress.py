@@ -20,7 +20,7 @@ class ProgressBar:
         self._shown, self._refreshed = 0, time.monotonic()
         self._bar: Any = None
         with self._warning():
-            self._bar = _tqdm(total)
+            self._bar = make_bar(total)
 
     def show(self, done: int) -> None:
         """Show that so many are done, if it is more than before; what the front end raises ends the bar."""
@@ -71,7 +71,8 @@ class _Line:
             sys.stderr.write("\n")
 
 
-def _tqdm(total: int) -> Any:
+def make_bar(total: int) -> Any:
+    """Return a bar of tqdm, or a line of text where that is not installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:

@@ -25,7 +25,7 @@ def press():
     while True:
         frame = sys._current_frames()[main]
         while frame is not None:
-            if frame.f_code in (background._wait.__code__, background.wait_for_turn.__code__):
+            if frame.f_code in (background.wait_for_end.__code__, background.wait_for_turn.__code__):
                 return os.kill(os.getpid(), signal.SIGINT)
             frame = frame.f_back
         time.sleep(0.01)

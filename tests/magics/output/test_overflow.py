@@ -16,6 +16,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import nbparallel_magics
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.identity import process_of, this_process, this_world
 from nbparallel.wire.owners import Owner
 from nbparallel_magics.output import overflow
@@ -23,6 +24,8 @@ from nbparallel_magics.output import overflow as log_folder
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.overflow import LogFolder
 from tests.magics.output.page import Page
+
+ENDING = "until the kernel ends"
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFolder]
 
 def log_of(page: Page) -> Path:
     """Return the file that the page names."""
-    match = re.search(r"all of it is in (\S+nbparallel-output-\S+\.log) until the kernel ends", page.text)
+    match = re.search(rf"all of it is in (\S+nbparallel-output-\S+\.log) {ENDING}", page.text)
     assert match
     return Path(match[1])
 
@@ -149,7 +152,8 @@ def test_a_full_disk_is_told_and_stops_nobody(
     """When the file cannot be written to, or is as long as it may be, a line says so, once."""
     out = CellOutput(page, limit=10, logs=logs)
     out.stream(0, "stdout", "t" * 50)
-    path = log_of_shown(out, page)
+    wait_until(lambda: ENDING in page.text)  # it is shown while the cell runs
+    path = log_of(page)
     os.unlink(path)
     os.mkdir(path)  # who is root may write to any file, but to no folder
     for _ in range(3):
@@ -162,13 +166,6 @@ def test_a_full_disk_is_told_and_stops_nobody(
         out.stream(0, "stdout", "t" * 50)
     out.finish()
     assert page.text.count("has 109 B, which is the most") == 1
-
-
-def log_of_shown(out: CellOutput, page: Page) -> Path:
-    """Show what there is so far, and return the file that the page names."""
-    with out._showing:
-        out._show_new()
-    return log_of(page)
 
 
 def test_what_a_killed_kernel_left_is_removed(tmp_path: Path) -> None:

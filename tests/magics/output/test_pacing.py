@@ -28,7 +28,7 @@ def test_two_cells_share_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         session=SimpleNamespace(send=send), iopub_socket=None, _topic=lambda kind: kind.encode()
     )
     monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
-    monkeypatch.setattr(publisher, "_PACER", Pacer(1000, WINDOW))
+    monkeypatch.setattr(publisher, "PACER", Pacer(1000, WINDOW))
     for cell in range(3):
         KernelPublisher(kernel, {"header": {"msg_id": str(cell)}}).stream("stdout", "x" * 700)
     first, second, third = (when for when, _ in sent)

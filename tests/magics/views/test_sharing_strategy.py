@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.file_system import FileSystemStrategy
+from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 
 @pytest.fixture
-def strategies(monkeypatch: pytest.MonkeyPatch) -> Any:
+def strategies() -> Any:
     """Give the registry back as it was."""
     from nbparallel.sharing.strategies import registry
 
-    monkeypatch.setattr(registry.strategies()["mmap"], "_directory", None)
-    with temporary_registry():
+    with temporary_registry(MemoryMapStrategy()):
         yield registry
 
 
@@ -59,14 +60,13 @@ def test_switching_with_an_option(notebook: Any, strategies: Any, tmp_path: Any)
     assert re.search(r"\nmine +yes +Memory of my own\.\n", plain(notebook.run("%sharing_strategy")))
 
 
-def test_a_strategy_that_is_missing_here(
-    notebook: Any, strategies: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("strategies")
+def test_a_strategy_that_is_missing_here(notebook: Any) -> None:
     """It is listed with the reason, and choosing it is one line that says why not, and what works."""
-    monkeypatch.setattr(strategies.strategies()["file_system"], "_directory", "/not/there")
-    text = plain(notebook.run("%sharing_strategy"))
+    with temporary_registry(FileSystemStrategy("/not/there")):
+        text = plain(notebook.run("%sharing_strategy"))
+        out = notebook.run("%sharing_strategy file_system")
     assert re.search(r"\nfile_system +no: there is no directory /not/there", text)
-    out = notebook.run("%sharing_strategy file_system")
     assert "'file_system' is not available: there is no directory /not/there here (" in out.stderr
     assert out.stderr.count("\n") == 1
     assert "sharing strategy: file_descriptor" in plain(notebook.run("%sharing_strategy"))

@@ -12,6 +12,7 @@ import pytest
 
 from nbparallel.session.monitoring.timeline import COMPUTING, RankRow, Span, Timeline
 from nbparallel.testing.kernel import Kernel
+from nbparallel_magics.extension import state_of
 
 FOUND = Timeline(
     1, 0.5, (RankRow(0, 7, 0.0, 0.5, (Span(COMPUTING, 0.0, 0.5),), (), 0, 0),), ("%%parallel", "x")
@@ -47,7 +48,7 @@ def test_mistakes_are_said_in_a_line(notebook: Any, tmp_path: Path) -> None:
     assert f"{missing} cannot be written: No such file or directory" in error_of(
         notebook, f"%parallel_timeline --save {missing}"
     )
-    state = notebook.shell._nbparallel_magics.state
+    state = state_of(notebook.shell)
     state.background = SimpleNamespace(done=lambda: False)
     assert "still runs: wait for it with %parallel_result" in error_of(notebook, "%parallel_timeline")
 

@@ -117,7 +117,7 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
 def test_an_interrupt_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Interrupted after any step, it raises KeyboardInterrupt, and no segment of it is left."""
     before = two.statistics().shared_segments
-    owner: Any = two if step == "call" else strategy_benchmark._BenchmarkArrays
+    owner: Any = two if step == "call" else strategy_benchmark.BenchmarkArrays
     original, calls = getattr(owner, step), []
 
     def interrupted(*args: Any) -> Any:

@@ -14,8 +14,8 @@ import pytest
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
-from nbparallel.session.names import share_arrays
 from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.sharing import Store
 from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets.panel_sentence import sentence
 
@@ -241,7 +241,7 @@ def test_what_happens_before_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
         return later
 
     monkeypatch.setattr(RankPool, "start", slowly("start", RankPool.start))
-    monkeypatch.setattr(share_arrays, "_move", slowly("move", share_arrays._move))
+    monkeypatch.setattr(Store, "share", slowly("move", Store.share))
     session = Session(2)
     namespace = {"data": np.ones(1 << 17)}
     thread = threading.Thread(target=lambda: session.run("data.sum()", namespace=namespace))

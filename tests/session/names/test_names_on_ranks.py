@@ -63,7 +63,7 @@ def test_two_names_are_one_array_whatever_its_elements(notebook):
     """Also of fields, whose dtype is told as a list; what died is not remembered for ever."""
     pairs = np.zeros(3, [("a", "i4"), ("b", "f8")])
     notebook.update(p=pairs, q=pairs)
-    count = "import gc\nlen(next(o for o in gc.get_objects() if type(o).__name__ == 'RankNames')._attached)"
+    count = "import gc\nlen(next(o for o in gc.get_objects() if type(o).__name__ == 'RankNames').attached)"
     with Session(1) as session:
         run = lambda cell: session.run(cell, namespace=notebook).values[0]  # noqa: E731
         assert run("p is q and p.dtype.names") == ("a", "b")

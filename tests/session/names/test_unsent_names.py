@@ -15,9 +15,10 @@ import pytest
 from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
 from nbparallel.session import Session
 from nbparallel.session.names import cell_inputs
-from nbparallel.session.names.encoding import _label
+from nbparallel.session.names.encoding import source_label
 from nbparallel.session.processes.process_context import notebook_colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
+from nbparallel.testing.processes import rank_pool
 from nbparallel.transfer import pickling
 
 
@@ -114,7 +115,7 @@ def test_ipython_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may be in the middle of the import."""
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     assert notebook_colors() == "nocolor"
-    assert _label("<cell>") == ""
+    assert source_label("<cell>") == ""
 
 
 def test_a_value_whose_rank_died_after_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_a_value_whose_rank_died_after_it_answered(monkeypatch: pytest.MonkeyPat
 
     with Session(1) as session:
         session.run("pass")
-        handle = session._ranks.running.handles[0]
+        handle = rank_pool(session).handles[0]
         with monkeypatch.context() as patch:
             patch.setattr(pickling, "loads", lose)
             (value,) = session.run("1").values

@@ -25,8 +25,12 @@ MIB = 1 << 20
 class Still:
     """An event loop without a thread: the test reads."""
 
+    def __init__(self) -> None:
+        self.callbacks: dict[int, Any] = {}
+
     def watch(self, fd: int, callback: Any) -> None:
-        """Nothing is watched."""
+        """For the test, which calls it."""
+        self.callbacks[fd] = callback
 
     def unwatch(self, fd: int) -> None:
         """Nothing was."""
@@ -41,15 +45,17 @@ class Wire:
     def __init__(self) -> None:
         self.posted: list[Any] = []
         self.ended: list[RankHandle] = []
+        loop = Still()
         self.handle = RankHandle(
             0,
             1,
-            Still(),  # type: ignore[arg-type]
+            loop,  # type: ignore[arg-type]
             post=lambda _, message: self.posted.append(message),
             output_of=lambda number: None,
             on_report=lambda rank, seen: None,
             end=self.ended.append,
         )
+        self._read = loop.callbacks[self.handle.channel.fileno()]
         mine, *pipes = self.handle.rank_ends()
         self.socket = socket.socket(fileno=os.dup(mine))
         self._pipes = [os.dup(pipe) for pipe in pipes]
@@ -58,7 +64,7 @@ class Wire:
     def send(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
         """Send one datagram and have it read."""
         socket.send_fds(self.socket, [data], fds)
-        self.handle._on_socket()
+        self._read()
 
     def close(self) -> None:
         """Close both ends."""
@@ -198,19 +204,21 @@ import gc, socket, os
 from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.wire import frames
-channels = [c for c in gc.get_objects() if isinstance(c, Channel)]
-(segments,) = {c._channel for c in gc.get_objects() if isinstance(c, SegmentClient)}
-(kernel,) = [c for c in channels if c is not segments]
+channels = {c.fileno() for c in gc.get_objects() if isinstance(c, Channel)}
+brokers = {c.fileno() for c in gc.get_objects() if isinstance(c, SegmentClient)}
+kernel, segments = (
+    socket.socket(fileno=os.dup(fd)) for found in (channels - brokers, brokers) for fd in found
+)
 """
 ATTACKS = {
-    "the notebook": "kernel._socket.send(b'hello')",
+    "the notebook": "kernel.send(b'hello')",
     "the notebook, idle": (
-        "import threading, time\nthreading.Timer(0.2, lambda: kernel._socket.send(b'hello')).start()"
+        "import threading, time\nthreading.Timer(0.2, lambda: kernel.send(b'hello')).start()"
     ),
-    "the supervisor, a list": "segments._socket.send(frames.encode(30, b'[]'))",
-    "the supervisor, nested": "segments._socket.send(frames.encode(30, b'[' * 50_000))",
-    "the supervisor, no process": "segments._socket.send(frames.encode(30, (0).to_bytes(8, 'little')))",
-    "the supervisor, another process": "segments._socket.send(frames.encode(30, (1).to_bytes(8, 'little')))",
+    "the supervisor, a list": "segments.send(frames.encode(30, b'[]'))",
+    "the supervisor, nested": "segments.send(frames.encode(30, b'[' * 50_000))",
+    "the supervisor, no process": "segments.send(frames.encode(30, (0).to_bytes(8, 'little')))",
+    "the supervisor, another process": "segments.send(frames.encode(30, (1).to_bytes(8, 'little')))",
 }
 
 

@@ -25,11 +25,11 @@ for owner, name in ((re._compiler, "compile"), (inspect, "signature"), (environm
     mock.patch.object(owner, name, lambda *a, name=name, **k: calls.append(name)).start()
 environment.random_streams(1, 0)
 environment.ThreadLimits(1, 1)
-shell = main._shell
+shell = main.prepared_shell
 shell.logger
 assert shell.transform_cell("x = 1") == "x = 1\\n"
 for name in TRACED:
-    tracing._peer_argument(types.MethodType(getattr(Communicator, name), object()))
+    tracing.peer_argument(types.MethodType(getattr(Communicator, name), object()))
 print(sorted(set(sys.modules) - modules), calls)
 """
 
@@ -48,4 +48,4 @@ def test_a_bound_operation_is_told_its_peer_where_its_signature_says(name: str) 
         (found for found in enumerate(inspect.signature(method).parameters) if found[1] in ("src", "dst")),
         (-1, ""),
     )
-    assert tracing._peer_argument(method) == expected
+    assert tracing.peer_argument(method) == expected

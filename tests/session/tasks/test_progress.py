@@ -73,7 +73,7 @@ def test_a_broken_bar_is_no_failure(two: Session, monkeypatch: pytest.MonkeyPatc
         def update(self, more: int) -> None:
             raise BrokenPipeError("nobody listens")
 
-    monkeypatch.setattr("nbparallel.session.tasks.progress._tqdm", lambda total: Broken())
+    monkeypatch.setattr("nbparallel.session.tasks.progress.make_bar", lambda total: Broken())
     with pytest.warns(RuntimeWarning, match="no longer shown .*BrokenPipeError"):
         assert two.map(abs, range(-3, 0)) == [3, 2, 1]
 
@@ -86,7 +86,7 @@ def test_the_bar_moves_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *args: calls.append(name)
 
-    monkeypatch.setattr("nbparallel.session.tasks.progress._tqdm", lambda total: Bar())
+    monkeypatch.setattr("nbparallel.session.tasks.progress.make_bar", lambda total: Bar())
     monkeypatch.setattr("nbparallel.session.tasks.progress.REFRESH_SECONDS", 1e9)
     bar = ProgressBar(5)
     bar.show(0)

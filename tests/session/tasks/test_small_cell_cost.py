@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 import nbparallel as nbp
 from nbparallel.session import Session
@@ -60,7 +61,7 @@ def test_a_cell_that_compiled_is_not_compiled_again(monkeypatch):
     """A loop that runs the same cell pays once; what does not compile raises every time."""
     cell.check_source("some_name = 1")
     with monkeypatch.context() as patch:
-        patch.setattr(cell, "_transformer", None)
+        patch.setattr(TransformerManager, "transform_cell", None)
         cell.check_source("some_name = 1")
         with pytest.raises(TypeError):
             cell.check_source("some_name = 2")
@@ -70,7 +71,7 @@ def test_a_cell_that_compiled_is_not_compiled_again(monkeypatch):
         assert caught.value.filename == f"In[{count}]"
     for number in range(200):
         cell.check_source(f"a{number} = 1")
-    assert cell._compile.cache_info().currsize <= cell.MOST_COMPILED
+    assert cell.compile_cell.cache_info().currsize <= cell.MOST_COMPILED
 
 
 def test_a_handle_says_what_receivers_may_do(four):

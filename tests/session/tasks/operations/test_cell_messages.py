@@ -238,7 +238,7 @@ def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch, 
         raise AssertionError("this is for messages that were left")
 
     monkeypatch.setattr(unreceived_messages, "in_ring", refuse)
-    monkeypatch.setattr(unreceived_messages.UnreceivedMessages, "_settle", refuse)
+    monkeypatch.setattr(unreceived_messages.UnreceivedMessages, "settle", refuse)
     x = nbp.share(np.zeros(100_000))
     three_ranks.run("pass")
     code = """
