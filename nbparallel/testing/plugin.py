@@ -32,7 +32,7 @@ from nbparallel.testing.leaks import LeakCheck, suspicious_words
 from nbparallel.testing.turns import Turns
 from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
 
-pytest_plugins = ["nbparallel.testing.tiers", "nbparallel.testing.waiting", "nbparallel.testing.sessions"]
+pytest_plugins = ["nbparallel.testing.tiers", "nbparallel.testing.turns", "nbparallel.testing.sessions"]
 
 BUSY_LIMIT_FACTOR = 3.0
 """On a busy core everything takes at least twice as long; limits grow by this."""

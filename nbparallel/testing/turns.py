@@ -1,4 +1,4 @@
-"""Turns: a test that measures time runs while no other worker runs a test.
+"""Tests that measure time: each runs while no other worker runs a test, and what is promised is recorded.
 
 Some facts about locks on files (flock(2)):
 
@@ -13,6 +13,15 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+GENEROUS_SECONDS = 4.0
+"""What a shared machine may add to a promised time by scheduling alone."""
+Promised = Callable[[float], AbstractContextManager[None]]
 
 
 class Turns:
@@ -48,3 +57,25 @@ class Turns:
                 os.unlink(path)
             except FileNotFoundError:
                 continue  # another worker was first
+
+
+@pytest.fixture
+def promised(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Promised:
+    """Return a context manager that measures what the library promises to do in time: ``promised(1.0)``.
+
+    The measured time is a property of the test's report.  Repetitions (``--repeat``), but for those on a busy
+    core, fail at the promise; a single run fails `GENEROUS_SECONDS` later.
+    """
+    options = request.config.option
+    strict = options.repeat > 1 and not options.busy_core
+
+    @contextmanager
+    def within(seconds: float) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        took = time.monotonic() - begun
+        record_property(f"seconds of {seconds:g} promised", round(took, 3))
+        limit = seconds if strict else seconds + GENEROUS_SECONDS
+        assert took < limit, f"took {took:.3f} s; {seconds:g} s are promised"
+
+    return within

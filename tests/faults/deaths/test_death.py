@@ -11,7 +11,8 @@ import pytest
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError, StartError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.session.tasks.escalation import GRACE_SECONDS
-from nbparallel.testing.waiting import Promised, wait_until
+from nbparallel.testing.turns import Promised
+from nbparallel.testing.waiting import wait_until
 
 
 def runs(pid: int) -> bool:

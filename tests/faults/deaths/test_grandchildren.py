@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.waiting import Promised, wait_until
+from nbparallel.testing.turns import Promised
+from nbparallel.testing.waiting import wait_until
 
 WAYS = {
     "subprocess": "pids.append(subprocess.Popen(['sleep', '1000']).pid)",

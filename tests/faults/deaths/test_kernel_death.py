@@ -11,7 +11,8 @@ import time
 import pytest
 
 from nbparallel.testing.processes import ProcessRecord, family
-from nbparallel.testing.waiting import Promised, wait_until
+from nbparallel.testing.turns import Promised
+from nbparallel.testing.waiting import wait_until
 
 OWNER = """
 import os, sys, threading

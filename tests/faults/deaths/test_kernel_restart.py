@@ -10,7 +10,8 @@ import pytest
 from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.plugin import old_ipykernel
 from nbparallel.testing.processes import ProcessRecord
-from nbparallel.testing.waiting import Promised, wait_until
+from nbparallel.testing.turns import Promised
+from nbparallel.testing.waiting import wait_until
 
 START = """
 %load_ext nbparallel

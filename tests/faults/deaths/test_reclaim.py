@@ -19,7 +19,8 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.testing.leaks import names_of
-from nbparallel.testing.waiting import Promised, wait_until
+from nbparallel.testing.turns import Promised
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.identity import process_state
 
 MAKE = "mine = [nbp.share(np.full(50_000, rank), strategy=s) for s in ('file_system', 'mmap')]"

@@ -12,18 +12,16 @@ import pytest
 
 from nbparallel.errors import CellTimeoutError
 from nbparallel.session import Session
-from nbparallel.testing.waiting import Promised
+from nbparallel.testing.turns import Promised
+from nbparallel.testing.waiting import wait_until
 
 
 def interrupt_when_busy(session: Session, after: float) -> threading.Thread:
     """Send SIGINT to this process, as Jupyter does, once the ranks have run for `after` seconds."""
 
     def press() -> None:
-        deadline = time.monotonic() + 10
-        while not all(rank.state in ("computing", "waiting") for rank in session.statistics().ranks):
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.002)
+        busy = ("computing", "waiting")
+        wait_until(lambda: all(rank.state in busy for rank in session.statistics().ranks))
         time.sleep(after)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -160,8 +158,7 @@ def test_a_session_in_a_thread_is_interrupted_from_another(two_ranks: Session) -
     two_ranks.run("pass")
     thread = threading.Thread(target=run)
     thread.start()
-    while not all(rank.state == "computing" for rank in two_ranks.statistics().ranks):
-        time.sleep(0.005)
+    wait_until(lambda: all(rank.state == "computing" for rank in two_ranks.statistics().ranks))
     two_ranks.interrupt()
     thread.join()
     assert len(caught) == 1

@@ -18,7 +18,8 @@ import pytest
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.testing.waiting import Promised
+from nbparallel.testing.turns import Promised
+from nbparallel.testing.waiting import wait_until
 
 ENDLESS = "import time\nopen(started, 'w').close()\nwhile True: time.sleep(0.01); print('late')"
 
@@ -47,9 +48,7 @@ def when_there(path: Path, act: Callable[[], object]) -> threading.Thread:
     """Act as soon as a file exists."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 15
-        while not path.exists() and time.monotonic() < deadline:
-            time.sleep(0.002)
+        wait_until(path.exists)
         act()
 
     thread = threading.Thread(target=wait)
