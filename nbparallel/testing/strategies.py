@@ -13,7 +13,6 @@ promises beyond them.
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from nbparallel.errors import InvalidHandleError, SharedMemoryFullError
 from nbparallel.sharing import Access, SegmentSource, Strategy, current_store
 from nbparallel.sharing.strategies import registry
 from nbparallel.testing.arrays import checksum
+from nbparallel.testing.waiting import wait_until
 
 _DTYPES = ["?", "i1", ">u2", "f4", "<f8", "c16", "S3", "U2", "M8[ns]", [("a", "i2"), ("b", "f8", 2)]]
 _REPETITIONS = 30
@@ -249,10 +249,7 @@ class StrategyTests:
         for _ in range(_REPETITIONS):
             once()
         # The notice that ranks released memory comes a moment after their cell has ended.
-        deadline = time.monotonic() + 2.0
-        while (now := held()) > most:
-            assert time.monotonic() < deadline, (now, most)
-            time.sleep(0.005)
+        wait_until(lambda: held() <= most, lambda: (held(), most), seconds=2.0)
 
     @pytest.mark.matrix(cover=(), across_classes=True)
     @pytest.mark.time_limit(60)

@@ -19,6 +19,7 @@ from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.sharing import current_store
 from nbparallel.sharing.lifecycle import memory_pool
+from nbparallel.testing.waiting import wait_until
 
 KEEP_SECONDS = 0.2
 """Memory that is kept for reuse goes back after this, so that it is not taken for growth."""
@@ -153,8 +154,7 @@ class Day:
         """Rank 1 is killed, in a cell or between cells."""
         if self.draw.random() < 0.5:
             os.kill(self.session.statistics().ranks[1].pid, signal.SIGKILL)
-            while self.session.statistics().ranks[1].state != "dead":
-                time.sleep(0.002)
+            wait_until(lambda: self.session.statistics().ranks[1].state == "dead")
         else:
             self.fail("import os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)\nbarrier()")
         self.prepare()

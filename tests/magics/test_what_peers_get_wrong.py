@@ -12,6 +12,7 @@ import pytest
 
 from nbparallel.testing import processes
 from nbparallel.testing.kernel import Kernel
+from nbparallel.testing.waiting import wait_until
 from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(120)
@@ -40,12 +41,16 @@ def pids(kernel: Kernel, count: int = 2) -> list[str]:
 
 def wait_until_asleep(*pids: int) -> None:
     """Wait until processes have slept for a quarter of a second: all takes its time on a busy machine."""
-    deadline, calm = time.monotonic() + 30, 0
-    while calm < 5:
-        assert time.monotonic() < deadline, pids
+    awake = time.monotonic()
+
+    def have_slept() -> bool:
+        nonlocal awake
         found = [processes.read(pid) for pid in pids]
-        calm = calm + 1 if all(record is not None and record.state == "S" for record in found) else 0
-        time.sleep(0.05)
+        if not all(record is not None and record.state == "S" for record in found):
+            awake = time.monotonic()
+        return time.monotonic() - awake > 0.25
+
+    wait_until(have_slept, pids, seconds=30)
 
 
 @pytest.mark.by_turns

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -179,10 +179,8 @@ def test_interrupting_the_command_ends_all_ranks(script: Path) -> None:
     command = [sys.executable, "-m", "nbparallel", "run", "-n", "2", str(script), "sleep"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        asleep = 0
-        deadline = time.monotonic() + 60
-        while asleep < 2 and time.monotonic() < deadline:
-            asleep += "asleep" in process.stdout.readline()
+        lines = iter(process.stdout.readline, "")
+        assert len(list(itertools.islice((line for line in lines if "asleep" in line), 2))) == 2
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -10,6 +10,7 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.testing.processes import rank_pool
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -111,10 +112,11 @@ def test_an_idle_session_uses_no_cpu() -> None:
         def activity() -> list[object]:
             return [(p.cpu_times()[:2], p.num_ctx_switches().voluntary) for p in processes]
 
-        for _ in range(100):  # ranks tidy up for a moment after they have reported
+        def calm() -> list[object] | None:
             before = activity()
             time.sleep(0.05)
-            if activity() == before:
-                break
+            return before if activity() == before else None
+
+        before = wait_until(calm)  # ranks tidy up for a moment after they have reported
         time.sleep(1.0)  # the subject: a second in which nothing may happen
         assert activity() == before

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from nbparallel.testing import processes
+from nbparallel.testing.waiting import wait_until
 
 RUN = """
 import os, time
@@ -40,9 +40,9 @@ def test_a_killed_run_leaves_no_rank(number: int) -> None:
             assert len(ranks) == 2
             run.send_signal(number)
             run.wait(30)
-            deadline = time.monotonic() + 30
-            while living := [r for r in ranks if (now := processes.read(r.pid)) and now.started == r.started]:
-                assert time.monotonic() < deadline, living
-                time.sleep(0.01)
+            started = {record.pid: record.started for record in ranks}
+            wait_until(
+                lambda: not [r for r in map(processes.read, started) if r and r.started == started[r.pid]]
+            )
         finally:
             run.kill()  # else leaving the block waits for it

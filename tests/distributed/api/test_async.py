@@ -16,6 +16,7 @@ from nbparallel.errors import (
     StaleWorkError,
 )
 from nbparallel.testing.ranks import context_of, parts_of
+from nbparallel.testing.waiting import wait_until
 from tests.distributed.conformance.oracle import DTYPES, allowed, example, expected, same
 
 
@@ -178,8 +179,7 @@ def test_time_outs_and_asking(ranks: Any) -> None:
         else:
             c.recv(src=0)
             w = c.all_reduce(1, async_op=True)
-            while not w.is_completed():
-                time.sleep(0.001)
+            wait_until(w.is_completed)
             assert w.result() == 2
 
     ranks(2, work)

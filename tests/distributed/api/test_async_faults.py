@@ -20,6 +20,7 @@ from nbparallel.errors import (
     PeerFailedError,
 )
 from nbparallel.testing.ranks import Running, context_of
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.mark.fault("F32")
@@ -191,8 +192,7 @@ def test_asking_again_and_again(outcomes: Any, end: str) -> None:
             return []
         works = [c.irecv(src=1)] if c.rank == 0 else [c.all_reduce(1, async_op=True)]
         try:
-            while not works[0].is_completed():
-                time.sleep(0.001)
+            wait_until(works[0].is_completed)
         except (PeerFailedError, DeadlockError, CollectiveMismatchError) as error:
             return [str(error)]
         return ["completed"]

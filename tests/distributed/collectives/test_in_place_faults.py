@@ -16,6 +16,7 @@ from nbparallel.distributed.collectives import in_place, staging
 from nbparallel.distributed.runtime import fault_injection, peer_memory
 from nbparallel.errors import NbParallelError
 from nbparallel.testing.ranks import Running, context_of, parts_of
+from nbparallel.testing.waiting import wait_until
 
 SIZE = 20_011
 """Elements: more than a slot holds."""
@@ -183,9 +184,7 @@ def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
         c.all_reduce(x)
         if c.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        limit = time.monotonic() + 10
-        while memory.ended([1]) is None:
-            assert time.monotonic() < limit
+        wait_until(lambda: memory.ended([1]) is not None)
         assert memory.ended([2]) is None
         reading, context.open = parts_of(c).collectives.in_place, 1
         with pytest.raises(NbParallelError, match=r"rank 1 died: its process ended") as caught:
@@ -214,10 +213,7 @@ def test_a_member_that_has_ended_behind_the_call(outcomes: Any, operation: str) 
             assert not out.any()
 
         def late(rank: int, address: int, into: Any) -> Any:
-            limit = time.monotonic() + 10
-            while memory.ended([1]) is None:
-                assert time.monotonic() < limit
-                time.sleep(0.001)
+            wait_until(lambda: memory.ended([1]) is not None)
             return read(rank, address, into)
 
         move()
@@ -251,10 +247,7 @@ def test_a_process_id_that_is_used_again(tmp_path: Any) -> None:
         if c.rank == 1:
             (tmp_path / "address").write_text(str(memory.address(x)))
             os.kill(os.getpid(), signal.SIGKILL)
-        limit = time.monotonic() + 10
-        while os.path.exists(f"/proc/{pid}"):  # until the test's process has reaped it
-            assert time.monotonic() < limit
-            time.sleep(0.001)
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the test's process has not reaped it")
         address = int((tmp_path / "address").read_text())
         for _ in range(200):
             with open(last, "w") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from nbparallel.errors import (
     PeerFailedError,
 )
 from nbparallel.testing.ranks import context_of, wrap_collectives
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import State
 from tests.distributed.equality.test_assert_same import message
 
@@ -77,14 +77,12 @@ def test_everybody_gets_the_error(outcomes: Any) -> None:
         def last_step_late(run: Callable[..., Any], *args: Any) -> Any:
             if next(step) == 2:
                 if c.rank == 0:
-                    while context_of(c).view.read_slot(1).state is not State.WAITING:
-                        time.sleep(0.001)
+                    wait_until(lambda: context_of(c).view.read_slot(1).state is State.WAITING)
                 else:
                     check, view = context_of(c).check, context_of(c).view
 
                     def late(wait: Any) -> None:
-                        while not view.words[view.word_failed(0)]:
-                            time.sleep(0.001)
+                        wait_until(lambda: view.words[view.word_failed(0)])
                         check(wait)
 
                     context_of(c).check = late  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.testing.ranks import parts_of
+from nbparallel.testing.waiting import wait_until
 
 
 def count(monkeypatch: Any, name: str) -> list[bool]:
@@ -153,10 +154,7 @@ def arrived(c: Communicator) -> None:
     """Meet; then rank 1 waits, outside any operation, until something of rank 0 lies in the ring."""
     c.barrier()
     if c.rank == 1:
-        limit = time.monotonic() + 15
-        while not parts_of(c).receiver.rings[0].has_message():
-            assert time.monotonic() < limit
-            time.sleep(0.001)
+        wait_until(parts_of(c).receiver.rings[0].has_message)
 
 
 def test_the_first_in_the_ring_is_another_ones(ranks: Any) -> None:

@@ -16,6 +16,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
 from nbparallel.sharing.store import Store
 from nbparallel.testing.ranks import context_of, parts_of
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import control
 from nbparallel.wire.inspection import MessageReport, SentMessage
 from nbparallel.wire.messages import MessageSettlement
@@ -33,9 +34,7 @@ def test_a_collective_posted_meanwhile_leaves_the_waiting_one_open(ranks: Callab
             time.sleep(0.4)  # the other one waits by now, and has posted what there were slots for
         works = [c.barrier(group=group, async_op=True) for _ in range(begun)]
         if c.rank:
-            limit = time.monotonic() + 1.0
-            while not works[-1].is_completed() and time.monotonic() < limit:
-                time.sleep(0.01)
+            wait_until(works[-1].is_completed)
             time.sleep(2.0)
             return works[-1].done
         with pytest.raises(CollectiveTimeoutError):
@@ -55,13 +54,12 @@ def test_messages_of_an_ended_cell(ranks: Callable[..., list[Any]], kept: tuple[
             c.finish_cell()
             c.end_cell(None)
             report = c.messages
-            limit = time.monotonic() + 5.0
-            while words[context_of(c).view.word_left(1 - c.rank)] < number - 1 and time.monotonic() < limit:
-                time.sleep(0.001)  # as the kernel does: a cell begins when the last one has ended everywhere
+            # as the kernel does: a cell begins when the last one has ended everywhere
+            wait_until(lambda: words[context_of(c).view.word_left(1 - c.rank)] >= number - 1)
             c.begin_cell(number, (0, 1), work.__code__.co_filename)
             return report
 
-        line = work.__code__.co_firstlineno + 15
+        line = work.__code__.co_firstlineno + 14
         words, tail = context_of(c).words, context_of(c).view.layout.tail_word(0, 1)
         if c.rank == 0:
             for tag in (5, 5, 7):
@@ -78,10 +76,9 @@ def test_messages_of_an_ended_cell(ranks: Callable[..., list[Any]], kept: tuple[
             c.recv(src=1)
             c.send("sent in the next cell", 1, tag=7)
         else:
-            end, limit = words[tail], time.monotonic() + 5.0
+            end = words[tail]
             c.send("go on", 0)
-            while words[tail] == end and time.monotonic() < limit:
-                time.sleep(0.001)  # in no operation, which would take in what has come
+            wait_until(lambda: words[tail] != end)  # in no operation, which would take in what has come
             ended = ((0, end),)
             c.settle(MessageSettlement("In[1]", () if kept else ended, ended if kept else (), (), "; see"))
             if kept:

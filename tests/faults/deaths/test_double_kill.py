@@ -27,7 +27,8 @@ sys.stdin.read()
 DRIVER = (
     f"VICTIM = {VICTIM!r}"
     + """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys
+from nbparallel.testing.waiting import wait_until
 PLACES = ("/dev/shm", "/var/tmp", "/var/tmp/chosen")
 
 def names():
@@ -48,10 +49,7 @@ def kill_at_once(pids):
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}/exe") for pid in pids):
-        assert time.monotonic() < deadline, "killed processes are still there"
-        time.sleep(0.005)
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids), "they are still there")
 
 def end(child):
     child.kill()
@@ -89,13 +87,11 @@ assert "of a session that ended without cleaning up" in text, text
 assert text.count("removed") == 1, text
 assert names() == others, set(names()) ^ set(others)
 end(neighbour)
-deadline = time.monotonic() + 5
 junk = ["/dev/shm/nbp_aaaaaaaaaa_b", "/dev/shm/nbp_mine", "/var/tmp/nbp-other"]
 # memory without a name goes with the last process that has it mapped
-while (sorted(set(names()) & set(others)) != junk
-       or any(now > before + 65536 for now, before in zip(used(), nothing))):
-    assert time.monotonic() < deadline, (names(), used(), nothing)
-    time.sleep(0.01)
+wait_until(lambda: sorted(set(names()) & set(others)) == junk
+           and all(now <= before + 65536 for now, before in zip(used(), nothing)),
+           lambda: (names(), used(), nothing), seconds=5)
 end(victim)
 """
 

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from nbparallel.session import Session
+from nbparallel.testing.waiting import wait_until
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
@@ -34,8 +34,7 @@ def test_f15_the_supervisor_is_not_disturbed_by_signals() -> None:
         assert after.supervisor_pid == before.supervisor_pid
         assert [rank.pid for rank in after.ranks] == [rank.pid for rank in before.ranks]
         os.kill(after.ranks[1].pid, signal.SIGKILL)
-        while session.statistics().ranks[1].state != "dead":
-            time.sleep(0.002)
+        wait_until(lambda: session.statistics().ranks[1].state == "dead")
         assert session.run("all_reduce(1)").values == [2, 2], "it still sees deaths, and starts ranks"
 
 
@@ -43,6 +42,7 @@ THIEF = """
 import os, signal, sys, threading, time
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError
 from nbparallel.session import Session
+from nbparallel.testing.waiting import wait_until
 
 def steal():
     while True:
@@ -58,8 +58,7 @@ for way in ("stolen", "ignored"):
     with Session(2) as session:
         supervisor = session.statistics().supervisor_pid
         os.kill(session.statistics().ranks[1].pid, signal.SIGKILL)
-        while session.statistics().ranks[1].state != "dead":
-            time.sleep(0.002)
+        wait_until(lambda: session.statistics().ranks[1].state == "dead")
         notes = session.run("import os, signal, time\\nx = rank").notes
         assert any("rank 1 was killed by SIGKILL" in note for note in notes), notes
         for rest in ("while True: time.sleep(0.01)", "all_reduce(1)")[way == "ignored":]:

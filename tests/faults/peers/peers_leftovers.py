@@ -3,12 +3,14 @@
 Prints one JSON object: peer and kill point -> files left in /dev/shm, in bytes.
 """
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
+
+from nbparallel.testing.waiting import wait_until
 
 OWN = """
 import sys, time
@@ -72,13 +74,17 @@ def anybody(trial):
 
 def settled(before, trial=None):
     """Return what is new in /dev/shm once that is nothing, or nobody of a trial is left who cleans up."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while True:
+    new = {}
+
+    def is_settled():
+        nonlocal new
         for_good = trial is not None and not anybody(trial)  # asked before the look
         new = {name: size for name, size in left().items() if name not in before}
-        if not new or for_good or time.monotonic() > deadline:
-            return new
-        time.sleep(0.05)
+        return not new or for_good
+
+    with contextlib.suppress(AssertionError):
+        wait_until(is_settled, seconds=SETTLE_SECONDS)
+    return new
 
 
 def trial(source, point):
@@ -95,10 +101,8 @@ def trial(source, point):
     ) as owner:
         helpers = [int(word) for word in owner.stdout.readline().split()]
         assert helpers, "no janitor was found"
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while not all(belongs(pid, name) for pid in helpers):  # else it would be taken for gone
-            assert time.monotonic() < deadline, "a janitor does not begin"
-            time.sleep(0.001)
+        # else it would be taken for gone
+        wait_until(lambda: all(belongs(pid, name) for pid in helpers), "a supervisor does not begin")
         victims = [owner.pid, *helpers] if point == "owner and janitor" else [owner.pid]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in victims:

@@ -15,6 +15,7 @@ import os, subprocess, sys, time
 import numpy as np
 import nbparallel as nbp
 from nbparallel.errors import NbParallelError, SharedMemoryFullError
+from nbparallel.testing.waiting import wait_until
 
 def free():
     place = os.statvfs(FOLDER)
@@ -142,10 +143,7 @@ with nbp.Session(4) as session:
         assert sum(sums) <= 8 << 20, sums
         assert all(errors) and all("tmpfs of 8.0 MiB" in error for rank in errors for error in rank)
         assert session.run("all_reduce(rank)").values == [6] * 4
-        deadline = time.monotonic() + 10
-        while free() < 8 << 20 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert free() == 8 << 20, (free(), names())
+        wait_until(lambda: free() == 8 << 20, lambda: (free(), names()))
     assert session.run("x = nbp.ones(1 << 20, 'u1'); int(x.sum())").values == [1 << 20] * 4
 assert names() == [], names()
 """)

@@ -15,6 +15,7 @@ from typing import Any
 
 from nbparallel.testing import processes
 from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs
+from nbparallel.testing.waiting import wait_until
 from nbparallel.testing.watchdog import dump_and_kill
 
 ANSWER_SECONDS = 40.0
@@ -126,11 +127,10 @@ class Notebook:
 
     def left_behind(self) -> str:
         """Wait until everything of a notebook that was killed is gone; return what is not."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while (family := self._family()) or self.names():
-            if time.monotonic() > deadline:
-                return f"{[str(record) for record in family]} {self.names()}"
-            time.sleep(0.01)
+        try:
+            wait_until(lambda: not (self._family() or self.names()), seconds=GONE_SECONDS)
+        except AssertionError:
+            return f"{[str(record) for record in self._family()]} {self.names()}"
         return ""
 
     def end(self) -> None:

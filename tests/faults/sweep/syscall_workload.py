@@ -6,6 +6,7 @@ JSON. Everything that may be injected into lies in `work`; what is imported late
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import json
@@ -13,7 +14,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 import nbparallel as nbp
 from nbparallel.errors import NbParallelError, ParallelError
 from nbparallel.sharing import current_store
+from nbparallel.testing.waiting import wait_until
 
 SHARE = """
 import numpy as np, nbparallel as nbp
@@ -137,10 +138,9 @@ def main(strategy: str, folder: str) -> None:
                         answer = held(session, folder)
                     except NbParallelError:  # the group ended, and that was its last word
                         answer = held(session, folder)
-                    deadline = time.monotonic() + 3.0
-                    while _more(answer, least) and time.monotonic() < deadline:
-                        time.sleep(0.02)
-                        answer = held(session, folder)
+                    with contextlib.suppress(AssertionError):
+                        wait_until(lambda: not _more(held(session, folder), least), seconds=3.0)
+                    answer = held(session, folder)
                     answer["more"] = _more(answer, least)
             except BaseException as error:  # noqa: BLE001  the sweep judges
                 answer = {"broken": f"{type(error).__name__}: {error}"}

@@ -146,6 +146,7 @@ def test_children_that_die_at_once_leave_no_descriptor(root):
 
 LOOK = """
         from nbparallel.multiprocessing import household
+        from nbparallel.testing.waiting import wait_until
 
         def descriptors(pid="self"):
             found, folder = [], f"/proc/{pid}/fd"
@@ -158,10 +159,8 @@ LOOK = """
 
         def rest():
             # how many descriptors the supervisor has when it has seen the end of all guests
-            deadline = time.monotonic() + 30
-            while (report := household.report()) is None or report.guests:
-                assert time.monotonic() < deadline
-            return len(descriptors(report.supervisor))
+            wait_until(lambda: (report := household.report()) is not None and not report.guests)
+            return len(descriptors(household.report().supervisor))
 
         def run(**given):
             process = ctx.Process(**given)

@@ -15,6 +15,7 @@ DATASET = """
 import random
 from nbparallel.multiprocessing import household
 from nbparallel.sharing import current_store
+from nbparallel.testing.waiting import wait_until
 
 class Data:
     def __init__(self, n=24, bad=None, act=None):
@@ -35,12 +36,6 @@ def loader(*data, **options):
 
 def plain(batch):
     return (batch["x"].tolist(), batch["k"].tolist(), batch["name"], [r.tolist() for r in batch["r"]])
-
-def wait_until(true):
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline, household.report()
-        time.sleep(0.01)
 
 def nothing_left():
     current_store().drain()

@@ -288,21 +288,16 @@ def test_messages_that_no_process_can_read_are_dropped(tmp_path: Path) -> None:
     run_program(
         """
         from nbparallel.multiprocessing import household
+        from nbparallel.testing.waiting import wait_until
 
         def held():
             return any(row.messages for row in household.report().segments)
 
         first, second = ctx.Pipe()
-        def wait_until_held(expected):
-            deadline = time.monotonic() + 5
-            while held() is not expected and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert held() is expected, household.report()
-
         second.send(np.ones(50_000))
-        wait_until_held(True)
+        wait_until(held, household.report)
         first.close()
-        wait_until_held(False)
+        wait_until(lambda: not held(), household.report)
         """,
         tmp_path,
     )

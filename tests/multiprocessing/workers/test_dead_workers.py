@@ -13,6 +13,7 @@ pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 POOL = """
 from nbparallel.multiprocessing.workers.worker_slots import Step
 from nbparallel.testing.processes import worker_slots
+from nbparallel.testing.waiting import wait_until
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -31,13 +32,8 @@ def steps(pool):
     return found
 
 def wait_for(pool, step):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for p, found in steps(pool).items():
-            if found is step:
-                return p
-        time.sleep(0.0005)
-    raise AssertionError(steps(pool))
+    there = lambda: [p for p, found in steps(pool).items() if found is step]
+    return wait_until(there, lambda: steps(pool), seconds=30)[0]
 """
 
 

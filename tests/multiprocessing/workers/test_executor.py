@@ -153,6 +153,7 @@ def test_one_copy_for_the_tasks_of_a_call(tmp_path: Path, method: str) -> None:
         """
         import threading
         from functools import partial
+        from nbparallel.testing.waiting import wait_until
 
         x, gate, sent = np.ones(1 << 20), nbp.zeros(1), threading.Event()
 
@@ -190,10 +191,7 @@ def test_one_copy_for_the_tasks_of_a_call(tmp_path: Path, method: str) -> None:
             gate[0] = 1
             assert list(finish()) == [(1.0, False, True)] * 6
             del finish, start
-            deadline = time.monotonic() + 10
-            while copies("live") and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert not copies("live")
+            wait_until(lambda: not copies("live"))
             assert x.sum() == x.size and not nbp.is_shared(x)
 
         marks = [0, 0, Third(), 0, 0, 0]

@@ -150,6 +150,7 @@ def test_workers_that_die_or_are_interrupted(tmp_path: Path) -> None:
 
 FORKED = """
 import multiprocessing, joblib, warnings
+from nbparallel.testing.waiting import wait_until
 
 mp.register_joblib()
 shared = nbp.ones(8)  # a supervisor is there before the fork
@@ -196,9 +197,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 with open("workers") as file:
     workers = [int(word) for word in file.read().split()]
-for pid in workers:
-    while os.path.exists(f"/proc/{pid}"):
-        time.sleep(0.01)
+wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
 assert squares()[0]
 """,
         tmp_path,

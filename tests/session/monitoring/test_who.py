@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from nbparallel.session import Session
 from nbparallel.session.monitoring.who import compare
 from nbparallel.session.processes.queries import RankQueries
 from nbparallel.sharing.store import Store
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
 
@@ -118,8 +118,7 @@ def test_a_busy_rank_is_not_waited_for(three_ranks: Session) -> None:
         target=three_ranks.run, args=("import time\ntime.sleep(2)",), kwargs={"ranks": [0]}
     )
     cell.start()
-    while three_ranks.statistics().ranks[0].state == "idle":
-        time.sleep(0.01)
+    wait_until(lambda: three_ranks.statistics().ranks[0].state != "idle")
     seen = three_ranks.who({})
     assert (seen.busy, seen.answered) == ((0,), (1, 2))
     assert cell.is_alive()
@@ -133,8 +132,7 @@ def test_a_busy_rank_is_not_waited_for(three_ranks: Session) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     os.kill(pid, signal.SIGKILL)
-    while three_ranks.statistics().ranks[1].state != "dead":
-        time.sleep(0.01)
+    wait_until(lambda: three_ranks.statistics().ranks[1].state == "dead")
     assert three_ranks.who({}).dead == (1,)
     assert three_ranks.run("rank").values == [0, 1, 2]
 

@@ -39,9 +39,7 @@ def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) 
     done = nbp.zeros(10)
 
     def work(item: int) -> tuple[int, int]:
-        deadline = time.monotonic() + 10
-        while item == 0 and done.sum() < 9 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: item or done.sum() == 9)
         done[item] = 1
         return item, os.getpid()
 
@@ -141,9 +139,7 @@ def test_the_first_failure_names_its_item(two: Session) -> None:
 
     def work(item: int) -> float:
         begun[item] = 1
-        deadline = time.monotonic() + 10
-        while item and begun[0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: not item or begun[0])
         time.sleep(0.02)
         return 1 / item
 
