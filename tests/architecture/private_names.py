@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterable, Iterator
 
+from tests.architecture.programs import program, texts
 from tests.architecture.source_tree import PACKAGES, SourceTree
 
 OURS = {*PACKAGES, "benchmarks"}
@@ -52,33 +52,19 @@ def reached_names(text: str, names: frozenset[str]) -> list[tuple[int, str]]:
     tree = ast.parse(text)
     own = defined(text)
     found = set(_in_code(tree, names, own))
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node, program in _strings(tree, prose):
-        if program in names or SUSPECT.search(program) or _DOTTED.fullmatch(program):
-            found |= {(node.lineno, name) for name in _in_program(program, names, own | defined(program))}
+    for line, part in texts(tree):
+        if part in names or SUSPECT.search(part) or _DOTTED.fullmatch(part):
+            found |= {(line, name) for name in _in_text(part, names, own | defined(part))}
     return sorted(found)
 
 
-def _strings(tree: ast.AST, prose: set[int]) -> Iterator[tuple[ast.expr, str]]:
-    """Yield the texts that are no docstrings; what is put into one counts as a number."""
-    parts: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            parts |= {id(part) for part in ast.walk(node)}
-            yield node, "".join(str(p.value) if isinstance(p, ast.Constant) else "0" for p in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts | prose:
-            yield node, node.value
-
-
-def _in_program(text: str, names: frozenset[str], own: set[str]) -> Iterable[str]:
+def _in_text(text: str, names: frozenset[str], own: set[str]) -> Iterable[str]:
     if _DOTTED.fullmatch(text):  # of what is replaced, for example
         first, *others = text.split(".")
         return [name for name in others if is_private(name)] if first in OURS else []
     if text in names:
         return {text} - own
-    try:
-        tree = ast.parse(textwrap.dedent(text))
-    except (SyntaxError, ValueError):  # a part of a program, or none
+    if (tree := program(text)) is None:
         return {name for name in _REACHED.findall(text) if name in names} - own
     return {name for _, name in _in_code(tree, names, own)}
 

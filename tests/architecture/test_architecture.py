@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.architecture.deadline_loops import deadline_loops
 from tests.architecture.private_names import private_names, reached_names
 from tests.architecture.source_tree import ROOT, TREE, circles, repeated
 
@@ -125,6 +126,17 @@ def test_tests_use_public_names() -> None:
         for path in TREE.files
         if path.is_relative_to(ROOT / "tests")
         for line, name in reached_names(path.read_text(), names)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_tests_wait_with_one_helper() -> None:
+    """No test and no program of one waits for a condition in a loop with a clock: `wait_until` does."""
+    found = [
+        f"{_name(path)}, line {line}"
+        for path in TREE.files
+        if path.is_relative_to(ROOT / "tests")
+        for line in deadline_loops(path.read_text())
     ]
     assert not found, "\n".join(found)
 
