@@ -24,7 +24,7 @@ import time
 from IPython.utils.capture import capture_output
 
 def timed(call):
-    """Seconds of one call whose output nobody sees; a call that times itself returns them."""
+    """Seconds of one call whose output is not shown; a call that times itself returns them."""
     with capture_output():
         started = time.perf_counter()
         own = call()

@@ -33,7 +33,7 @@ Points = list[tuple[float, float]]
 
 
 def curves(page: str, ranks: int) -> dict[str, Points]:
-    """Return bytes and seconds of every all_reduce that a table of the page holds, by who did it."""
+    """Return bytes and seconds of every all_reduce that a table of the page holds, by library."""
     section = page.partition(f"## Operations between {ranks} ranks\n")[2].partition("\n## ")[0]
     found: dict[str, Points] = {name: [] for name in CURVES}
     for size, cells in re.findall(r"^\| all_reduce, (\d+ [KM]?B) \|(.*)\|$", section, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""What a benchmark gives back, and how it is written down."""
+"""What a benchmark returns, and how it is written down."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def spread(times: Sequence[float]) -> str:
 
 
 def installed(peer: str) -> bool:
-    """Tell whether a peer can be measured."""
+    """Return whether a peer can be measured."""
     try:
         importlib.metadata.version(peer)
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +88,7 @@ def installed(peer: str) -> bool:
 
 
 def not_installed(peer: str) -> str:
-    """Name a peer that cannot be measured, so that nobody takes silence for a result."""
+    """Name a peer that cannot be measured, so that silence is not taken for a result."""
     return f"{peer}: not installed"
 
 

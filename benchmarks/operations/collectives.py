@@ -50,7 +50,7 @@ class Measured:
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Line -> contender -> median."""
     copy_nbytes_per_second: float = 0.0
-    """Read and written by each rank when all copy at once."""
+    """Read and written by each rank when all copy at the same time."""
     copy_alone: float = 0.0
     """Seconds to copy 64 MB on one rank, while the others wait."""
     versions: dict[str, str] = field(default_factory=dict)

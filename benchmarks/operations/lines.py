@@ -89,7 +89,7 @@ class Adapter(Protocol):
         """Fill `out` with the sum of all row `rank`."""
 
     def send(self, x: Any) -> Callable[[], Any] | None:
-        """Rank 0 sends, rank 1 receives into `x`; nobody else."""
+        """Rank 0 sends, rank 1 receives into `x`; no other rank does anything."""
 
     def ping_pong(self, x: Any) -> Callable[[], Any] | None:
         """There and back between ranks 0 and 1."""

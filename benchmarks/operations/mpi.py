@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LEVELS = ("multiple", "serialized")
 """mpi4py asks for the first; MPICH's quickest collectives are only there with the second."""
 LAUNCH_SECONDS = 90
-"""With more ranks than cores some spin for minutes: that is told, not waited for."""
+"""With more ranks than cores some spin for minutes: that is reported, not waited for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,10 @@ def main() -> None:
 
     adapter = OverMpi(MPI)
     times = measure({"mpi": adapter}, lines(adapter.size), adapter, seconds)
-    everybody = MPI.COMM_WORLD.gather(times, 0)
+    gathered = MPI.COMM_WORLD.gather(times, 0)
     if adapter.rank == 0:
         version = MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("\t", " ")
-        result.write_text(json.dumps({"version": version, "times": everybody}))
+        result.write_text(json.dumps({"version": version, "times": gathered}))
 
 
 if __name__ == "__main__":

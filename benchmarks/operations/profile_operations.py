@@ -230,12 +230,12 @@ def _copy_seconds(c: Communicator, rounds: int) -> tuple[float, float]:
     """Return how long a copy of 64 MB takes if all ranks copy, and if rank 0 does alone."""
     a, b = np.ones(LARGE // 4, np.float32), np.ones(LARGE // 4, np.float32)
     times: dict[bool, list[float]] = {True: [], False: []}
-    for everybody in (True, False) * rounds:
+    for together in (True, False) * rounds:
         c.barrier()
         began = time.perf_counter()
-        if everybody or c.rank == 0:
+        if together or c.rank == 0:
             np.copyto(a, b)
-        times[everybody].append(time.perf_counter() - began)
+        times[together].append(time.perf_counter() - began)
         if c.rank == 0:
             for rank in range(1, c.world_size):
                 c.send(0, rank)

@@ -4,7 +4,7 @@
 
 Every value is tried in each round, in another order each time, by ranks that are forked with it. A time is
 the longest over the ranks; of the calls in one launch it is their first decile, and of all launches the
-least: others who use the machine only make it longer. A value's score is the geometric mean over the
+least: other users of the machine only make it longer. A value's score is the geometric mean over the
 operations of its time beside the best one's: 1.00 is the best of all in everything, and what is within 5 %
 of the best score is the plateau.
 """

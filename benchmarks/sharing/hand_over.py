@@ -64,7 +64,7 @@ def measure(strategy: str, nbytes: int, rounds: int) -> dict[str, tuple[float, f
             return str(error)
         _check(session, array)
         for turn in range(rounds + 1):
-            # The ranks let go of it when its name went; this cell ends what they still had to do about it.
+            # The ranks released it with its name; this cell ends what they still had to do about it.
             session.run("pass", namespace=names)
             took = {"empty": _timed(session, "pass", names)}
             for what, name in NAMES.items():

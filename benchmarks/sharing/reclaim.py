@@ -26,7 +26,7 @@ def _kept(supervisor: int, rank: int) -> bool:
             if os.readlink(f"/proc/{supervisor}/fd/{fd}").startswith(f"/memfd:nbp-{rank} "):
                 return True
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed since it was listed
     return False
 
 

@@ -117,7 +117,7 @@ class CellEachTime:
         return list(self._session.run("float(x.sum())", namespace=self._names, show_values=False).values)
 
     def drop(self) -> None:
-        """As `Peer.drop`; the ranks hear of it with the next cell."""
+        """As `Peer.drop`; the ranks are notified with the next cell."""
         del self._names["x"]
         self._session.run("pass", namespace=self._names)
         current_store().drain()

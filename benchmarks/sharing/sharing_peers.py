@@ -234,7 +234,7 @@ class Joblib:
         return list(self._parallel(self._joblib.delayed(_sum)(array) for _ in range(WORKERS)))
 
     def drop(self) -> None:
-        """Files go when joblib notices that nobody uses them."""
+        """Files go when joblib notices that no process uses them."""
 
     def close(self) -> None:
         """As `Peer.close`."""

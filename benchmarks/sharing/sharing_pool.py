@@ -91,7 +91,7 @@ class Ways:
         os.close(fd)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         self.store.drain()
         self.store.trim()
         self.store.close()
@@ -106,7 +106,7 @@ def _read(
 
 
 def run(*, quick: bool) -> Section:
-    """Take turns in one process; nobody else runs."""
+    """Take turns in one process; no other process runs."""
     ways = Ways()
     contenders = {
         "copy": ways.copy,

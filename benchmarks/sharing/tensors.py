@@ -42,7 +42,7 @@ def _timed(session: nbp.Session, cell: str, names: dict[str, Any]) -> float:
 def state_dicts(rounds: int) -> list[Figure]:
     """Return rows of the first cell that names a state dict, and of those that follow."""
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for turn in range(rounds + 1):  # the first touches memory that the machine has not given to anybody yet
+    for turn in range(rounds + 1):  # the first touches memory that no process had before
         for library, state in list(_states().items())[:: (-1) ** turn]:
             with nbp.Session(RANKS) as session:
                 names: dict[str, Any] = {"state": state}

@@ -13,7 +13,7 @@ from nbparallel.testing.kernel import Kernel
 AIM_SECONDS = 0.4
 AIM_RATIO = 8.0
 PAUSE_SECONDS = 1.0
-"""From loading to the first cell, as a person needs at least; meanwhile what ranks are forked from starts."""
+"""From loading to the first cell, as a person needs at least; what ranks are forked from starts in it."""
 
 
 def until_heard(kernel: Kernel, code: str, words: list[str]) -> float:

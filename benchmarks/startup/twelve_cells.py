@@ -14,10 +14,10 @@ from benchmarks.startup.first_cell import PAUSE_SECONDS, until_heard
 from nbparallel.testing.kernel.kernel_messages import CellOutcome, KernelMessage
 
 PATIENCE = 15.0
-"""Seconds after which a cell that should have ended at once is called one that never ends."""
+"""Seconds after which a cell that should have ended immediately is called one that never ends."""
 LINES = 1500
 BIG = 200 * 10**6
-"""Bytes of the array that goes in, and of what each rank gives back."""
+"""Bytes of the array that goes in, and of what each rank returns."""
 OTHERS_SECONDS = 5
 """What the ranks that did not fail would still compute."""
 
@@ -80,7 +80,7 @@ def run_bounded(running: Started, code: str) -> CellOutcome | None:
 
 
 def works(running: Started, tool: Contender) -> bool:
-    """Tell whether a next cell runs on all ranks."""
+    """Return whether a next cell runs on all ranks."""
     outcome = run_bounded(running, tool.cell("print(f'rank {rank} is well')"))
     text = shown(outcome) if outcome else ""
     return all(f"rank {rank} is well" in text for rank in range(RANKS))
@@ -166,7 +166,7 @@ def arrays(tool: Contender) -> Result:
 
 
 def failure(tool: Contender) -> Result:
-    """Rank 0 fails at once while the others compute."""
+    """Rank 0 fails immediately while the others compute."""
     with started(tool) as running:
         body = (
             "import time\nif rank == 0: 1 / 0\n"

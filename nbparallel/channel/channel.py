@@ -146,7 +146,7 @@ class Channel:
         return frame
 
     def shut_down(self) -> None:
-        """End the talk for both sides; the descriptor stays until `close`."""
+        """End the connection for both sides; the descriptor stays until `close`."""
         try:
             # Not closed: another thread may poll it, and another file would get its number.
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
 """Introduction: how a process that a client is about to start becomes a client as well.
 
 The client makes a socketpair, sends one end to the supervisor and leaves the other to the process.  While the
-system starts that, the supervisor answers at its end.  The process says who it is, and reads the answer.
+system starts that, the supervisor answers at its end.  The process sends its identity, and reads the answer.
 
 A forked child copies each page of its parent's that it touches, and an object's count of references lies in
 its page.  So the parent makes all that it can, and `IntroducedClient.begin` is one function of few steps.
@@ -88,7 +88,7 @@ class IntroducedClient:
         Raises
         ------
         ChannelClosedError
-            The supervisor has ended, or had not heard of this process when the one that started it ended.
+            The supervisor has ended, or did not know of this process when the one that started it ended.
         """
         client, sock = self.client, self._socket
         client._pid = self._channel._pid = pid

@@ -90,7 +90,7 @@ class SegmentClient:
         self._send(Kind.INTEND, pack_path(path))
 
     def removed(self, path: str) -> None:
-        """Say that an announced name is gone, or never came to be."""
+        """Notify the supervisor that an announced name is gone, or was never made."""
         self._send(Kind.REMOVED, pack_path(path))
 
     def release(self, segment: int, memory: int = 0) -> None:
@@ -102,7 +102,7 @@ class SegmentClient:
         self._send(Kind.HOLD, Hold(segment, memory, writable).pack())
 
     def freed(self, memory: int) -> None:
-        """Say that an own memory has gone back to the system."""
+        """Notify the supervisor that an own memory was returned to the system."""
         self._send(Kind.FREED, pack_segment(memory))
 
     def allow_write(self, segment: int) -> None:
@@ -132,11 +132,11 @@ class SegmentClient:
         self._send(Kind.TAKE, pack_segment(parcel))
 
     def open_mailbox(self, mailbox: int) -> None:
-        """Say that this process can read from a mailbox."""
+        """Notify the supervisor that this process can read from a mailbox."""
         self._send(Kind.OPEN, pack_segment(mailbox))
 
     def close_mailbox(self, mailbox: int) -> None:
-        """Say that it can no longer."""
+        """Notify the supervisor that it can no longer."""
         self._send(Kind.CLOSE, pack_segment(mailbox))
 
     def introduce(self, payload: bytes, fd: int) -> None:

@@ -211,7 +211,7 @@ class Loopback:
         ends[0].links[other], ends[1].links[one] = LoopbackLink.pair(one, other)
 
     def lose(self, host: str, reason: str = "its process ended") -> None:
-        """Lose a host, for good: it is not listed any more."""
+        """Lose a host: it is not listed any more."""
         self._names.remove(host)
         self.nodes[host].lose(reason)
 

@@ -14,7 +14,7 @@ An ``if`` in every operation instead was measured (decision 16).  The last `KEPT
 Off by default: a rank of a session enables it (`Communicator.record`).
 
 What the tracer counts it publishes in the control segment (`TimingRecord`) when an operation begins and
-ends, for those who look while the cell runs.  Calls without the tracer are counted by what
+ends, for readers while the cell runs.  Calls without the tracer are counted by what
 `RankContext.operations` has grown by between two traced ones.
 """
 

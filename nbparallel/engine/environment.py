@@ -85,7 +85,7 @@ class Defaults:
             if current is _MISSING or current is self._values.get(name, _MISSING):
                 self._namespace[name] = value
             self._values[name] = value
-            self._hidden[name] = value  # %who lists the user's names only
+            self._hidden[name] = value  # `%who` lists the user's names only
 
     def restore(self) -> None:
         """Define again the defaults that the user deleted."""

@@ -6,7 +6,7 @@ hits the next cell, never an idle rank, and is never lost: after setting its cur
 the word itself.  Code behind the user's may swallow the exception (IPython's own included): the kernel sends
 again, with a new sequence, as long as the task runs.
 
-For the same reason an import is not interrupted: a module that was half imported may be broken for good
+For the same reason an import is not interrupted: a module that was half imported stays broken
 (`asyncio`, numpy), and many a module is imported by code that no user sees, such as the first ``await`` of a
 rank.  The kernel's next signal comes soon.  An import that takes long is interrupted all the same.
 """

@@ -60,7 +60,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _plain(obj: Any) -> Any:
-    """Return the value of an object of a class that someone derived from a plain one; else None."""
+    """Return the value of an object of a class that is derived from a plain one; else None."""
     if isinstance(obj, str):
         return str.__str__(obj)  # `str(obj)` may be another one of that class
     if isinstance(obj, bytes):

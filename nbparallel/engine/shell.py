@@ -71,7 +71,7 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 class RankCompiler(CachingCompiler):
     """Compiler that gives each task's code a unique file name, known before it is compiled.
 
-    The text of a cell is kept for tracebacks as long as code of it may run: to its end, or for good if it
+    The text of a cell is kept for tracebacks as long as code of it may run: to its end, or without end if it
     defined a function.  That of the last cells is kept as well, since the user may show an error of theirs
     that was caught.  A session may run any number of cells.
     """

@@ -31,7 +31,7 @@ class SessionLock:
 
     An interrupt may come between any two steps, and so may an exception of another signal's handler.  The
     first is only counted before the lock is taken and until it is released.  For the second, taking the lock
-    and recording who has it is one step (`dict.setdefault`): the one that leaves knows whether to release it.
+    and recording its owner is one step (`dict.setdefault`): the one that leaves knows whether to release it.
     """
 
     def __init__(self) -> None:

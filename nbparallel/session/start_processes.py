@@ -49,7 +49,7 @@ def spawn(
 
     Notes
     -----
-    As ``torch.multiprocessing.spawn``; what the functions return is dropped.  `Session.call` gives it back
+    As ``torch.multiprocessing.spawn``; what the functions return is dropped.  `Session.call` returns it
     and keeps the ranks.
 
     Examples

@@ -10,7 +10,7 @@ from nbparallel.sharing.store import Store
 
 _current: dict[str, Store] = {}
 _session: dict[str, tuple[int, SegmentBroker]] = {}
-"""What `begin_in_session` was told, and the process that it was told."""
+"""What `begin_in_session` was given, and the process that called it."""
 
 
 def current_store() -> Store:

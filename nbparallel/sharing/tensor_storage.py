@@ -81,7 +81,7 @@ def shared_storage(array: Root) -> torch.UntypedStorage:
     import torch
 
     storage = torch.from_numpy(array).untyped_storage()
-    # On this one object: torch itself would say that it is not shared, and move it into memory of its own,
+    # On this one object: torch itself would report it as not shared, and move it into memory of its own,
     # so that other processes would keep the old one.  A copy of the storage is an ordinary one.
     reference = weakref.ref(storage)
     storage.is_shared = _always

@@ -6,7 +6,7 @@ is, it announces itself at the other end, with its pidfd.  Its holds end with it
 end of its connection says only that it can share nothing any more.
 
 If the parent sends a pidfd of a forked child first, that counts as well.  If neither comes, the end of the
-connection says that there is no process: only a copy that another thread of the parent forked meanwhile
+connection shows that there is no process: only a copy that another thread of the parent forked before that
 could still have the other end open, and what a child inherits is covered by the parent's pidfd.
 
 Guests are ended with their *root*, the member by whose socket the first of them came, and the daemonic ones
@@ -289,7 +289,7 @@ class Guests:
         """End every guest and close what belongs to them: the supervisor exits."""
         for guest in list(self._guests.values()):
             if guest.pidfd < 0:
-                # It says who it is in what it has sent; if it sends that from now on, it fails, and exits.
+                # Its identity is in what it has sent; if it sends that from now on, it fails, and exits.
                 _refuse(guest.socket)
                 self.drain_guest(guest)
         while self._guests:

@@ -1,7 +1,7 @@
 """The sweep: removes the names that dead sessions left, and nothing else.
 
 While notebook or supervisor lives, names go with their session (`ledger`, note [names]).  If both were
-killed at once, or a script without a session, they stay, with the memory behind them.  The next session
+killed together, or a script without a session, they stay, with the memory behind them.  The next session
 looks at all names that begin as ours do, reads the owner record beside each (`wire.owners`), and removes
 those whose owner is dead for sure (`death`), of this user, and made as ours are.  All else stays and can be
 listed.
@@ -53,7 +53,7 @@ class StaleName:
     reason: str
     """How that is known, or why it is not."""
     session: str
-    """Tells sessions apart: process id of the notebook or script and its start; empty: not known."""
+    """Distinguishes sessions: process id of the notebook or script and its start; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from nbparallel.wire import owners
 from nbparallel.wire.owners import Owner
 
 GRACE_SECONDS = 2.0
-"""How long what was let go may take to vanish (T_gone: a killed kernel's ranks)."""
+"""How long what was released may take to vanish (T_gone: a killed kernel's ranks)."""
 POLL_SECONDS = 0.01
 """Between two looks while something is still there; arbitrary."""
 ANONYMOUS_SLACK = 256
@@ -185,9 +185,9 @@ def difference(before: Footprint, after: Footprint, new_processes: list[ProcessR
 
 
 def _is_held(path: str) -> bool:
-    """Tell whether a living process that is not of this run maps, or owns, this name: then it is theirs.
+    """Return whether a living process that is not of this run maps, or owns, this name: then it is theirs.
 
-    Nothing tells whose a folder is: one that is empty, or with a socket in use, may be another worker's.
+    Nothing shows whose a folder is: one that is empty, or with a socket in use, may be another worker's.
     """
     if os.path.isdir(path):
         used = Path("/proc/net/unix").read_text() if processes.HAS_PROC else ""
@@ -198,7 +198,7 @@ def _is_held(path: str) -> bool:
         if any(p.pid not in family and processes.read(p.pid) is not None for p in owner.processes):
             return True
     except (OSError, ValueError):
-        pass  # no record tells whose it is
+        pass  # no record names its owner
     for pid in processes.pids() - family:
         try:
             if path in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
@@ -274,7 +274,7 @@ def drain_pools() -> None:
 
 
 def suspicious_words(text: str) -> list[str]:
-    """Return the lines of a stderr that tell of a leak."""
+    """Return the lines of a stderr that report a leak."""
     return [line for line in text.splitlines() if any(word in line for word in STDERR_WORDS)]
 
 

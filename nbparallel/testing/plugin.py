@@ -158,7 +158,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail a test that swallowed the watchdog's exception, or whose stderr tells of a leak."""
+    """Fail a test that swallowed the watchdog's exception, or whose stderr reports a leak."""
     watchdog = item.config.stash[WATCHDOG]
     with watchdog.paused():
         report = yield

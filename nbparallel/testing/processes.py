@@ -46,7 +46,7 @@ class ProcessRecord:
     state: str
     """One letter: R running, S sleeping, D in the kernel, T stopped, Z zombie."""
     started: int
-    """Start time in clock ticks since boot; with `pid` it names the process for good."""
+    """Start time in clock ticks since boot; with `pid` it names the process and no later one."""
     command: str
     """Command line, or the short name in brackets if there is none."""
     session: str

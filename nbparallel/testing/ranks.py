@@ -252,7 +252,7 @@ def _child(
 ) -> None:
     """Be a rank; never returns."""
     try:
-        die_with_parent(parent)  # a test run that is killed writes no death words: ranks would wait for ever
+        die_with_parent(parent)  # a test run that is killed writes no death words: ranks would wait forever
         signal.signal(signal.SIGINT, signal.default_int_handler)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         fault_injection.arm(faults)

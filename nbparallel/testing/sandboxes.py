@@ -4,8 +4,8 @@ Some facts (mount_namespaces(7), tmpfs(5), cgroups(7)):
 
 * a process in a mount namespace of its own may mount a tiny tmpfs over /dev/shm or any folder, which no
   process outside sees; with a user namespace this takes no privilege, where the system allows that at all;
-* a cgroup may be made by a process that may write to the cgroup's folder: one of root, or of a
-  user to whom it was delegated;
+* a cgroup may be made by a process that may write to the cgroup's folder: one of root, or of
+  a user that it was delegated to;
 * a cgroup's folder can be removed once its last process has ended.
 """
 

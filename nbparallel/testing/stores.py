@@ -68,7 +68,7 @@ def mark_interrupted(store: Store) -> None:
 
 
 def has_store() -> bool:
-    """Tell whether this process has made its store."""
+    """Return whether this process has made its store."""
     return bool(current._current)
 
 

@@ -151,14 +151,14 @@ def left_out(
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    """Tell whether the quick tier of this day leaves a test out as a whole."""
+    """Return whether the quick tier of this day leaves a test out as a whole."""
     if item.get_closest_marker("by_turns") is not None and not _has_turn(item, of_rest=False):
         return True
     return item.get_closest_marker("slow") is not None
 
 
 def _has_turn(item: pytest.Item, *, of_rest: bool) -> bool:
-    """Tell whether it is a test's turn, which comes once in so many days; in the rest on another day."""
+    """Return whether it is a test's turn, which comes once in so many days; in the rest on another day."""
     name = item.nodeid.partition("[")[0]
     seed: int = item.config.option.matrix_seed
     day = zlib.crc32(name.encode()) + seed
@@ -172,7 +172,7 @@ def _without_share(config: pytest.Config, name: str, left: Sequence[pytest.Item]
 
 
 def _thins_itself(item: pytest.Item) -> bool:
-    """Tell whether this test does less in the quick tier than in the whole."""
+    """Return whether this test does less in the quick tier than in the whole."""
     in_a_loop = "sampled" in getattr(item, "fixturenames", ())
     return in_a_loop or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 

@@ -45,7 +45,7 @@ class Turns:
         fcntl.flock(self._gate, fcntl.LOCK_UN)
 
     def end(self) -> None:
-        """Make way."""
+        """Let the next test begin."""
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def close(self) -> None:

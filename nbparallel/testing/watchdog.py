@@ -34,7 +34,7 @@ DUMP_SECONDS = 1.0
 
 
 class Watchdog:
-    """Runs one test under a limit; `expired` tells afterwards whether it hung.
+    """Runs one test under a limit; `expired` shows afterwards whether it hung.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def _whereabouts(pid: int) -> str:
 
 
 def _prints_stacks(pid: int) -> bool:
-    """Tell whether SIGABRT is caught, as `faulthandler.enable` does: then it prints stacks first."""
+    """Return whether SIGABRT is caught, as `faulthandler.enable` does: then it prints stacks first."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -158,7 +158,7 @@ def _abort(record: ProcessRecord) -> None:
         try:
             os.kill(record.pid, signal.SIGABRT)
         except ProcessLookupError:
-            return  # it ended meanwhile
+            return  # it has ended
 
 
 def _wait_until_gone(records: Iterable[ProcessRecord], seconds: float) -> None:

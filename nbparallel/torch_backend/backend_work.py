@@ -23,7 +23,7 @@ from nbparallel.distributed.work import Work as Operation
 from nbparallel.errors import StaleWorkError
 
 NO_TIME = datetime.timedelta(0)
-"""How torch's C++ code says that there is no time-out."""
+"""What torch's C++ code passes for no time-out."""
 
 
 class BackendWork(Work):

@@ -15,7 +15,7 @@ from nbparallel.errors import CollectiveTimeoutError
 from nbparallel.torch_backend.backend_group import BackendGroup, seconds_of
 
 _PLACE = "nbparallel"
-"""The key under which rank 0 tells the others where to meet."""
+"""The key under which rank 0 publishes where to meet."""
 
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _PAUSE_SECONDS = 0.01
@@ -77,7 +77,7 @@ def misplaced(index: int, size: int) -> ValueError:
 
 
 def may_meet_elsewhere(index: int, size: int) -> bool:
-    """Return whether a world that is none of `ranks_of` can come about: some ranks, or other machines.
+    """Return whether a world that is none of `ranks_of` can be formed: some ranks, or other machines.
 
     torch would wait for the missing ones in C++ code, for half an hour and where no interrupt ends it.
     """

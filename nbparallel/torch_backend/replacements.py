@@ -130,7 +130,7 @@ def _retire_groups(distributed: Any) -> None:
     """Keep groups of other backends that were destroyed until some are destroyed the next time.
 
     Freeing a group of gloo joins its threads with the interpreter's lock held.  One of them may need that
-    lock to free what it has just reduced, and then both wait for ever: seen with torch 2.13 without this
+    lock to free what it has just reduced, and then both wait forever: seen with torch 2.13 without this
     library, where a model of DDP was freed right after its group was destroyed.
     """
     c10d = distributed.distributed_c10d

@@ -7,7 +7,7 @@ the storages inside come back here.  torch's reducers would copy each storage in
 Note [ties]
 -----------
 Names that share a tensor, such as a model and its optimiser, are pickled each by itself.  A stream numbers
-its tensors (`pickling.Serialised.tensors`); a sender of several streams at once can say which of them are one
+its tensors (`pickling.Serialised.tensors`); a sender of several streams can say which of them are one
 tensor, and the receiver makes one (`Ties`).
 """
 

@@ -38,7 +38,7 @@ LOCK_LINES = 2
 RANK_LINES = LOCKS + LOCK_LINES
 ABANDONED_LINES = 16
 READ_IN_PLACE_OFF = 8
-"""Index of the header's word with which the notebook tells ranks not to read each other's private memory."""
+"""Index of the header's word with which the notebook has ranks not read each other's private memory."""
 HEADER_LINES = 1 + ABANDONED_LINES
 """The header; and locks that were abandoned in an earlier epoch."""
 (

@@ -13,7 +13,7 @@ Some facts about SEQPACKET socketpairs and descriptors (unix(7), cmsg(3)):
   close-on-exec: `recvmsg` with ``MSG_CMSG_CLOEXEC`` is used instead;
 * ``MSG_CTRUNC`` means that descriptors were lost: the frame is refused and what did arrive is closed;
 * when the system is short of memory, sending and receiving fail with ENOMEM or ENOBUFS, and with ETOOMANYREFS
-  when too many descriptors of a user who is not root are under way (RLIMIT_NOFILE); nothing is lost then,
+  when too many descriptors of a user other than root are under way (RLIMIT_NOFILE); nothing is lost then,
   and the other end is alive: it has to be tried again.
 """
 

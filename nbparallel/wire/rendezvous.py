@@ -1,8 +1,8 @@
 """Payloads between a process of a script and the supervisor of its world, before and after they meet.
 
 ``JOIN`` (with a pidfd of the sender) is answered by ``JOINED`` (with the control segment and a pidfd of the
-supervisor) once all have come, or by ``REFUSED``.  ``ABORT_JOIN`` says that the sender's time is over;
-``LEAVE_WORLD`` that it leaves the world in good order.  In between the segment protocol is spoken
+supervisor) once all have come, or by ``REFUSED``.  ``ABORT_JOIN``: the sender's time is over;
+``LEAVE_WORLD``: it leaves the world in order.  In between the segment protocol is spoken
 (`wire.segments`), as client number rank + 1.
 
 Processes that are guests of a supervisor already meet there: ``MEET``, with a place and one end of a

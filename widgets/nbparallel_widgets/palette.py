@@ -18,7 +18,7 @@ def colour_of(rank: int) -> str:
 
 
 def dashes(rank: int) -> str:
-    """Return how the outline of a rank's boxes is dashed: it tells ranks of one colour apart; empty: none."""
+    """Return the dashes of a rank's outlines, which distinguish ranks of one colour; empty: none."""
     return _DASHES[min(rank // len(RANKS), len(_DASHES) - 1)]
 
 

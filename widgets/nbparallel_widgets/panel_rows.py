@@ -1,7 +1,7 @@
 """The ranks of a panel: a bar for each on one axis of time, its figures, and what it does.
 
 A bar adds up what the rank did in the cell so far, in this order: computing, waiting, moving data.  What is
-empty then is the time since the rank has finished.  A line below says that bars are sums: on an axis of time
+empty then is the time since the rank has finished.  A line below names bars as sums: on an axis of time
 they look like a course of time, which is the timeline.  The kinds differ in colour and in height, as there.
 """
 

@@ -95,7 +95,7 @@ def folds_bundle(identity: str, *, live: bool) -> dict[str, str]:
     Parameters
     ----------
     identity : str
-        Letters that tell this panel from others on the page.
+        Letters that distinguish this panel from others on the page.
     """
     rules = "".join(
         f".nbp-{name}-{identity}{{display:none}}"

@@ -1,7 +1,7 @@
 """A timeline as a picture: one SVG element, without scripts or style sheets.
 
 Text and lines take the colour of the text around them, so that dark themes need nothing.  The three kinds
-differ in colour (Okabe and Ito's, which people with any kind of colour blindness tell apart, at more than
+differ in colour (Okabe and Ito's, which people with any kind of colour blindness distinguish, at more than
 3:1 on white and on black) and in form: computing fills the row, moving is lower, waiting is a thin line.
 """
 

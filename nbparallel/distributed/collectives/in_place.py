@@ -56,7 +56,7 @@ class InPlaceReading:
         self._agreed: bool | None = None
         self._rows: AnyArray | None = None
 
-    # -- who reads whom --------------------------------------------------------------------------------
+    # -- which rank reads which ------------------------------------------------------------------------
 
     def offer(self, x: AnyArray) -> bytes:
         """Return where a contiguous private array lies, to be combined by all members; empty: they cannot."""

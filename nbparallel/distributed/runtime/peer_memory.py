@@ -1,8 +1,8 @@
 """Other ranks' private memory, read where it lies: whether that works here, and that it was theirs.
 
 Nothing is guessed: before a rank reads another one's arrays for the first time, it reads a word of that rank
-whose value both know.  What came of it stands in a word of the pair, so that a rank knows who can read its
-memory; from then on reading is one of the ways that an operation can take.
+whose value both know.  What came of it stands in a word of the pair, so that a rank knows which ranks can
+read its memory; from then on reading is one of the ways that an operation can take.
 
 A process id may be another process's by the time it is used.  So the reader opens the other rank's pidfd
 before it tries that word, and looks at the pidfd *after* it has read anything: a process that has not ended

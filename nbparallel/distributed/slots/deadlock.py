@@ -4,8 +4,8 @@ A rank is *stuck* if it waits (without a deadline), what it waits for is not the
 bring it are stuck themselves or have finished the cell: the largest such set, from the words alone.  A
 deadlock is reported when two inspections at least 200 ms apart see the same set with the same slot versions:
 a version changes with every change of state, so no rank of the set did anything in between.  Nothing depends
-on time otherwise: a slow or stopped rank counts as computing unless its own slot says that it waits and its
-words say that its wait cannot end; and a rank clears its slot before it acts on what it waited for
+on time otherwise: a slow or stopped rank counts as computing unless its own slot records that it waits and
+its words that its wait cannot end; and a rank clears its slot before it acts on what it waited for
 (`RankContext.wait`).
 """
 

@@ -51,7 +51,7 @@ class Fork:
         """Go on in the parent; `pid` is the child's, which has not been waited for."""
         self._close()
         if not self._holds:
-            return  # the child says who it is, and if it cannot, nothing is kept for it
+            return  # the child sends its identity, and if it cannot, nothing is kept for it
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # it has ended, and SIGCHLD is ignored
@@ -85,7 +85,7 @@ class Fork:
         Raises
         ------
         ChannelClosedError
-            The root or the supervisor has ended meanwhile.
+            The root or the supervisor has ended before.
         """
         parent, child, pid = self._member, self._child, os.getpid()
         if child.lifeline is not None:

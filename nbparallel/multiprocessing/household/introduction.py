@@ -106,7 +106,7 @@ def begin_as_guest(connection: int, *, lifeline: int = -1) -> HouseholdMember:
     Raises
     ------
     ChannelClosedError
-        The root has ended, or the supervisor, or it had not heard of this process when its parent ended.
+        The root has ended, or the supervisor, or it did not know of this process when its parent ended.
     RuntimeError
         This process is a client already.
     """

@@ -89,7 +89,7 @@ class HouseholdMember:
         return parcel
 
     def take(self, parcel: int) -> None:
-        """Say that a message was received: this process has attached what it wants of it.
+        """Record that a message was received: this process has attached what it wants of it.
 
         To be called before any other process learns that it was.  0 is none.
         """
@@ -97,7 +97,7 @@ class HouseholdMember:
             self.broker.take(parcel)
 
     def withdraw(self, parcel: int) -> None:
-        """Say that a message which was posted will not be written."""
+        """Record that a message which was posted will not be written."""
         self.take(parcel)
 
     # mailboxes
@@ -109,14 +109,14 @@ class HouseholdMember:
         return mailbox
 
     def open_mailbox(self, mailbox: int) -> None:
-        """Say that this process has got another reading end of a pipe."""
+        """Record that this process has another reading end of a pipe."""
         with self._lock:
             if not self._open.get(mailbox):
                 self.broker.open_mailbox(mailbox)
             self._open[mailbox] = self._open.get(mailbox, 0) + 1
 
     def close_mailbox(self, mailbox: int) -> None:
-        """Say that it has closed one.  What lies in a pipe that no process can read is dropped."""
+        """Record that it has closed one.  What lies in a pipe that no process can read is dropped."""
         with self._lock:
             left = self._open.get(mailbox, 0) - 1
             if left > 0:

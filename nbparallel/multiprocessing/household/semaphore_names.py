@@ -1,7 +1,7 @@
 """Names of semaphores and of a rank's folder, by which the supervisor finds what processes have left.
 
 A lock of `spawn` or `forkserver` has a name until its maker ends, or its resource tracker; a notebook's front
-end kills both at once.  The names come from the configuration of the current process, which a process that
+end kills both together.  The names come from the configuration of the current process, which a process that
 it starts inherits.  So does the name of multiprocessing's temporary folder, for sockets: a rank ends without
 the library's last steps, which would remove it.
 """

@@ -39,7 +39,7 @@ def supervised() -> AbstractContextManager[None]:
 
 
 class CarriedMailboxes:
-    """Collects the mailboxes whose reading ends are pickled in this thread meanwhile."""
+    """Collects the mailboxes whose reading ends are pickled in this thread while it is in use."""
 
     def __enter__(self) -> list[int]:
         self._outer = getattr(_carried, "mailboxes", None)

@@ -40,7 +40,7 @@ def unchanging_globals() -> dict[str, Any]:
 
     To be called in the parent: in the child it would copy the page of each value that it looks at.
     """
-    found = vars(sys.modules["__main__"]).copy()  # at once: other threads bind names meanwhile
+    found = vars(sys.modules["__main__"]).copy()  # in one step: other threads bind names
     return {name: value for name, value in found.items() if isinstance(value, _UNCHANGING)}
 
 

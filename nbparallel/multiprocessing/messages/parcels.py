@@ -212,7 +212,7 @@ def open_parcel(parcel: int, data: bytes) -> Any:
 
 
 def open_message(data: bytes, member: Any | None, *, inline: bool) -> Any:
-    """Rebuild the object of a message, whatever holds its memory meanwhile."""
+    """Rebuild the object of a message, whatever holds its memory until then."""
     from nbparallel.transfer import definitions
     from nbparallel.transfer.pickling import loads
     from nbparallel.transfer.unpickling import own_globals, unpickle

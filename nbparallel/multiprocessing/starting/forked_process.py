@@ -31,7 +31,7 @@ class ForkPopen(popen_fork.Popen):
 
     pid: Any = None  # known once it was forked
 
-    def _launch(self, process_obj: Any) -> None:  # the library's, with what the child is told
+    def _launch(self, process_obj: Any) -> None:  # the library's, with what the child is given
         inherited = unchanging_globals()
         force_start_method = default_context().force_start_method
         try:

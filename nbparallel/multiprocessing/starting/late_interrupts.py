@@ -17,7 +17,7 @@ _late = threading.local()
 
 @contextmanager
 def late_interrupts() -> Iterator[None]:
-    """Have the processes that this thread starts meanwhile call `begin_interrupts` themselves."""
+    """Have the processes that this thread starts in the block call `begin_interrupts` themselves."""
     before = starts_late()
     _late.on = True
     try:

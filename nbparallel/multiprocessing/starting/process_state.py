@@ -149,7 +149,7 @@ def end_executors_first() -> None:
 
 
 def _end_executors() -> None:
-    """End what has threads that tell its own processes to end: executors of ours, the library's and joblib's.
+    """End what has threads that end its own processes: executors of ours, the library's and joblib's.
 
     A program does that first when it ends, but a process of multiprocessing waits for its children before.
     """
@@ -175,7 +175,7 @@ class Given(NamedTuple):
     lifeline: Any
     """What ends it with the root, or None."""
     interrupts: bool
-    """Whether it takes interrupts at once; a fork server's child begins with SIGINT blocked."""
+    """Whether it takes interrupts from its start; a fork server's child begins with SIGINT blocked."""
 
 
 def present_strategy() -> str | None:
@@ -223,7 +223,7 @@ def rebuild_process(given: Given, open_process: Callable[..., Any], *packed: Any
 
 
 def preparation_data(name: str) -> Mapping[str, Any]:
-    """Return what the library tells a new interpreter, but nothing of ``__main__``."""
+    """Return what the library sends a new interpreter, but nothing of ``__main__``."""
     usual: Any = context._default_context
     decided = usual._actual_context
     data = spawn.get_preparation_data(name)
@@ -233,7 +233,7 @@ def preparation_data(name: str) -> Mapping[str, Any]:
 
 
 def pickle_process(popen: Any, process: Any) -> io.BytesIO:
-    """Return what a new interpreter or a fork server is sent: what the library tells it, and the process.
+    """Return what a new interpreter or a fork server is sent: the library's preparation, and the process.
 
     While it is pickled, the process is ``popen.starting``; the other ends of what it is given as a guest are
     ``popen.guest_ends`` afterwards.

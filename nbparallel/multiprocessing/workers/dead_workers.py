@@ -24,7 +24,7 @@ def is_held(lock: Any) -> bool:
 
 
 def free_lock(lock: Any, living: list[WorkerSlot], holding: frozenset[Step]) -> None:
-    """Release a lock that a dead worker had: it is held, and no living worker says that it holds it."""
+    """Release a lock that a dead worker had: it is held, and no living worker records that it holds it."""
     for _ in range(_LOCK_CHECKS):
         if not is_held(lock) or any(slot.read()[0] in holding for slot in living):
             return

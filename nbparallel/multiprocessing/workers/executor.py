@@ -224,7 +224,7 @@ class Executor(library.ProcessPoolExecutor):
         CallQueue.adopt(vars(self)["_call_queue"])
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a function in a worker; return at once.
+        """Call a function in a worker; return immediately.
 
         Raises
         ------

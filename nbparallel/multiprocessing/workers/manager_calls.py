@@ -5,10 +5,10 @@ own, or waits behind one that does not end.  Here
 
 ::
 
-    proxy's process   ProxyEnd.recv is interrupted      a call that waits: its answer is refused at once
+    proxy's process   ProxyEnd.recv is interrupted      a call that waits: its answer is refused immediately
                       ProxyEnd.send, the next call      any other: its answer is awaited and dropped
                                                         none came, or it was refused: a new connection
-    manager           ServedEnd.send cannot send        gives back what the call took from a queue, or
+    manager           ServedEnd.send cannot send        returns what the call took from a queue, or
                                                         a lock, and locks that only this thread can release
 
 So an item that an abandoned ``get`` takes is there for the next one, and a lock is free.  The same holds for
@@ -116,7 +116,7 @@ class ProxyEnd(Connection):
         fresh.close()
 
     def _refuse_answer(self) -> None:
-        """Let the manager fail to send the answer; give back what one that has come already holds."""
+        """Let the manager fail to send the answer; return what one that has come already holds."""
         assert self._call is not None
         self._refused = True
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as end:

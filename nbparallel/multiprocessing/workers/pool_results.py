@@ -104,7 +104,7 @@ def _next(results: Any, timeout: float | None) -> Any:
 
     if not results._items:
         _wait(results, wait, timeout)
-    # Not `super().next`: the class is another one when the iteration has failed meanwhile.
+    # Not `super().next`: the class is another one when the iteration has failed while it waited.
     return library.IMapIterator.next(results, None if timeout is None else 0)
 
 

@@ -218,7 +218,7 @@ def _why_unread() -> str:
 
     def read() -> int:
         os.close(ends)
-        os.close(says_ready)  # else nothing would tell that the other child has ended without a word
+        os.close(says_ready)  # else nothing would show that the other child has ended without a word
         os.read(ready, 1)
         found = bytearray(8)
         error = read_memory(children[0], address, found)

@@ -80,6 +80,6 @@ def _complete(
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """Return a number from which a reader that cuts off the rest gets the same nanoseconds."""
+    """Return a number from which a reader that truncates gets the same nanoseconds."""
     exact = nanoseconds / 1000
     return exact if int(exact * 1000) == nanoseconds else math.nextafter(exact, math.inf)

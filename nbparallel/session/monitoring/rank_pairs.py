@@ -25,7 +25,7 @@ class PairTotals(NamedTuple):
 
 
 def pair_totals(record: CellRecord, world_size: int) -> PairTotals:
-    """Return who waited for whom in a cell, and what went where.
+    """Return which rank waited for which in a cell, and what went where.
 
     Waits are those that were noted, as in the timeline.  Bytes are known if every operation that moved any
     was noted, and shows where they went: messages, `broadcast`, `reduce`, `gather` and `all_reduce`.

@@ -136,7 +136,7 @@ class NameDelivery:
         ranks: Sequence[int],
         share: Sequence[str] = (),
     ) -> Preparation:
-        """Find what the ranks need for a cell: `gather`, then `deliver`, at once.
+        """Find what the ranks need for a cell: `gather`, then `deliver`, in one step.
 
         Private arrays among it are moved into shared memory, and their names in `namespace` re-bound.
         Call `delivered` for each rank that has applied its updates; those of other ranks are sent again.

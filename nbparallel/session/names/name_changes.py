@@ -23,7 +23,7 @@ class ChangedNames(NamedTuple):
 
 
 def find_changes(tree: ast.Module) -> ChangedNames:
-    """Return the names that a cell may change in place; those of its functions are not told from globals."""
+    """Return the names that a cell may change in place; those of its functions count as globals."""
     stored: set[str] = set()
     called: set[str] = set()
     augmented: set[str] = set()

@@ -107,7 +107,7 @@ class SupervisorLaunch:
             "folder": folder,
             "semaphores": semaphores,
         }
-        with contextlib.suppress(ChannelClosedError):  # it has ended: who waits for it reads why in the log
+        with contextlib.suppress(ChannelClosedError):  # it has ended: what waits for it reads why in the log
             self.control.send(Kind.HELLO, json.dumps(hello).encode(), abandon=lambda: True)
 
     def is_current(self, start_method: str) -> bool:

@@ -246,7 +246,7 @@ class TaskDispatcher:
         self.await_ranks(run, interrupts, keep_messages)
         store, broker = sharing.current_store(), pool.supervisor.broker
         values = outcomes.values_of(run, lambda value: pickling.loads(value, store, broker=broker))
-        if isinstance(run.task, CellTask):  # who asked for nothing but values gets an error
+        if isinstance(run.task, CellTask):  # a call that asked for nothing but values gets an error
             for note in outcomes.missing_values_notes(values):
                 self._note(run, note)
         self._record_delivery(run)

@@ -68,7 +68,7 @@ class Sessions:
         self._notify(broker, partial(broker.release, session_id, memory))
 
     def forget(self, broker: SegmentBroker, session_id: int) -> None:
-        """End the hold of an own segment in one session, for good."""
+        """End the hold of an own segment in one session; it is not registered there again."""
         self._notify(broker, partial(broker.forget, session_id))
 
     def freed(self, broker: SegmentBroker, memory: int) -> None:

@@ -8,7 +8,7 @@ Some facts (mmap(2), CPython's Modules/mmapmodule.c):
 * MAP_FIXED replaces what is mapped in a range of addresses, in one step for all threads.  So an object of
   memory without a file, of the same size and rights, becomes the owner of a file's memory: its buffer,
   `madvise`, and the one ``munmap`` with its last reference act on addresses only;
-* a failing MAP_FIXED leaves the old pages or none there.  Either way the object is closed at once;
+* a failing MAP_FIXED leaves the old pages or none there.  Either way the object is closed immediately;
 * what is mapped MAP_NORESERVE and never touched takes no memory, and is not counted as reserved unless the
   machine insists (``vm.overcommit_memory=2``);
 * the system gives a file with huge pages an address at which they fit, which the object does not have.

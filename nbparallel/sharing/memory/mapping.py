@@ -4,7 +4,7 @@ Note [leases]
 -------------
 All arrays of a mapping are views of one *root*, a plain uint8 array over the whole mapping.  numpy
 collapses chains of bases, but never beyond an array whose own base is no array: so the root lives exactly
-as long as the last view of it, whatever views of views the user made.  A weak reference tells when it died.
+as long as the last view of it, whatever views of views the user made.  A weak reference shows when it died.
 Where many arrays share a mapping, each has such a root over its own part (`region`).
 The mapping itself may stay: a later lease makes a new root on the same, already touched pages.
 

@@ -2,7 +2,7 @@
 
 Descriptors (getrlimit(2), unix(7)):
 
-* a new descriptor gets the lowest free number, so that a high number tells that the table is nearly full;
+* a new descriptor gets the lowest free number, so that a high number shows that the table is nearly full;
 * what is received when the table is full is lost (``MSG_CTRUNC``): a frame of the session may be lost so.
   So shared arrays stop a few numbers earlier, and the session, the user's files and pipes go on working;
 * a mapping keeps none (`file_mapping`): an own segment costs one descriptor, a fetched one costs one while it

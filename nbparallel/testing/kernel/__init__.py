@@ -177,7 +177,7 @@ class Kernel:
     def _shut_down(self) -> None:
         if self._manager.has_kernel:
             self._await(self._leave())
-        # a killed kernel leaves the manager's own socket open, and the context would wait for it for ever
+        # a killed kernel leaves the manager's own socket open, and the context would wait for it forever
         self._await(self._manager.cleanup_resources())
 
     async def _leave(self) -> None:
@@ -286,7 +286,7 @@ class Kernel:
         return list(processes.family(self.pid))
 
     def begin(self, code: str, *, allow_stdin: bool = False) -> RunningCell:
-        """Send a cell and return at once; with `allow_stdin` it may ask (`question`, `answer`)."""
+        """Send a cell and return immediately; with `allow_stdin` it may ask (`question`, `answer`)."""
         started = time.monotonic()
         content = {
             "code": code,
@@ -381,7 +381,7 @@ class Kernel:
         self._wait_until_ready()
 
     def stop(self) -> None:
-        """End the process, threads and sockets; again is fine."""
+        """End the process, threads and sockets (idempotent)."""
         self._cleanup.close()
 
     def __enter__(self) -> Self:

@@ -26,7 +26,7 @@ class CellOutcome:
     """What came of one cell."""
 
     status: str
-    """``ok``, ``error``, ``aborted``, or ``died``: the kernel's process ended meanwhile."""
+    """``ok``, ``error``, ``aborted``, or ``died``: the kernel's process ended in it."""
     messages: tuple[KernelMessage, ...]
     """Every message whose parent is this cell, in order of arrival."""
     started: float

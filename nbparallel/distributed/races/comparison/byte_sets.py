@@ -118,7 +118,7 @@ class ByteSet:
         return np.where(limits < self.start, -1, found)
 
     def is_touched(self, start: int, stop: int) -> bool:
-        """Tell whether any byte of a range belongs to this box; only if its dimensions are nested."""
+        """Return whether any byte of a range belongs to this box; only if its dimensions are nested."""
         rest = stop - 1 - self.start
         if rest < 0:
             return False

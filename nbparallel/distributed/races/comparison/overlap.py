@@ -55,7 +55,7 @@ def find_overlap(one: ByteSet, other: ByteSet) -> Overlap | None:
 
 
 def have_gap(one: ByteSet, other: ByteSet) -> bool:
-    """Tell whether both repeat at a distance at which they never meet, like the columns of an array."""
+    """Return whether both repeat at a distance at which they never meet, like the columns of an array."""
     period = math.gcd(one.period, other.period)
     if not period:
         return False

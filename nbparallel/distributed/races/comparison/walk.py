@@ -209,7 +209,7 @@ def _is_same(
     access: KeptAccess,
     known: int,
 ) -> bool:
-    """Tell whether two ranks store the same value on one line: the result is the same in any order."""
+    """Return whether two ranks store the same value on one line: the result is the same in any order."""
     if not (line.site == other.site and line.kind == other.kind == WRITE):
         return False
     size = touched.region.itemsize

@@ -28,13 +28,13 @@ _watches: weakref.WeakSet[PageWatch] = weakref.WeakSet()
 class PageWatch:
     """Pages of some mappings that this process writes while it is entered.
 
-    Where the system cannot tell, nothing raises: `refused` says why.
+    Where the system cannot find them, nothing raises: `refused` says why.
 
     Parameters
     ----------
     ranges : iterable of (address, nbytes)
         Memory to watch; rounded to whole pages.  It may lie in several mappings, be read-only, or be unmapped
-        meanwhile: what was written there before is then forgotten.
+        while it is watched: what was written there before is then forgotten.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class PageWatch:
             self.refused = UNSEEN + "; ".join(parts)
 
     def _watch(self, protection: WriteProtection, start: int, stop: int) -> Iterator[tuple[str, int]]:
-        """Protect a range, mapping by mapping if it cannot be done at once; return what is refused."""
+        """Protect a range, mapping by mapping if not in one call; return what is refused."""
         if self._protect(protection, start, stop) is None:
             return
         for begin, end, rights in _mappings(start, stop):

@@ -32,7 +32,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 class SamplingPlan:
-    """What a loader was told about the choice of samples, checked.
+    """What a loader was given for the choice of samples, checked.
 
     Raises
     ------

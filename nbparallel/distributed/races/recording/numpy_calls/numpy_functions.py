@@ -54,7 +54,7 @@ _POSITIONS = {
     "dot": ("a", "b", "out"),
     "concatenate": ("arrays", "axis", "out"),
 }
-"""Of functions in C, whose arguments some versions of numpy do not tell."""
+"""Of functions in C, whose arguments some versions of numpy hide."""
 _PRINTED = frozenset({"array2string", "array_repr", "array_str"})
 
 
@@ -75,7 +75,7 @@ def _is_in_place(x: Any = None, copy: bool = True, *_: Any, **__: Any) -> bool:
 
 @cache
 def _parameters(func: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of arguments that may be given by position; some versions of numpy do not tell."""
+    """Return the names of arguments that may be given by position; some versions of numpy hide them."""
     known = _POSITIONS.get(getattr(func, "__name__", ""))
     if known is not None:
         return known
