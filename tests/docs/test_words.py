@@ -62,7 +62,14 @@ WORDS = {
     r"\btak(e|es|en|ing) note\b": "record",
     r"\b(tell|tells|told|telling)\b": "notify, report, show, send",
     r"\bshall\b": "must, is to",
+    r"\bfor good\b": "permanently",
+    r"\bgiv(e|es|en|ing) (\w+ )?back\b": "return",
 }
+ANY = re.compile("|".join(WORDS), re.IGNORECASE)
+COMMENT = re.compile(r"(?:^|  )# ?(.*)$")
+"""A comment as the formatter leaves it: at the beginning of a line, or behind two spaces."""
+PARAMETER = re.compile(r"^ *\w+(, \w+)* : .*$", re.MULTILINE)
+"""A name of a numpydoc section, not prose."""
 DOTTED = re.compile(r"\w+(\.\w+)+")
 """A module's name, not prose."""
 PERSONS = re.compile(r"\b(nobody|somebody|anybody|everybody|whoever)\b", re.IGNORECASE)
@@ -71,11 +78,13 @@ CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|^>>> .*$", re.DOTALL | re.MULTIL
 
 def offences(text: str) -> list[str]:
     """Return what of `WORDS` a text holds outside code, each with its surroundings and what to write."""
-    prose = CODE.sub(" ", text)
-    found = []
+    prose = " ".join(PARAMETER.sub(" ", CODE.sub(" ", text)).split())
+    found: list[str] = []
+    if not ANY.search(prose):
+        return found
     for pattern, instead in WORDS.items():
         for match in re.finditer(pattern, prose, re.IGNORECASE):
-            around = " ".join(prose[max(0, match.start() - 40) : match.end() + 30].split())
+            around = prose[max(0, match.start() - 40) : match.end() + 30]
             found.append(f"{match[0]!r} in …{around}… (write: {instead})")
     return found
 
@@ -130,18 +139,51 @@ def test_the_search_finds_the_words() -> None:
     assert len(list(docstrings())) > 200
 
 
-def test_first_lines_and_sources_use_the_field_s_words() -> None:
-    """No module's first line holds a word of the list; nothing in a source calls a process a person."""
-    found = []
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment; lines that follow each other are one."""
+    block: list[str] = []
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        comment = COMMENT.search(line)
+        if comment and line.lstrip().startswith("#"):
+            block.append(comment[1])
+            continue
+        if block:
+            yield number - len(block), " ".join(block)
+            block = []
+        if comment:
+            yield number, comment[1]
+
+
+def sources() -> Iterator[tuple[str, str, ast.Module]]:
+    """Yield name, text and syntax tree of each source of the library and of the benchmarks."""
     for module, path in TREE.modules.items():
-        first = (ast.get_docstring(TREE.trees[module]) or "").partition("\n")[0]
-        found += [f"{module}, first line: {bad}" for bad in offences(first)]
+        yield module, path.read_text(), TREE.trees[module]
+    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+        text = path.read_text()
+        yield str(path.relative_to(ROOT)), text, ast.parse(text)
+
+
+def test_sources_use_the_field_s_words() -> None:
+    """No docstring or comment, private ones too, holds a word of the list; no process is called a person."""
+    found = []
+    for name, text, tree in sources():
+        prose = [(node.lineno, node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+        docs = [(n, v.value) for n, v in prose if isinstance(v, ast.Constant) and isinstance(v.value, str)]
         found += [
-            f"{module}, line {number}: {word[0]!r} (write: a process, a rank)"
-            for number, line in enumerate(path.read_text().splitlines(), 1)
+            f"{name}, line {n}: {bad}" for n, part in (*docs, *comments(text)) for bad in offences(part)
+        ]
+        found += [
+            f"{name}, line {number}: {word[0]!r} (write: a process, a rank)"
+            for number, line in enumerate(text.splitlines(), 1)
             for word in PERSONS.finditer(line)
         ]
     assert not found, "\n".join(found)
+
+
+def test_comments_are_found() -> None:
+    """Behind code and in blocks, where a phrase may go over the end of a line; nothing in a text is one."""
+    text = "x = 1  # what\n# they let\n# go\ny = '# no'\n    # last"
+    assert list(comments(text)) == [(1, "what"), (2, "they let go"), (5, "last")]
 
 
 def test_messages_use_the_field_s_words() -> None:
