@@ -170,7 +170,7 @@ def test_arrays_on_the_slots_outlive_the_communicator(ranks: Callable[..., list[
         other.close()
         held[0][0] = 7.0
         kept = mapped()
-        del held, other
+        del held, other, protocol
         gc.collect()
         return before, kept, mapped()
 

@@ -67,7 +67,7 @@ def demo(notebook: Path, pictures: Path, path: Path | None = None) -> Run:
         command = [sys.executable, str(ROOT / "notebooks/run.py"), str(copied), "--pictures", str(pictures)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
         with contextlib.suppress(AssertionError):  # a test of its own says so
-            wait_until(lambda: _left(Path(short)) == {temporary, copied}, seconds=LEAVE_SECONDS)
+            wait_until(lambda: not _left(Path(short)) - {temporary, copied}, seconds=LEAVE_SECONDS)
         left = _left(Path(short)) - {temporary, copied}
     return Run(done, pictures, sorted(map(str, left)))
 
