@@ -29,10 +29,10 @@ import pytest
 from nbparallel.testing import processes
 from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.leaks import LeakCheck, suspicious_words
-from nbparallel.testing.turns import Turns
+from nbparallel.testing.turns import Turns, promised  # noqa: F401  a fixture
 from nbparallel.testing.watchdog import LIMIT_SECONDS, Watchdog, original_stderr
 
-pytest_plugins = ["nbparallel.testing.tiers", "nbparallel.testing.turns", "nbparallel.testing.sessions"]
+pytest_plugins = ["nbparallel.testing.tiers", "nbparallel.testing.sessions"]
 
 BUSY_LIMIT_FACTOR = 3.0
 """On a busy core everything takes at least twice as long; limits grow by this."""
