@@ -92,23 +92,23 @@ def test_a_signal_handler_may_send_while_something_is_sent():
     client, other = SegmentClient(Channel(Interrupted()), 1, patience=0.3), Channel(theirs)
     client.release(segment_id(0, 1))
     assert [other.receive(1.0).kind for _ in range(2)] == [Kind.FREED, Kind.RELEASE]
-    client.close()
+    sock.close()
     other.close()
 
 
 def test_a_signal_handler_may_listen_while_we_look_whether_something_came(monkeypatch):
     """A poll object refuses to be used twice at a time, also by the thread that uses it."""
-    poll, heard = select.poll(), []
+    looks, heard = select.poll(), []
 
     class Interrupted:
-        register = poll.register
+        register = looks.register
 
         def poll(self, milliseconds):
             if heard:
                 raise RuntimeError("concurrent poll() invocation")
             heard.append(None)
             heard[0] = client.notices()
-            return poll.poll(milliseconds)
+            return looks.poll(milliseconds)
 
     ours, theirs = map(Channel, Channel.pair())
     with monkeypatch.context() as patch:
