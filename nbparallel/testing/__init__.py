@@ -8,7 +8,7 @@ kernel process, one for each supported ipykernel, and one of each for a whole mo
 `stores` counts what a store of shared arrays holds; `strategies` has the suite that every sharing strategy
 passes, and `temporary_registry`, which undoes what a test does to the registry of strategies.
 `waiting.wait_until` waits for a condition, in tests and in the programs and cells that they run.
-What tests of this library see of its inside, functions in `ranks`, `processes`, `stores` and `clusters` return.
+What tests of this library see of its inside, functions in `ranks`, `processes`, `stores`, `clusters` return.
 A pool that keeps memory for reuse is emptied before a difference is called a leak: see
 `nbparallel.testing.leaks.register_drain`.
 """
