@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 MOST_EVENT = 16 << 10
 """Bytes of an event: the cluster's middle may keep many of them."""
@@ -58,8 +58,9 @@ class Anchor(Protocol):
         """
 
 
+@runtime_checkable
 class Cluster(Protocol):
-    """A cluster, at the session's end."""
+    """A cluster, at the session's end; a `StartError` has the reason and names the hosts."""
 
     def hosts(self) -> tuple[Host, ...]:
         """Return the machines that are there now, in order of their names."""
@@ -68,17 +69,9 @@ class Cluster(Protocol):
         """Pass to `handler` what nodes emit; called once, before the first anchor."""
 
     def anchor(self, host: str, node: str) -> Anchor:
-        """Start a node, and hold its host until the anchor is released.
+        """Start a node, and hold its host until the anchor is released; StartError if that is impossible.
 
-        Parameters
-        ----------
-        node : str
-            What makes the node, as ``module:function``: it is called there with a `NodePort`.
-
-        Raises
-        ------
-        StartError
-            It could not be started; the message has the reason and names the host.
+        What makes the node is `node`, as ``module:function``: it is called there with a `NodePort`.
         """
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
@@ -89,39 +82,22 @@ class Cluster(Protocol):
         """
 
     def link(self, one: str, other: str, timeout: float) -> None:
-        """Connect two nodes, whose ports have the ends from then on.
-
-        Raises
-        ------
-        StartError
-            They cannot reach each other; the message names both.
-        """
+        """Connect two nodes, whose ports have the ends from then on; StartError if they cannot be."""
 
     def close(self) -> None:
         """Release every anchor, wait a moment for the ends of nodes, forget the handler (idempotent)."""
 
 
 class Link(Protocol):
-    """One end of a connection between two nodes."""
+    """One end of a connection between two nodes; `ChannelClosedError` when either has closed it, or ended."""
 
     def send(self, *buffers: bytes | memoryview) -> None:
-        """Send one frame of several buffers, which are the caller's again when this returns.
-
-        Raises
-        ------
-        ChannelClosedError
-            The other node is gone, or either has closed the link.
-        """
+        """Send one frame of several buffers, which are the caller's again when this returns."""
 
     def receive(self, timeout: float) -> tuple[bytes, ...]:
-        """Return the buffers of the next frame, in the order in which they were sent.
+        """Return the buffers of the next frame, in order, also of one that came before a close.
 
-        Raises
-        ------
-        TimeoutError
-            None has come in time.
-        ChannelClosedError
-            As `send`; every frame that came before was returned.
+        TimeoutError if none comes in time.
         """
 
     def close(self) -> None:

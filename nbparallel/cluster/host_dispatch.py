@@ -10,18 +10,16 @@ import contextlib
 import pickle
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome, failure_of
+from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome
 from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool
-from nbparallel.cluster.node import NUMBER
 from nbparallel.errors import (
     HostBoundaryError,
     HostLostError,
     InternalError,
-    NbParallelError,
     StartError,
     host_of_rank,
     rank_list,
@@ -30,13 +28,11 @@ from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.results import CellClock, CellResult
-from nbparallel.session.tasks import outcomes
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
-from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
-from nbparallel.wire.messages import Outcome, Task, runs_user_code
+from nbparallel.wire.messages import Cause, RankFailure, runs_user_code
 
 LOOK_SECONDS = 1.0
 """Between two looks whether the hosts of a task still answer."""
@@ -83,75 +79,44 @@ class HostNames(NameDelivery):
         return ()
 
 
-@dataclass
-class HostSteps:
-    """How a task was ended before its time, for the error that the caller gets."""
+class HostRun(TaskRun):
+    """A task that is on its hosts."""
 
-    timeout: float | None
-    interrupted: bool = False
-    timed_out: bool = False
-    interrupted_for_peer: set[int] = field(default_factory=set)
+    running: Any = ()
+    """Hosts that have the task and have not reported."""
 
-
-class HostRun:
-    """A task that is on its hosts; has the attributes of a `TaskRun` by which results are made."""
-
-    def __init__(self, pool: HostPool, request: TaskRequest, output: TaskOutput) -> None:
-        self.pool, self.request, self.output = pool, request, output
+    def __init__(self, pool: Any, request: TaskRequest, output: TaskOutput) -> None:
+        nothing: Any = None
+        super().__init__(pool, request, {}, nothing, output)
+        self.running = []
         self.hosts: dict[str, list[int]] = {}
         for rank in request.ranks:
             self.hosts.setdefault(pool.host_of(rank), []).append(rank)
-        self.handles: dict[int, None] = dict.fromkeys(request.ranks)
-        self.running: list[str] = []
-        """Hosts that have the task and have not reported."""
-        self.escalation = HostSteps(request.options.timeout)
-        self.task: Task | None = None
-        self.outcomes: dict[int, Outcome] = {}
-        self.deaths: dict[int, Any] = {}
-        self.ended_ns = 0
+        self._pool: HostPool = pool
         self._relayed = False
         self._looked = time.monotonic()
         self._silent: dict[str, int] = {}
         """By host, how often it was asked for a sign of life without an answer."""
 
-    def take_access_logs(self) -> list[Any]:
-        """Return nothing: accesses are not recorded on hosts."""
-        return []
-
-    def send(self) -> None:
+    def send(self, keep_messages: bool) -> None:
         """Send each host its part; one that does not take it is lost for this task."""
         request, parts = self.request, dict[str, bytes]()
         options = request.options
         for host, ranks in self.hosts.items():
             tasks = {rank: replace(request.make(rank), ranks=tuple(ranks)) for rank in ranks}
             self.task = self.task or tasks[ranks[0]]
-            keep = self.keep_messages
-            task = HostTask(request.number, tasks, options.timeout, options.on_error, keep)
+            task = HostTask(request.number, tasks, options.timeout, options.on_error, keep_messages)
             parts[host] = pickle.dumps(task, 5)
         self.running = list(self.hosts)
-        for host, reply in self.pool.send_task(request.number, parts).items():
+        for host, reply in self._pool.send_task(parts).items():
             if reply.error or reply.silent:
                 reason = reply.error or f"it did not take the task within {ANSWER_SECONDS:g} s"
-                self.pool.host_lost(host, reason, silent=reply.silent)
-                self._lose(host, reason)
-
-    keep_messages = False
-
-    def wait(self, interrupts: InterruptCounter) -> None:
-        """Wait until every host has reported, or is lost."""
-        while self.running:
-            try:
-                self._step(interrupts)
-            except NbParallelError:
-                raise
-            except BaseException as error:  # another thread raised it here: no rank may go on after this
-                if not interrupts.keep(error):
-                    raise
+                self._lose(host, reason, silent=reply.silent)
 
     def _step(self, interrupts: InterruptCounter) -> None:
-        item = self.pool.next_message(LOOK_SECONDS)
+        item = self._pool.next_message(LOOK_SECONDS)
         if item is not None:
-            self._take(*item)
+            self._hear(*item)
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._look()
         pressed = interrupts.count - interrupts.answered
@@ -164,44 +129,39 @@ class HostRun:
         """Ask every host for a sign of life, and give up the one that has given none for long."""
         self._looked = time.monotonic()
         for host in list(self.running):
-            count = self._silent[host] = 0 if host in self.pool.heard else self._silent.get(host, 0) + 1
+            count = self._silent[host] = 0 if host in self._pool.heard else self._silent.get(host, 0) + 1
             if count == NOTED_LOOKS:
                 self.output.note(f"host {host} has not answered for {NOTED_LOOKS} s")
             elif count > MOST_LOOKS:
                 reason = f"it has not answered for {MOST_LOOKS} s (stopped, or not connected any more)"
-                self.pool.host_lost(host, reason, silent=True)
-                self._lose(host, reason)
-        self.pool.heard.clear()
+                self._lose(host, reason, silent=True)
+        self._pool.heard.clear()
         self._tell(self.running, "look")
 
-    def _tell(self, hosts: Sequence[str], op: str, what: int = 0) -> None:
-        self.pool.call(op, dict.fromkeys(hosts, NUMBER.pack(self.request.number, what)), 0.0)
+    def _tell(self, hosts: Sequence[str], op: str, *what: int) -> None:
+        data = pickle.dumps((self.request.number, *what))
+        self._pool.cluster.call(op, dict.fromkeys(hosts, data), 0.0)
 
-    def _take(self, host: str, message: tuple[Any, ...]) -> None:
+    def _hear(self, host: str, message: tuple[Any, ...]) -> None:
         kind, *rest = message
         if kind == "lost":
-            self.pool.host_lost(host, rest[0])
-            if host in self.running:
-                self._lose(host, rest[0])
+            self._lose(host, rest[0])
         elif kind == "died":
-            self.pool.changed(host)
-        elif host not in self.running or rest[0] != self.request.number:
-            return  # of an earlier task
-        elif kind == "failed":
-            self._relay(host)
-        elif kind == "ended":
-            self._end(host, *rest)
+            self._pool.changed.add(host)
+        elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
+            if kind == "failed":
+                self._relay(host)
+            elif kind == "ended":
+                self._end(host, *rest[1:])
 
-    def _end(self, host: str, number: int, nbytes: int, inline: bytes) -> None:
+    def _end(self, host: str, nbytes: int, inline: bytes) -> None:
         try:
-            report: HostReport = pickle.loads(inline or self.pool.take_report(host, number, nbytes))
+            report: HostReport = pickle.loads(inline or self._pool.take_report(host, nbytes))
         except StartError as error:
-            self.pool.host_lost(host, str(error))
             self._lose(host, str(error))
             return
         self.running.remove(host)
-        for outcome in report.outcomes:
-            self.outcomes[outcome.rank] = outcome
+        self.outcomes.update({outcome.rank: outcome for outcome in report.outcomes})
         if report.error:
             self._fail(host, InternalError(f"host {host}: {report.error}"))
         self.request.notes.extend(note for note in report.notes if note not in self.request.notes)
@@ -209,22 +169,24 @@ class HostRun:
         steps.interrupted |= report.interrupted
         steps.timed_out |= report.timed_out
         steps.interrupted_for_peer |= report.freed
-        if not all(outcome.ok for outcome in report.outcomes) or report.error:
-            self.pool.changed(host)  # perhaps a rank has died; the event that says so may come later
+        if not all(self.outcomes[rank].ok for rank in self.hosts[host]):
+            self._pool.changed.add(host)  # perhaps a rank has died; the event that says so may come later
             self._relay(host)
 
-    def _lose(self, host: str, reason: str) -> None:
-        """End a host's part of the task, which will not report any more."""
-        self.running.remove(host)
-        ranks = self.hosts[host]
-        message = f"host {host} is lost, and {rank_list(ranks)} with it: {reason}"
-        self._fail(host, HostLostError(message, host=host, ranks=tuple(ranks), reason=reason))
-        self._relay(host)
+    def _lose(self, host: str, reason: str, *, silent: bool = False) -> None:
+        """Give up a host; its part of the task, if it has not reported, has failed."""
+        self._pool.host_lost(host, reason, silent=silent)
+        if host in self.running:
+            self.running.remove(host)
+            ranks = self.hosts[host]
+            message = f"host {host} is lost, and {rank_list(ranks)} with it: {reason}"
+            self._fail(host, HostLostError(message, host=host, ranks=tuple(ranks), reason=reason))
+            self._relay(host)
 
     def _fail(self, host: str, error: Exception) -> None:
-        now = time.monotonic_ns()
+        now, name, pickled = time.monotonic_ns(), type(error).__name__, pickle.dumps(error)
         for rank in self.hosts[host]:
-            failure = failure_of(rank, error, now)
+            failure = RankFailure(rank, now, name, str(error), pickled, cause=Cause.DIED)
             self.outcomes.setdefault(rank, failed_outcome(self.request.number, failure))
 
     def _relay(self, host: str) -> None:
@@ -237,6 +199,8 @@ class HostRun:
 class HostDispatcher(TaskDispatcher):
     """The tasks of one session on several hosts, one at a time; not thread-safe but for `output_of`."""
 
+    # docstrings inherited
+
     def prepare(
         self,
         pool: Any,
@@ -245,7 +209,6 @@ class HostDispatcher(TaskDispatcher):
         notes: list[str],
         watch: TaskWatch | None = None,
     ) -> TaskRequest:
-        # docstring inherited
         if watch is not None:
             raise HostBoundaryError(
                 "map divides its items among the ranks of one machine: on hosts, let each rank take "
@@ -254,53 +217,38 @@ class HostDispatcher(TaskDispatcher):
         return super().prepare(pool, make, options, notes, watch)
 
     def prepare_cell(self, pool: Any, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
-        # docstring inherited
         if options.check_races:
             raise HostBoundaryError("check_races looks at memory that ranks of one machine share")
         return super().prepare_cell(pool, cell, options, *rest)
 
     def launch(self, pool: Any, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
-        """Send a task to its hosts."""
-        with named_hosts(pool):
+        with _named_hosts(pool):
             pool.refuse_lost(request.ranks)
-        output = self._open_output(request.number, request.options.sink, request.notes)
-        run: Any = HostRun(pool, request, output)
-        run.keep_messages = self.keep_messages
-        interrupts.wake = pool.wake
-        interrupts.check()
-        began = time.monotonic_ns()
-        self._sent.append(run)
-        with named_hosts(pool):
-            run.send()
+            output = self._open_output(request.number, request.options.sink, request.notes)
+            run = HostRun(pool, request, output)
+            interrupts.wake = pool.wake
+            interrupts.check()
+            began = time.monotonic_ns()
+            self._sent.append(run)
+            run.send(self.keep_messages)
         if runs_user_code(run.task):
             number = getattr(run.task, "execution_count", 0)
             self.clock = CellClock(number, request.number, request.ranks, began, phase="running")
-        launched: TaskRun = run
-        return launched
+        return run
 
-    keep_messages = False
-    """Whether messages that no rank has received stay for later cells."""
+    def await_ranks(self, run: TaskRun, interrupts: InterruptCounter) -> None:
+        try:
+            run.wait(interrupts)
+        finally:
+            run.ended_ns = time.monotonic_ns()
 
-    def _finish(self, run: Any, interrupts: InterruptCounter, keep_messages: bool) -> CellResult:
-        self.keep_messages = keep_messages
-        with named_hosts(run.pool):
-            try:
-                run.wait(interrupts)
-            finally:
-                run.ended_ns = time.monotonic_ns()
-            store = sharing.current_store()
-            values = outcomes.values_of(run, lambda value: pickling.loads(value, store))
-            for note in outcomes.missing_values_notes(values):
-                self._note(run, note)
-            self._record_delivery(run)
-            result = outcomes.result_of(run, values)
-            run.output.forget()
-            outcomes.raise_if_failed(run, result, interrupts.take_raised())
-            return result
+    def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
+        with _named_hosts(run.pool):
+            return super()._finish(run, interrupts)
 
 
 @contextlib.contextmanager
-def named_hosts(pool: HostPool) -> Iterator[None]:
+def _named_hosts(pool: Any) -> Iterator[None]:
     """Have messages name the hosts of ranks."""
     token = host_of_rank.set(pool.host_of)
     try:

@@ -7,24 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbparallel.cluster.contract import MOST_EVENT
-from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.messages import Cause, Outcome, RankFailure, Task
+from nbparallel.cluster.contract import MOST_EVENT, MOST_PIECE
+from nbparallel.wire.messages import Outcome, RankFailure, Task
 
 _MORE, _LAST = b"\1", b"\0"
 """First byte of an event: whether the message goes on in the next one."""
 INLINE = MOST_EVENT - 2048
 """Bytes of a report that travel with the event about a task's end; more is taken in pieces."""
 
-
-@dataclass(frozen=True, slots=True)
-class HostStart:
-    """Start the ranks of a host."""
-
-    place: WorldPlace
-    """Where they are in the session."""
-    start_method: str
-    """As for `Session`."""
+PIECE = MOST_PIECE - 4096
+"""Bytes of a task or report in one call, so that what is around them has room as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +53,9 @@ class HostReport:
     """What ended all of it, such as the death of the supervisor."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputItem:
-    """Something that a rank printed or showed."""
-
-    rank: int
-    kind: str
-    """``stdout`` or ``stderr``; ``display``, ``update``, ``result`` or ``clear``; ``note`` of no rank."""
-    text: str = ""
-    """What it printed."""
-    display: Any = None
-    """A `Display`."""
-
-
 def failed_outcome(number: int, failure: RankFailure) -> Outcome:
     """Return the outcome of a rank that cannot report one."""
     return Outcome(number, failure.rank, False, False, None, "", "", failure, False, 0, 0, (), applied=False)
-
-
-def failure_of(rank: int, error: Exception, time_ns: int) -> RankFailure:
-    """Return the failure of a rank that is gone."""
-    return RankFailure(rank, time_ns, type(error).__name__, str(error), pickle.dumps(error), cause=Cause.DIED)
 
 
 def send_message(emit: Callable[[bytes], None], *message: Any) -> None:

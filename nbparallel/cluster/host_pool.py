@@ -1,22 +1,24 @@
 """HostPool: the hosts of a session and a node on each, from the first use to the end.
 
-It stands where a session of one machine has its `ElasticPool`, and where a task has its `RankPool`.
+It stands where a session of one machine has its `ElasticPool`, and where a task has its `RankPool` and its
+supervisor.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from nbparallel.cluster.contract import MOST_PIECE, Anchor, Cluster, NodeReply
-from nbparallel.cluster.host_messages import EventJoiner, HostStart, OutputItem
-from nbparallel.cluster.long_calls import LongCalls
-from nbparallel.cluster.node import NODE, NUMBER, versions
+from nbparallel.cluster.contract import Anchor, Cluster, NodeReply
+from nbparallel.cluster.host_messages import PIECE, EventJoiner
+from nbparallel.cluster.long_calls import perform_calls
+from nbparallel.cluster.node import NODE, versions
 from nbparallel.errors import (
     STOPPED,
     ClosedError,
@@ -36,14 +38,10 @@ START_SECONDS = 90.0
 """Bound for the start of a host's ranks, generous: an environment may lie on a slow disk."""
 RETURN_SECONDS = 3.0
 """How long the next task waits for a worker that has ended to be there again: its nanny may start it."""
-NEW_LINE = "\n"
-AGAIN = "; and it could not be started again: "
 ANSWER_SECONDS = 15.0
 """Bound for calls that a node answers immediately."""
-NO_RESIZE = (
-    "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
-    "Session(cluster=client, ranks_per_host=4)"
-)
+NEW_LINE = "\n"
+AGAIN = "; and it could not be started again: "
 
 
 class HostPool:
@@ -53,94 +51,80 @@ class HostPool:
     ----------
     cluster : Cluster
         It belongs to this object.
-    place : callable
-        Returns where ranks are to be, given the cluster's hosts.
+    hosts : WorldPlace
+        Where ranks are to be.
     names : NameDelivery
         Forgets what was delivered to ranks that have ended.
     output_of : callable
         Returns where the output of a task goes.
     """
 
-    hosts: WorldPlace | None = None
+    # docstrings of what is not said here as those of `ElasticPool` and `RankPool`
+
     broker = None
     """No memory is shared with a host."""
 
     def __init__(
         self,
         cluster: Cluster,
-        place: WorldPlace,
+        hosts: WorldPlace,
         start_method: str,
         names: NameDelivery,
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
-        self.cluster, self.place, self.start_method = cluster, place, start_method
-        self.world_size = place.world_size
+        self.cluster, self.hosts, self.start_method = cluster, hosts, start_method
+        self.world_size, self.ranks = hosts.world_size, range(hosts.world_size)
         self.pool: HostPool | None = None
         """Itself, when the ranks run."""
         self.store: Any = ByValue()
         self.messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         """What nodes have sent that is no output, with the host; None: look again."""
-        self._names, self._output_of = names, output_of
-        self._anchors: dict[str, Anchor] = {}
-        self._joiners: dict[str, EventJoiner] = {}
-        self._changed: set[str] = set()
+        self.changed: set[str] = set()
         """Hosts on which ranks have died since the last task."""
         self.heard: set[str] = set()
         """Hosts of which something has come since this was cleared."""
+        self._names, self._output_of = names, output_of
+        self._anchors: dict[str, Anchor] = {}
+        self._joiners: dict[str, EventJoiner] = {}
         self._lost: dict[str, str] = {}
         """Hosts that are lost, and how that was seen."""
         self._notes: list[str] = []
-        self._closed = False
+        self.closed = False
         cluster.events(self)
 
     # what the cluster passes on, in any thread -----------------------------------------------------------
 
     def event(self, host: str, data: bytes) -> None:
-        """Take an event of a node."""
         self.heard.add(host)
         try:
             message = self._joiners[host].feed(data)
         except Exception as error:  # noqa: BLE001  unpickling what is damaged may raise anything
             self.lost(host, f"its node sent what cannot be read ({type(error).__name__}: {error})")
             return
-        if message is None:
+        if message is None or message[0] == "here":
             return
-        if message[0] == "output":
-            self._show(*message[1:])
-        elif message[0] != "here":
+        if message[0] != "output":
             self.messages.put((host, message))
-
-    def _show(self, number: int, items: list[OutputItem]) -> None:
-        output = self._output_of(number)
-        if output is None:
-            return
-        for item in items:
-            if item.kind == "note":
-                output.note(item.text)
-            elif item.display is not None:
-                output.display(item.rank, item.display)
-            else:
-                output.stream(item.rank, item.kind, item.text)
+        elif (output := self._output_of(message[1])) is not None:
+            for rank, kind, what in message[2]:
+                if rank < 0:
+                    output.note(what)
+                elif isinstance(what, str):
+                    output.stream(rank, kind, what)
+                else:
+                    output.display(rank, what)
 
     def lost(self, host: str, reason: str) -> None:
-        """Take the loss of a host."""
         self.messages.put((host, ("lost", reason)))
 
     def wake(self) -> None:
-        """Make `messages` return something; safe in a signal handler."""
-        self.messages.put(None)
+        self.messages.put(None)  # safe in a signal handler
 
     # hosts ------------------------------------------------------------------------------------------------
 
     @property
     def supervisor(self) -> HostPool:
-        """Itself: it has what tasks need of a supervisor."""
         return self
-
-    @property
-    def ranks(self) -> range:
-        """The numbers of all ranks."""
-        return range(self.world_size)
 
     @property
     def running(self) -> HostPool:
@@ -152,18 +136,15 @@ class HostPool:
 
     starting = handles = running
 
-    def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
-        """Call nodes."""
-        return self.cluster.call(op, data, timeout)
-
-    def checked_call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """Call nodes; raise a `StartError` that names the first host that did not do it."""
-        replies = self.call(op, data, timeout)
-        for host, reply in replies.items():
+    def ask(self, op: str, hosts: Iterable[str], *arguments: Any, seconds: float) -> dict[str, Any]:
+        """Call a method of nodes and return what each returned; a `StartError` names a host that failed."""
+        found = {}
+        data = pickle.dumps(arguments)
+        for host, reply in self.cluster.call(op, dict.fromkeys(hosts, data), seconds).items():
             if reply.error or reply.silent:
-                reason = reply.error or f"no answer within {timeout:g} s"
-                raise StartError(f"host {host}: {reason}")
-        return {host: reply.data for host, reply in replies.items()}
+                raise StartError(f"host {host}: {reply.error or f'no answer within {seconds:g} s'}")
+            found[host] = pickle.loads(reply.data)
+        return found
 
     def ensure(self, interrupts: InterruptCounter) -> HostPool:
         """Return a pool whose ranks all live, as far as hosts are there; `take_notes` returns what was begun.
@@ -176,52 +157,60 @@ class HostPool:
         self._refuse_closed()
         if self.pool is None:
             try:
-                self._start(range(len(self.place.hosts)), interrupts)
+                self._start(range(len(self.hosts.hosts)), interrupts)
                 self._refuse_closed()
             except BaseException:
                 self._release()
                 raise
             self.pool = self
-        self._drain()
+        while not self.messages.empty():  # what has happened since the last task
+            host, message = self.messages.get() or ("", ("",))
+            if message[0] == "died":
+                self.changed.add(host)
+            elif message[0] == "lost":
+                self.host_lost(host, message[1])
         if self._lost:
             self._replace(interrupts)
-        if self._changed:
-            self._revive()
+        changed = self.changed.intersection(self.hosts.hosts) - self._lost.keys()
+        self.changed.clear()
+        for revived in self.ask("ready", changed, seconds=START_SECONDS).values():
+            self._forget(revived)
         return self
 
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
         """Start the ranks of some of the hosts."""
-        started = {self.place.hosts[index]: index for index in indices}
-        with LongCalls(interrupts) as launch:
-            for host in started:
-                self._joiners[host] = EventJoiner()
-                launch.begin(partial(self._anchor, host, launch))
+        places = {self.hosts.hosts[index]: replace(self.hosts, index=index) for index in indices}
+        abandoned = threading.Event()
+
+        def anchor(host: str) -> None:
+            made = self._anchors[host] = self.cluster.anchor(host, NODE)
+            if abandoned.is_set():
+                made.release()
+
+        self._joiners.update({host: EventJoiner() for host in places})
+        perform_calls([partial(anchor, host) for host in places], interrupts, abandoned)
         mine = versions()
-        for host, data in self.checked_call("hello", dict.fromkeys(started, b""), START_SECONDS).items():
-            theirs = json.loads(data)
+        for host, theirs in self.ask("hello", places, seconds=START_SECONDS).items():
             odd = [
-                f"{what} {theirs.get(what)} (here {mine[what]})"
-                for what in mine
-                if theirs.get(what) != mine[what]
+                f"{what} {theirs.get(what)} (here {here})"
+                for what, here in mine.items()
+                if theirs.get(what) != here
             ]
             if odd:
                 raise StartError(f"host {host} has {', '.join(odd)}: use the same environment on all hosts")
-        places = {
-            host: WorldPlace(self.place.hosts, self.place.firsts, index) for host, index in started.items()
-        }
-        starts = {host: pickle.dumps(HostStart(place, self.start_method)) for host, place in places.items()}
-        with LongCalls(interrupts) as launch:
-            launch.begin(partial(self.checked_call, "start", starts, START_SECONDS))
-
-    def _anchor(self, host: str, launch: LongCalls) -> None:
-        anchor = self.cluster.anchor(host, NODE)
-        self._anchors[host] = anchor
-        if launch.abandoned:
-            anchor.release()
+        starts = [
+            partial(self.ask, "start", [host], place, self.start_method, seconds=START_SECONDS)
+            for host, place in places.items()
+        ]
+        perform_calls(starts, interrupts, abandoned)
 
     def _refuse_closed(self) -> None:
-        if self._closed:
+        if self.closed:
             raise ClosedError(STOPPED)
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._names.rank_lost(rank)
 
     def _replace(self, interrupts: InterruptCounter) -> None:
         """Start the ranks of lost hosts on a worker of that name, or on a host that is not in use.
@@ -229,49 +218,43 @@ class HostPool:
         Where there is none, a task for these ranks is refused, and others run.
         """
         deadline = time.monotonic() + RETURN_SECONDS
-        for host, reason in list(self._lost.items()):
-            while not (done := self._try_replace(host, reason, interrupts)) and time.monotonic() < deadline:
+        for host in list(self._lost):
+            while not self._try_replace(host, interrupts) and time.monotonic() < deadline:
                 interrupts.check()
                 time.sleep(0.1)
-            if done:
-                self._changed.discard(host)
 
-    def _try_replace(self, host: str, reason: str, interrupts: InterruptCounter) -> bool:
+    def _try_replace(self, host: str, interrupts: InterruptCounter) -> bool:
         """Start the ranks of a lost host if a host can be found for them; return whether they run."""
-        if (found := self._find_replacement(host)) is None:
+        there = [other.name for other in self.cluster.hosts()]
+        unused = [other for other in there if other not in self.hosts.hosts]
+        found = host if host in there else next(iter(unused), None)
+        if found is None:
             return False
-        former, index = self.place, self.place.hosts.index(host)
-        hosts = (*former.hosts[:index], found, *former.hosts[index + 1 :])
-        self.place = WorldPlace(hosts, former.firsts, 0)
+        former, reason = self.hosts, self._lost[host]
+        index = former.hosts.index(host)
+        self.hosts = replace(former, hosts=(*former.hosts[:index], found, *former.hosts[index + 1 :]))
         try:
             self._start([index], interrupts)
         except BaseException as error:
             self.host_lost(found, "")
             del self._lost[found]
-            self.place, self._lost[host] = former, f"{reason.partition(AGAIN)[0]}{AGAIN}{error}"
+            self.hosts, self._lost[host] = former, f"{reason.partition(AGAIN)[0]}{AGAIN}{error}"
             if isinstance(error, StartError):
                 return False  # such as of a worker whose end the scheduler has not noticed
             raise
         del self._lost[host]
-        ranks = range(former.firsts[index], former.firsts[index + 1])
-        for rank in ranks:
-            self._names.rank_lost(rank)
+        ranks = replace(former, index=index).ranks
+        self._forget(ranks)
         self._notes.append(
             f"host {host} was lost ({reason.partition(NEW_LINE)[0]}), and with it the variables of "
             f"{rank_list(ranks)}: {'it runs' if len(ranks) == 1 else 'they run'} again, on host {found}"
         )
         return True
 
-    def _find_replacement(self, host: str) -> str | None:
-        there = [other.name for other in self.cluster.hosts()]
-        unused = [other for other in there if other not in self.place.hosts]
-        return host if host in there else next(iter(unused), None)
-
     def refuse_lost(self, ranks: Iterable[int]) -> None:
         """Raise if one of these ranks is on a host that is lost."""
-        wanted = {self.host_of(rank) for rank in ranks}
-        for host, reason in self._lost.items():
-            if host in wanted:
+        for host in map(self.host_of, ranks):
+            if (reason := self._lost.get(host)) is not None:
                 lost = tuple(rank for rank in self.ranks if self.host_of(rank) == host)
                 left = [rank for rank in self.ranks if self.host_of(rank) not in self._lost]
                 raise HostLostError(
@@ -281,33 +264,14 @@ class HostPool:
                 )  # fmt: skip
 
     def next_message(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
-        """Return what a node has sent, and which; None after `timeout` seconds or a `wake`.
-
-        Raises
-        ------
-        ClosedError
-            The session is being stopped.
-        """
+        """Return what a node has sent, and which; None after `timeout` seconds or a `wake`."""
         try:
             item = self.messages.get(timeout=timeout)
         except queue.Empty:
             item = None
-        if item is None and self._closed:
+        if item is None and self.closed:
             raise ClosedError("the session was stopped while its ranks were running")
         return item
-
-    def _drain(self) -> None:
-        """Take what nodes have sent since the last task."""
-        while not self.messages.empty():
-            item = self.messages.get()
-            if item is not None and item[1][0] == "died":
-                self._changed.add(item[0])
-            elif item is not None and item[1][0] == "lost":
-                self.host_lost(item[0], item[1][1])
-
-    def changed(self, host: str) -> None:
-        """Record that a rank of a host has ended."""
-        self._changed.add(host)
 
     def host_lost(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Record that a host is lost; should its node still run, it ends."""
@@ -315,78 +279,59 @@ class HostPool:
         if (anchor := self._anchors.pop(host, None)) is not None:
             anchor.release(give_up=silent)
 
-    def _revive(self) -> None:
-        """Have nodes start ranks again that have died."""
-        changed, self._changed = self._changed, set()
-        for data in self.checked_call("ready", dict.fromkeys(changed, b""), START_SECONDS).values():
-            for rank in json.loads(data):
-                self._names.rank_lost(rank)
-
-    def send_task(self, number: int, data: Mapping[str, bytes]) -> dict[str, NodeReply]:
+    def send_task(self, data: Mapping[str, bytes]) -> dict[str, NodeReply]:
         """Send hosts their parts of a task, the large ones in pieces; return what they replied."""
-        data, failed = dict(data), dict[str, NodeReply]()
-        head = NUMBER.pack(number, 0)
-        room = MOST_PIECE - NUMBER.size
-        while large := {host: part[:room] for host, part in data.items() if len(part) > room}:
-            for host, reply in self.call(
-                "put", {host: head + part for host, part in large.items()}, ANSWER_SECONDS
-            ).items():
-                data[host] = data[host][room:]
+        failed, first = dict[str, NodeReply](), True
+        left = {host: memoryview(part) for host, part in data.items()}
+        while large := [host for host, part in left.items() if len(part) > PIECE]:
+            parts = {host: pickle.dumps((first, bytes(left[host][:PIECE])), 5) for host in large}
+            for host, reply in self.cluster.call("put", parts, ANSWER_SECONDS).items():
+                left[host] = left[host][PIECE:]
                 if reply.error or reply.silent:
                     failed[host] = reply
-                    del data[host]
-        return failed | self.call("task", {host: head + part for host, part in data.items()}, ANSWER_SECONDS)
+                    del left[host]
+            first = False
+        parts = {host: pickle.dumps((bytes(part),), 5) for host, part in left.items()}
+        return failed | self.cluster.call("task", parts, ANSWER_SECONDS)
 
-    def take_report(self, host: str, number: int, nbytes: int) -> bytes:
+    def take_report(self, host: str, nbytes: int) -> bytes:
         """Return a report that is too large for an event."""
-        parts, size = [], 0
-        while size < nbytes:
-            reply = self.checked_call("take", {host: NUMBER.pack(number, size)}, ANSWER_SECONDS)[host]
-            parts.append(reply)
-            size += len(reply)
-        return b"".join(parts)
+        report = bytearray()
+        while len(report) < nbytes:
+            report += self.ask("take", [host], len(report), seconds=ANSWER_SECONDS)[host]
+        return bytes(report)
 
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's host."""
-        return self.place.host_of(rank)
+        return self.hosts.host_of(rank)
 
     def take_notes(self) -> list[str]:
-        """Return a line for everything that was started again since the last time."""
         notes, self._notes = self._notes, []
         return notes
 
-    # as of one machine ------------------------------------------------------------------------------------
-
     def invalidate_epoch(self) -> None:
-        """Do nothing: nodes know by themselves."""
+        pass  # nodes know by themselves
 
     def end(self, rank: int | None) -> None:
         """Restart a rank, or all."""
-        hosts = self.place.hosts if rank is None else (self.host_of(rank),)
-        which = b"-1" if rank is None else str(rank).encode()
-        self.checked_call("restart", dict.fromkeys(hosts, which), START_SECONDS)
-        for lost in self.ranks if rank is None else (rank,):
-            self._names.rank_lost(lost)
+        hosts = self.hosts.hosts if rank is None else (self.host_of(rank),)
+        self.ask("restart", hosts, rank, seconds=START_SECONDS)
+        self._forget(self.ranks if rank is None else [rank])
 
     def grow(self, world_size: int, interrupts: InterruptCounter) -> None:
-        """Refuse."""
-        raise HostBoundaryError(NO_RESIZE)
+        raise HostBoundaryError(
+            "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
+            "Session(cluster=client, ranks_per_host=4)"
+        )
 
     def close(self) -> None:
-        """Make a thread that waits for a host raise."""
-        self._closed = True
+        self.closed = True
         self.pool = None
         self.wake()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def stop(self) -> None:
-        """End every node; after `close`."""
         do_all(self._release, self.cluster.close)
 
     def _release(self) -> None:
         anchors, self._anchors = self._anchors, {}
-        do_all(*(partial(anchor.release) for anchor in anchors.values()))
+        do_all(*(anchor.release for anchor in anchors.values()))

@@ -45,17 +45,16 @@ def make_parts(
 
 def find_adapter(cluster: Any) -> Cluster:
     """Return a cluster of ours as it is, one of Dask's adapted."""
-    if all(callable(getattr(cluster, name, None)) for name in ("hosts", "anchor", "events", "call", "link")):
-        return cast(Cluster, cluster)
+    if isinstance(cluster, Cluster):
+        return cluster
     homes = {base.__module__.partition(".")[0] for base in type(cluster).__mro__}
     if homes.isdisjoint(_ADAPTED) or "distributed" not in sys.modules:
         raise TypeError(
             f"cluster must be a Client of dask.distributed or one of its clusters, not "
             f"{type(cluster).__name__} {cluster!r}"
         )
-    adapter = importlib.import_module("nbparallel.cluster.dask.dask_cluster")
-    found: Cluster = adapter.DaskCluster(cluster)
-    return found
+    adapter: Any = importlib.import_module("nbparallel.cluster.dask.dask_cluster")
+    return cast(Cluster, adapter.DaskCluster(cluster))
 
 
 def place_ranks(

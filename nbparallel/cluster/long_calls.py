@@ -5,8 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable
 
 from nbparallel.errors import StartError
 from nbparallel.session.interrupts import InterruptCounter
@@ -17,49 +16,39 @@ SLICE_SECONDS = 0.1
 """Between two looks whether the user has interrupted."""
 
 
-class LongCalls:
-    """Calls that take long, each in a thread; the block ends with them, or raises what the first one raised.
+def perform_calls(
+    calls: Iterable[Callable[[], object]], interrupts: InterruptCounter, abandoned: threading.Event
+) -> None:
+    """Perform calls, each in a thread; return when all have, or raise what the first one raised.
 
-    An interrupt raises soon; what a call makes afterwards it has to end itself.
+    An interrupt raises soon.  Then `abandoned` is set: what a call makes afterwards it has to end itself.
     """
+    done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
-    def __init__(self, interrupts: InterruptCounter) -> None:
-        self._interrupts = interrupts
-        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._count, self._deadline = 0, time.monotonic() + MOST_SECONDS
-        self.abandoned = False
-        """Whether no caller waits for the calls any more."""
-
-    def begin(self, call: Callable[[], object]) -> None:
-        """Begin a call."""
-        self._count += 1
-        threading.Thread(target=self._perform, args=(call,), name="nbparallel-call", daemon=True).start()
-
-    def _perform(self, call: Callable[[], object]) -> None:
+    def perform(call: Callable[[], object]) -> None:
         try:
             call()
-        except BaseException as error:  # noqa: BLE001  the block raises it
-            self._done.put(error)
+        except BaseException as error:  # noqa: BLE001  the caller raises it
+            done.put(error)
         else:
-            self._done.put(None)
+            done.put(None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            for _call in range(self._count):
-                if (error := self._await_one()) is not None:
-                    raise error
-        except BaseException:
-            self.abandoned = True
-            raise
-
-    def _await_one(self) -> BaseException | None:
-        while time.monotonic() < self._deadline:
-            self._interrupts.check()
+    left, deadline = 0, time.monotonic() + MOST_SECONDS
+    try:
+        for call in calls:
+            threading.Thread(target=perform, args=(call,), name="nbparallel-call", daemon=True).start()
+            left += 1
+        while left:
+            interrupts.check()
             try:
-                return self._done.get(timeout=SLICE_SECONDS)
+                error = done.get(timeout=SLICE_SECONDS)
             except queue.Empty:
+                if time.monotonic() > deadline:
+                    raise StartError(f"a host has not answered for {MOST_SECONDS:.0f} s") from None
                 continue
-        raise StartError(f"a host has not answered for {MOST_SECONDS:.0f} s while its ranks were to start")
+            if error is not None:
+                raise error
+            left -= 1
+    except BaseException:
+        abandoned.set()
+        raise

@@ -6,85 +6,59 @@ import threading
 from typing import Any
 
 from nbparallel.cluster.contract import NodePort
-from nbparallel.cluster.host_messages import OutputItem, send_message
+from nbparallel.cluster.host_messages import send_message
+from nbparallel.session.output import TaskOutput
 from nbparallel.wire.messages import Display
 
 FOLD_SECONDS = 0.01
 """How long text waits for more of it."""
 FOLDED = 12 << 10
 """Characters that are sent without waiting any longer."""
+NOTE = "note"
 
 
-class NodeOutput:
-    """The sink of one task: sends what ranks print and show as events.
+class NodeOutput(TaskOutput):
+    """The output of one task, which is sent as events of ``(rank, kind, text or Display)``.
 
     Its thread ends with `close`; what comes later is sent immediately.
     """
 
     def __init__(self, port: NodePort, number: int) -> None:
-        self._port, self._number = port, number
-        self._items: list[OutputItem] = []
-        self._texts: dict[tuple[int, str], list[str]] = {}
+        super().__init__(number, None)
+        self._port = port
+        self._items: list[tuple[int, str, Any]] = []
         self._characters = 0
         self._changed = threading.Condition()
         self._closed = False
         threading.Thread(target=self._send_folded, name="nbparallel-output", daemon=True).start()
 
-    # docstrings inherited from OutputSink
+    # docstrings inherited
 
     def stream(self, rank: int, name: str, text: str) -> None:
-        with self._changed:
-            last = self._items[-1] if self._items else None
-            if last is not None and (last.rank, last.kind) == (rank, name):
-                self._items[-1] = OutputItem(rank, name, last.text + text)
-            else:
-                self._items.append(OutputItem(rank, name, text))
-            self._added(len(text))
+        self._add(rank, name, text, len(text))
 
-    def display(
-        self,
-        rank: int,
-        data: dict[str, Any],
-        metadata: dict[str, Any],
-        transient: dict[str, Any],
-        update: bool,
-    ) -> None:
-        self._show(rank, "update" if update else "display", data, metadata, transient)
-
-    def result(self, rank: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        self._show(rank, "result", data, metadata, {})
-
-    def clear(self, rank: int, wait: bool) -> None:
-        self._show(rank, "clear", {}, {"wait": wait}, {})
+    def display(self, rank: int, message: Display) -> None:
+        self._add(rank, message.kind, message, FOLDED)
 
     def note(self, text: str) -> None:
+        self._add(-1, NOTE, text, len(text))
+
+    def _add(self, rank: int, kind: str, what: Any, characters: int) -> None:
         with self._changed:
-            self._items.append(OutputItem(-1, "note", text))
-            self._added(len(text))
-
-    def finish(self) -> None:
-        pass  # the kernel's own output of this task is finished when all hosts have reported
-
-    def _show(
-        self, rank: int, kind: str, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]
-    ) -> None:
-        with self._changed:
-            display = Display(self._number, kind, data, metadata, transient)
-            self._items.append(OutputItem(rank, kind, display=display))
-            self._added(FOLDED)
-
-    def _added(self, characters: int) -> None:
-        self._characters += characters
-        if self._closed or self._characters >= FOLDED:
-            self._flush()
-        else:
-            self._changed.notify()
+            if isinstance(what, str) and kind != NOTE and self._items and self._items[-1][:2] == (rank, kind):
+                what = self._items.pop()[2] + what
+            self._items.append((rank, kind, what))
+            self._characters += characters
+            if self._closed or self._characters >= FOLDED:
+                self._flush()
+            else:
+                self._changed.notify()
 
     def _flush(self) -> None:
         """Send what there is, in order; the lock is held."""
         if self._items:
             items, self._items, self._characters = self._items, [], 0
-            send_message(self._port.emit, "output", self._number, items)
+            send_message(self._port.emit, "output", self.number, items)
 
     def _send_folded(self) -> None:
         with self._changed:

@@ -2,10 +2,16 @@
 
 In the process that the cluster watches, shared arrays would count as its own memory, and it would be killed
 for them.  So the node is a child; every byte passes the other one in frames.  It ends with its parent.
+
+Each frame has a head in JSON and content.  ``kind`` of the head is, from the node: ``started``, ``failed``
+(the content says why), ``reply`` or ``error`` to the call ``number``, ``event``; to it: ``call``, ``linked``
+(there is a link with the host ``name``); both ways: ``link`` (buffers of ``sizes`` for or of that host) and
+``unlinked``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -14,65 +20,31 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
-from enum import IntEnum
-from typing import IO
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import IO, Any
 
 from nbparallel.cluster.contract import MOST_EVENT, ClusterNode, Link, load_node
-from nbparallel.errors import ChannelClosedError, ProtocolError
+from nbparallel.errors import ChannelClosedError
 
-HEADER = struct.Struct("<BQQ")
-"""Kind, number of the call, bytes that follow."""
-MOST_FRAME = 1 << 31
-"""A larger frame is damage."""
-_NAME, _COUNT, _SIZE = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
+SIZES = struct.Struct("<IQ")
+"""Begins a frame: bytes of head and content."""
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from nbparallel.cluster.node_process import main; main(*sys.argv[2:])"
 )
 
 
-class FrameKind(IntEnum):
-    """What a frame between a node and its parent holds."""
-
-    STARTED = 1
-    """The node is there."""
-    FAILED = 2
-    """It could not be made; the text of the reason."""
-    CALL = 3
-    """An operation, and data."""
-    REPLY = 4
-    """What the node returned for the call of this number."""
-    ERROR = 5
-    """What it raised, as text."""
-    EVENT = 6
-    """For the session."""
-    LINKED = 7
-    """There is a link with a peer."""
-    LINK = 8
-    """A frame for, or of, a peer."""
-    UNLINKED = 9
-    """The link with a peer was closed."""
-
-
-def named(name: str, data: bytes | memoryview = b"") -> bytes:
-    """Return a name with data behind it."""
-    text = name.encode()
-    return b"".join((_NAME.pack(len(text)), text, data))
-
-
-def split_name(payload: bytes) -> tuple[str, bytes]:
-    """Return the name that begins a payload, and what follows."""
-    (length,) = _NAME.unpack_from(payload)
-    end = _NAME.size + length
-    return payload[_NAME.size : end].decode(), payload[end:]
+def pack_head(nbytes: int, kind: str, **what: Any) -> bytes:
+    """Return the begin of a frame with so many bytes of content."""
+    head = json.dumps({"kind": kind, **what}).encode()
+    return SIZES.pack(len(head), nbytes) + head
 
 
 def start_process(host: str, spec: str) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
     """Start a node's process; return it, the parent's end of the socket, and the file of its output."""
-    import tempfile
-
     ours, theirs = socket.socketpair()
     log = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     try:
@@ -103,47 +75,42 @@ class _ProcessLink:
 
     def __init__(self, peer: str, port: ProcessPort) -> None:
         self._peer, self._port = peer, port
-        self.frames: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
         self._closed = False
 
     def send(self, *buffers: bytes | memoryview) -> None:
         # docstring inherited
         if self._closed:
             raise self._gone()
-        sizes = b"".join(_SIZE.pack(memoryview(buffer).nbytes) for buffer in buffers)
-        self._port.send(FrameKind.LINK, 0, named(self._peer), _COUNT.pack(len(buffers)), sizes, *buffers)
+        sizes = [memoryview(buffer).nbytes for buffer in buffers]
+        self._port.send("link", *buffers, name=self._peer, sizes=sizes)
 
     def receive(self, timeout: float) -> tuple[bytes, ...]:
         # docstring inherited
         try:
-            frame = self.frames.get(timeout=timeout)
+            frame = self._frames.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no frame of host {self._peer} within {timeout:g} s") from None
         if frame is None:
-            self.frames.put(None)
+            self._frames.put(None)
             raise self._gone()
         return frame
 
-    def feed(self, payload: bytes) -> None:
+    def feed(self, content: bytes, sizes: Sequence[int]) -> None:
         """Take a frame of the peer's."""
-        (count,) = _COUNT.unpack_from(payload)
-        sizes = [_SIZE.unpack_from(payload, _COUNT.size + n * _SIZE.size)[0] for n in range(count)]
-        start, buffers = _COUNT.size + count * _SIZE.size, []
-        for size in sizes:
-            buffers.append(payload[start : start + size])
-            start += size
-        self.frames.put(tuple(buffers))
+        ends = zip(accumulate(sizes), sizes, strict=True)
+        self._frames.put(tuple(content[end - size : end] for end, size in ends))
 
     def close(self) -> None:
         # docstring inherited
         if not self._closed:
-            self._port.send(FrameKind.UNLINKED, 0, named(self._peer))
+            self._port.send("unlinked", name=self._peer)
             self.end()
 
     def end(self) -> None:
         """Take the close of the peer's."""
         self._closed = True
-        self.frames.put(None)
+        self._frames.put(None)
 
     def _gone(self) -> ChannelClosedError:
         return ChannelClosedError(f"the link with host {self._peer} is closed")
@@ -157,12 +124,12 @@ class ProcessPort:
         self._lock = threading.Lock()
         self._links: dict[str, _ProcessLink] = {}
 
-    def send(self, kind: FrameKind, number: int, *parts: bytes | memoryview) -> None:
+    def send(self, kind: str, *parts: bytes | memoryview, **what: Any) -> None:
         """Send one frame."""
-        size = sum(memoryview(part).nbytes for part in parts)
+        head = pack_head(sum(memoryview(part).nbytes for part in parts), kind, **what)
         with self._lock:
             try:
-                for part in (HEADER.pack(kind, number, size), *parts):
+                for part in (head, *parts):
                     self._socket.sendall(part)
             except OSError as error:
                 raise ChannelClosedError(f"the cluster's process on this host is gone: {error}") from error
@@ -171,7 +138,7 @@ class ProcessPort:
         # docstring inherited
         if len(data) > MOST_EVENT:
             raise ValueError(f"an event has at most {MOST_EVENT} bytes, not {len(data)}")
-        self.send(FrameKind.EVENT, 0, data)
+        self.send("event", data)
 
     def link(self, peer: str) -> Link:
         # docstring inherited
@@ -179,46 +146,36 @@ class ProcessPort:
 
     def serve(self, node: ClusterNode) -> None:
         """Handle the parent's frames until it is gone."""
-        while (header := self._receive(HEADER.size)) is not None:
-            kind, number, size = HEADER.unpack(header)
-            if size > MOST_FRAME:
-                raise ProtocolError(f"a frame of {size} bytes")
-            payload = self._receive(size) if size else b""
-            if payload is None:
-                return
-            if kind == FrameKind.CALL:
-                job = (node, number, *split_name(payload))
-                threading.Thread(target=self._handle, args=job, name="nbparallel-call", daemon=True).start()
-            elif kind == FrameKind.LINKED:
-                peer, _ = split_name(payload)
-                self._links[peer] = _ProcessLink(peer, self)
-                self.send(FrameKind.REPLY, number)
-            elif kind == FrameKind.LINK:
-                peer, frame = split_name(payload)
-                self._links[peer].feed(frame)
-            elif kind == FrameKind.UNLINKED:
-                self._links[split_name(payload)[0]].end()
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as file:
+            while len(sizes := file.read(SIZES.size)) == SIZES.size:
+                length, nbytes = SIZES.unpack(sizes)
+                head, content = file.read(length), file.read(nbytes)
+                if len(content) == nbytes:
+                    self._take(node, content, **json.loads(head))
+
+    def _take(
+        self, node: ClusterNode, content: bytes, kind: str, name: str, number: int = 0,
+        sizes: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        if kind == "call":
+            job = node, number, name, content
+            threading.Thread(target=self._handle, args=job, name="nbparallel-call", daemon=True).start()
+        elif kind == "linked":
+            self._links[name] = _ProcessLink(name, self)
+            self.send("reply", number=number)
+        elif kind == "link":
+            self._links[name].feed(content, sizes)
+        else:
+            self._links[name].end()
 
     def _handle(self, node: ClusterNode, number: int, op: str, data: bytes) -> None:
         try:
             reply = node.handle(op, data)
         except Exception as error:  # noqa: BLE001  whatever it is, the caller reads it
-            self.send(FrameKind.ERROR, number, f"{type(error).__name__}: {error}".encode(errors="replace"))
+            text = f"{type(error).__name__}: {error}".encode(errors="replace")
+            self.send("error", text, number=number)
         else:
-            self.send(FrameKind.REPLY, number, reply)
-
-    def _receive(self, size: int) -> bytes | None:
-        """Return so many bytes; None if the parent is gone."""
-        data, at = bytearray(size), 0
-        while at < size:
-            try:
-                count = self._socket.recv_into(memoryview(data)[at:])
-            except OSError:
-                return None
-            if not count:
-                return None
-            at += count
-        return bytes(data)
+            self.send("reply", reply, number=number)
 
 
 def main(fd: str, parent: str, host: str, spec: str) -> None:
@@ -228,17 +185,19 @@ def main(fd: str, parent: str, host: str, spec: str) -> None:
         try:
             node = load_node(spec)(port)
         except BaseException as error:  # noqa: BLE001  the parent reports it
-            port.send(FrameKind.FAILED, 0, f"{type(error).__name__}: {error}".encode())
+            port.send("failed", f"{type(error).__name__}: {error}".encode(errors="replace"))
             return
         ended = threading.Lock()
 
         def end() -> None:
             if ended.acquire(blocking=False):
-                node.end()
-                os._exit(0)
+                try:
+                    node.end()
+                finally:
+                    os._exit(0)
 
         _watch(int(parent), end)
-        port.send(FrameKind.STARTED, 0)
+        port.send("started")
         port.serve(node)
         end()
         threading.Event().wait()  # the other thread is ending the process

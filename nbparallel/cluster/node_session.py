@@ -9,7 +9,7 @@ from typing import Any
 from nbparallel import sharing
 from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.output import OutputSink
+from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.cell import CellOptions
@@ -26,17 +26,13 @@ _BY_VALUE: Any = ByValue()
 class NodeSession(Session):
     """A session whose ranks have the numbers that they have among all hosts.
 
-    Parameters
-    ----------
-    place : WorldPlace
-        Which those are.
-    on_event : callable
-        Called in the event loop's thread with what comes from ranks: outcomes, deaths.
+    Those are in `place`; `on_event` is called in the event loop's thread with outcomes and deaths of ranks.
     """
 
     def __init__(self, place: WorldPlace, start_method: str, on_event: Callable[[Any], None]) -> None:
         super().__init__(len(place.ranks), start_method=start_method)
-        self._ranks.hosts, self._on_event = place, on_event
+        self.place = self._ranks.hosts = place
+        self._on_event = on_event
         self._run: TaskRun | None = None
         self._revived: set[int] = set()
 
@@ -59,19 +55,19 @@ class NodeSession(Session):
         revived, self._revived = self._revived, set()
         return sorted(revived)
 
-    def perform_task(self, task: HostTask, sink: OutputSink, begun: Callable[[], None]) -> HostReport:
+    def perform_task(self, task: HostTask, output: TaskOutput, begun: Callable[[], None]) -> HostReport:
         """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
-        options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=sink)
+        options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
+        self.keep_messages = task.keep_messages
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             begun()
             pool = self._ensure(interrupts)
             notes = self._ranks.take_notes()
-            request = TaskRequest(
-                task.number, tuple(task.tasks), task.tasks.__getitem__, options, None, None, notes
-            )
+            ranks, make = tuple(task.tasks), task.tasks.__getitem__
+            request = TaskRequest(task.number, ranks, make, options, notes=notes)
             run = self._run = self._tasks.launch(pool, request, interrupts)
             try:
-                self._tasks.await_ranks(run, interrupts, task.keep_messages)
+                self._tasks.await_ranks(run, interrupts)
                 return _report(run, pool)
             finally:
                 self._run = None
@@ -89,11 +85,9 @@ def _report(run: TaskRun, pool: RankPool) -> HostReport:
     for rank, end in run.deaths.items():
         failure = death_failure(run.handles[rank], end, run.control)
         outcomes.append(failed_outcome(run.request.number, failure))
-    steps = run.escalation
-    freed = frozenset(steps.interrupted_for_peer)
-    run.output.forget()
     sharing.current_store().drain()
-    notes = tuple(run.request.notes)
+    steps, notes = run.escalation, tuple(run.request.notes)
+    freed = frozenset(steps.interrupted_for_peer)
     return HostReport(tuple(outcomes), steps.interrupted, steps.timed_out, freed, notes)
 
 

@@ -169,7 +169,7 @@ class Session:
 
     def _ensure(self, interrupts: InterruptCounter) -> RankPool:
         pool = self._ranks.ensure(interrupts)
-        self._tasks.read_in_place = self.read_in_place
+        self._tasks.read_in_place, self._tasks.keep_messages = self.read_in_place, self.keep_messages
         running_sessions.add(self)
         return pool
 
@@ -277,7 +277,7 @@ class Session:
 
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         try:
-            return self._tasks.finish(run, interrupts, keep_messages=self.keep_messages)
+            return self._tasks.finish(run, interrupts)
         finally:
             session_views.load_views()
 

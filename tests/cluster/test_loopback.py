@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nbparallel.cluster.contract import Cluster
-from nbparallel.cluster.loopback import Loopback
-from nbparallel.testing.clusters import ClusterTests
+from nbparallel.testing.clusters import ClusterTests, Loopback
 
 
 class TestLoopback(ClusterTests):

@@ -12,9 +12,8 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster import node
-from nbparallel.cluster.loopback import Loopback
 from nbparallel.errors import HostBoundaryError, ParallelError
-from nbparallel.testing.clusters import session_messages
+from nbparallel.testing.clusters import Loopback, session_messages
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 

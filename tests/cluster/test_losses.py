@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -12,10 +13,9 @@ from typing import Any
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster.loopback import Loopback
 from nbparallel.cluster.node import Node
 from nbparallel.errors import HostLostError, ParallelError
-from nbparallel.testing.clusters import session_messages
+from nbparallel.testing.clusters import Loopback, session_messages
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 
@@ -116,7 +116,7 @@ def test_a_host_that_cannot_start_its_ranks(cluster: Loopback, monkeypatch: pyte
     def refuse(node: Node, *_: Any) -> bytes:
         if node.port.host == "b":
             raise MemoryError("no room")
-        return b""
+        return pickle.dumps(None)
 
     replace_call(monkeypatch, "start", refuse)
     session = nbp.Session(cluster=cluster)
@@ -128,7 +128,7 @@ def test_a_host_that_cannot_start_its_ranks(cluster: Loopback, monkeypatch: pyte
 
 def test_other_versions_are_refused(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host and what differs are named."""
-    theirs = b'{"system": "linux", "Python": "3.99", "nbparallel": "9", "numpy": "2"}'
+    theirs = pickle.dumps({"system": "linux", "Python": "3.99", "nbparallel": "9", "numpy": "2"})
     replace_call(monkeypatch, "hello", lambda *_: theirs)
     session = nbp.Session(cluster=cluster)
     with pytest.raises(nbp.StartError, match=r"host a has Python 3.99 \(here 3"):

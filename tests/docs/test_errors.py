@@ -19,8 +19,8 @@ import nbparallel as nbp
 from nbparallel import errors
 from nbparallel.channel import Channel
 from nbparallel.cluster.host_dispatch import HostNames
-from nbparallel.cluster.loopback import Loopback
 from nbparallel.session import Session
+from nbparallel.testing.clusters import Loopback
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "errors.md"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
+import itertools
 import secrets
 import time
 from collections.abc import Mapping
@@ -28,10 +28,8 @@ START_SECONDS = 120.0
 """Bound for the start of a node: for its anchor to hold, and for its imports; the worker has shorter ones."""
 WORKERS_SECONDS = 30.0
 """How long a cluster may take to have a first worker."""
-LOOP_SECONDS = 5.0
-"""How long the client's own thread may take to do nothing."""
-END_SECONDS = 3.0
-"""How long nodes may take to end."""
+LOOP_SECONDS, END_SECONDS = 5.0, 3.0
+"""How long the client's own thread may take to do nothing, and nodes to end."""
 RUNNING = "running"
 _dask: Any = distributed
 
@@ -73,10 +71,9 @@ class DaskCluster:
             raise TypeError("the client was made with asynchronous=True: make one without, for this session")
         if self._client.status != RUNNING:
             raise ValueError(f"the client is {self._client.status}: make a new one")
-        self._pid = os.getpid()
         self._topic = f"nbp-{secrets.token_hex(6)}"
         self._anchors: dict[str, DaskAnchor] = {}
-        self._count = 0
+        self._count = itertools.count()
         self._handler: EventHandler | None = None
         self._watches: list[concurrent.futures.Future[None]] = []
         try:
@@ -101,13 +98,11 @@ class DaskCluster:
             self._client.wait_for_workers(1, timeout=WORKERS_SECONDS)
         except TimeoutError:
             raise StartError(f"the cluster had no worker in {WORKERS_SECONDS:.0f} s: scale it up") from None
-        machines: dict[str, list[dict[str, Any]]] = {}
+        machines, found = dict[str, list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
         silent = {anchor.address for anchor in self._anchors.values() if anchor.given_up}
         for address, worker in self._client.scheduler_info(n_workers=-1)["workers"].items():
-            if address in silent:
-                continue  # the scheduler has not noticed that it does not answer
-            machines.setdefault(worker["host"], []).append({**worker, "address": address})
-        found = {}
+            if address not in silent:  # the scheduler has perhaps not noticed that it does not answer
+                machines.setdefault(worker["host"], []).append({**worker, "address": address})
         for machine, workers in machines.items():
             workers.sort(key=lambda worker: str(worker["name"]))
             name = str(workers[0]["name"])
@@ -134,9 +129,7 @@ class DaskCluster:
         worker = next((w for w in workers if w["status"] == RUNNING), None)
         if worker is None:
             raise StartError(f"host {host} takes no tasks: its workers are {workers[0]['status']}")
-        address = worker["address"]
-        self._count += 1
-        key = f"{self._topic}/{self._count}/{host}"
+        address, key = worker["address"], f"{self._topic}/{next(self._count)}/{host}"
         try:
             self._client.run(add_plugin, workers=[address])
         except Exception as error:
@@ -182,19 +175,17 @@ class DaskCluster:
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
         # docstring inherited
-        anchors = {host: self._anchors.get(host) for host in data}
-        return self._ask(
-            {
-                host: {"op": "nbp_call", "key": anchor.key, "call": op, "data": bytes(data[host])}
-                for host, anchor in anchors.items()
-                if anchor is not None and not anchor.released
-            },
-            timeout,
-        ) | {
-            host: NodeReply(error="the host is lost")
-            for host, anchor in anchors.items()
-            if anchor is None or anchor.released
+        asked = {
+            host: {"op": "nbp_call", "key": anchor.key, "call": op, "data": bytes(data[host])}
+            for host in data
+            if (anchor := self._living(host)) is not None
         }
+        lost = {host: NodeReply(error="the host is lost") for host in data if host not in asked}
+        return self._ask(asked, timeout) | lost
+
+    def _living(self, host: str) -> DaskAnchor | None:
+        anchor = self._anchors.get(host)
+        return None if anchor is None or anchor.released else anchor
 
     def _ask(self, messages: Mapping[str, dict[str, Any]], timeout: float) -> dict[str, NodeReply]:
         """Send hosts a message each; return what they replied in time."""
@@ -203,12 +194,10 @@ class DaskCluster:
             for host, message in messages.items()
         }
         done, _ = concurrent.futures.wait(asked.values(), timeout) if timeout else (set(), set())
-        replies = {}
-        for host, future in asked.items():
-            reply = future.result() if future in done else {}
-            silent = future not in done
-            replies[host] = NodeReply(reply.get("data", b""), reply.get("error", ""), silent)
-        return replies
+        return {
+            host: NodeReply(**future.result()) if future in done else NodeReply(silent=True)
+            for host, future in asked.items()
+        }
 
     def _on_loop(self, coroutine: Any) -> concurrent.futures.Future[Any]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
@@ -222,14 +211,16 @@ class DaskCluster:
         except Exception as error:  # noqa: BLE001  the connection with the scheduler may break in many ways
             return {"error": f"the scheduler is gone ({type(error).__name__}: {error})"}
         reply = replies[address]
-        if isinstance(reply, dict) and reply.get("status") != "uncaught-error":
-            return reply
-        return {"error": f"its worker process ended, or the connection broke ({_text(reply)})"}
+        if isinstance(reply, dict):
+            if reply.get("status") != "uncaught-error":
+                return reply
+            reply = reply.get("exception_text", "uncaught error")
+        return {"error": f"its worker process ended, or the connection broke ({reply!r})"}
 
     def link(self, one: str, other: str, timeout: float) -> None:
         # docstring inherited
-        near, far = self._anchors.get(one), self._anchors.get(other)
-        if near is None or far is None or near.released or far.released:
+        near, far = self._living(one), self._living(other)
+        if near is None or far is None:
             raise StartError(f"hosts {one} and {other} cannot reach each other: one of them is lost")
         message = {
             "op": "nbp_connect", "key": near.key, "peer": other, "address": far.address, "peer_key": far.key,
@@ -242,8 +233,6 @@ class DaskCluster:
 
     def close(self) -> None:
         # docstring inherited
-        if os.getpid() != self._pid:
-            return
         for anchor in self._anchors.values():
             anchor.release()
         if self._handler is not None:
@@ -254,9 +243,3 @@ class DaskCluster:
         self._watches.clear()
         if self._owned:
             self._client.close()
-
-
-def _text(reply: Any) -> str:
-    if isinstance(reply, dict):
-        return str(reply.get("exception_text") or reply.get("text") or "uncaught error")
-    return f"{type(reply).__name__}: {reply}"

@@ -18,6 +18,7 @@ from distributed.core import Status
 from nbparallel.cluster.dask.worker_node import WorkerNode
 
 PLUGIN = "nbparallel"
+GONE = "no node of this session is here"
 ANCHOR_SECONDS = 30.0
 """How long a worker may take to begin the task that anchors it: all its threads may be busy."""
 MIND_SECONDS = 1.0
@@ -26,7 +27,7 @@ _dask: Any = distributed
 
 
 class NodePlugin(distributed.WorkerPlugin):
-    """Nodes of all sessions on one worker, and the handlers by which the scheduler reaches them."""
+    """Nodes of all sessions on one worker, and handlers, which the scheduler calls."""
 
     name = PLUGIN
     idempotent = True
@@ -37,6 +38,7 @@ class NodePlugin(distributed.WorkerPlugin):
         self.nodes: dict[str, WorkerNode] = {}
         self.anchors: dict[str, threading.Event] = {}
         self._minding: asyncio.Future[None] | None = None
+        """Ends the nodes of a worker that is closing: `teardown` may not be called, or much later."""
         self._ending: set[asyncio.Future[None]] = set()
         worker.handlers.update(
             nbp_start=self.start, nbp_call=self.call, nbp_watch=self.watch, nbp_link=self.link,
@@ -67,19 +69,15 @@ class NodePlugin(distributed.WorkerPlugin):
         return {"data": b""}
 
     async def _mind(self) -> None:
-        """End the nodes of a worker that is closing: `teardown` may not be called, or much later."""
         while self.nodes:
             if self._worker.status not in (Status.running, Status.paused, Status.closing_gracefully):
-                for key in list(self.anchors):
-                    self._release(key)
+                self._release(*self.anchors)
             await asyncio.sleep(MIND_SECONDS)
 
     async def call(self, key: str, call: str, data: bytes) -> dict[str, Any]:
         """Have a node handle a call."""
         node = self.nodes.get(key)
-        if node is None:
-            return {"error": "no node of this session is here"}
-        return await node.call(call, data)
+        return {"error": GONE} if node is None else await node.call(call, data)
 
     async def watch(self, key: str) -> dict[str, Any]:
         """Return how a node has ended, when it has."""
@@ -89,9 +87,7 @@ class NodePlugin(distributed.WorkerPlugin):
     async def connect(self, key: str, peer: str, address: str, peer_key: str, timeout: float) -> Any:
         """Connect two nodes."""
         node = self.nodes.get(key)
-        if node is None:
-            return {"error": "its node is gone"}
-        return {"error": await node.connect(peer, address, peer_key, timeout)}
+        return {"error": GONE if node is None else await node.connect(peer, address, peer_key, timeout)}
 
     async def link(self, comm: Any, key: str, peer: str) -> Status:
         """Keep a connection for as long as it links two nodes."""
@@ -108,17 +104,17 @@ class NodePlugin(distributed.WorkerPlugin):
         if key in self.anchors and finish not in ("waiting", "ready", "executing", "long-running"):
             self._release(key)
 
-    def _release(self, key: str) -> None:
-        self.anchors[key].set()
-        if (node := self.nodes.pop(key, None)) is not None:
-            ending = asyncio.ensure_future(node.end())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+    def _release(self, *keys: str) -> None:
+        for key in keys:
+            self.anchors[key].set()
+            if (node := self.nodes.pop(key, None)) is not None:
+                ending = asyncio.ensure_future(node.end())
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
 
     async def teardown(self, worker: Any) -> None:
         """End every node: the worker is closing."""
-        for key in list(self.anchors):
-            self._release(key)
+        self._release(*self.anchors)
         await asyncio.gather(*self._ending)
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from nbparallel.errors import UnknownNameError, rank_list
-from nbparallel.session.output import OutputSink
+from nbparallel.session.output import OutputSink, TaskOutput
 
 MOST_COMPILED = 64
 """Cells that are remembered to compile: the loop of a script runs the same one again and again."""
@@ -82,7 +82,7 @@ class CellOptions:
     namespace: MutableMapping[str, Any] | None = None
     share: str | Iterable[str] = ()
     timeout: float | None = None
-    sink: OutputSink | None = None
+    sink: OutputSink | TaskOutput | None = None
     execution_count: int | None = None
     line_offset: int = 0
     want_values: bool = True

@@ -55,6 +55,8 @@ class TaskDispatcher:
         """Owns memory that ranks have perhaps not unpickled yet."""
         self.read_in_place = True
         """Whether ranks may read each other's private arrays where they lie, in the tasks that follow."""
+        self.keep_messages = False
+        """Whether messages that no rank has received stay when they have ended."""
         self._told_of_assignments = False
         """Whether a cell has said that names go to the ranks only: once is enough."""
 
@@ -199,13 +201,11 @@ class TaskDispatcher:
         finally:
             self._sent.clear()  # it owns what the task referred to
 
-    def finish(
-        self, run: TaskRun, interrupts: InterruptCounter, *, keep_messages: bool = False
-    ) -> CellResult:
+    def finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         """Wait for all ranks of a task and return its result, or raise as `outcomes.raise_if_failed`."""
         ending = outcomes.SUCCESS
         try:
-            return self._finish(run, interrupts, keep_messages)
+            return self._finish(run, interrupts)
         except BaseException as error:
             ending = outcomes.ending_of(error)
             raise
@@ -219,8 +219,8 @@ class TaskDispatcher:
                     failed_line=ending.line, failed_between=ending.between,
                 )  # fmt: skip
 
-    def await_ranks(self, run: TaskRun, interrupts: InterruptCounter, keep_messages: bool) -> bool:
-        """Wait for all ranks of a task, and show what is to be noted; return whether something failed."""
+    def await_ranks(self, run: TaskRun, interrupts: InterruptCounter) -> None:
+        """Wait for all ranks of a task, and show what is to be noted."""
         pool = run.pool
         try:
             run.wait(interrupts)
@@ -235,22 +235,21 @@ class TaskDispatcher:
         failed = bool(run.deaths) or any(
             not outcome.ok or outcome.invalidates_epoch for outcome in run.outcomes.values()
         )
-        for note in self._messages.end(run, failed=failed, keep=keep_messages):
+        for note in self._messages.end(run, failed=failed, keep=self.keep_messages):
             self._note(run, note)
         if failed:
             pool.invalidate_epoch()
-        return failed
 
-    def _finish(self, run: TaskRun, interrupts: InterruptCounter, keep_messages: bool) -> CellResult:
+    def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         pool = run.pool
-        self.await_ranks(run, interrupts, keep_messages)
+        self.await_ranks(run, interrupts)
         store, broker = sharing.current_store(), pool.supervisor.broker
         values = outcomes.values_of(run, lambda value: pickling.loads(value, store, broker=broker))
         if isinstance(run.task, CellTask):  # a call that asked for nothing but values gets an error
             for note in outcomes.missing_values_notes(values):
                 self._note(run, note)
         self._record_delivery(run)
-        if runs_user_code(run.task):
+        if runs_user_code(run.task) and pool.hosts is None:  # hosts keep their timelines
             self.record = outcomes.record_of(run, self.clock.began_ns)
         result = outcomes.result_of(run, values)
         run.output.forget()
@@ -292,8 +291,9 @@ class TaskDispatcher:
             handle.send(Kind.STRATEGY, pickled.data)
             handle.sent_strategy = generation
 
-    def _open_output(self, number: int, sink: OutputSink | None, notes: list[str]) -> TaskOutput:
-        output = self._outputs[number] = TaskOutput(number, sink)
+    def _open_output(self, number: int, sink: OutputSink | TaskOutput | None, notes: list[str]) -> TaskOutput:
+        output = sink if isinstance(sink, TaskOutput) else TaskOutput(number, sink)
+        self._outputs[number] = output
         while len(self._outputs) > MOST_OUTPUTS:
             del self._outputs[next(iter(self._outputs))]
         for note in notes:

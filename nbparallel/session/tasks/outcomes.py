@@ -51,7 +51,7 @@ NOT_ASKED = "its value was not asked for"
 def values_of(run: TaskRun, loads: Callable[[Any], Any]) -> dict[int, Any]:
     """Return the values of a task by rank; `loads` rebuilds each, once."""
     return {
-        rank: _value(run.handles[rank], end, loads)
+        rank: _value(run.handles.get(rank), end, loads)
         for rank, end in sorted(run.outcomes.items())
         if end.has_value
     }
@@ -124,14 +124,15 @@ def _races(run: TaskRun) -> RaceReport | None:
     return report
 
 
-def _value(handle: RankHandle, outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
+def _value(handle: RankHandle | None, outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
     if outcome.value is None:
         return RemoteValue(outcome.rank, outcome.text, outcome.value_error or NOT_ASKED)
     try:
         return loads(outcome.value)
     except Exception as error:  # noqa: BLE001  rebuilding runs code of the user's classes
         reason = f"it cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
-        if isinstance(error, SegmentLostError) and (death := _death_of(handle)) is not None:
+        missed = handle if isinstance(error, SegmentLostError) else None
+        if missed is not None and (death := _death_of(missed)) is not None:
             reason = (
                 f"rank {outcome.rank} {describe_death(death)}, after it had answered, and its arrays with it"
             )

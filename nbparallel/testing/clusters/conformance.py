@@ -31,8 +31,8 @@ from nbparallel.testing.waiting import wait_until
 if TYPE_CHECKING:
     from nbparallel.session import Session
 
-ECHO = "nbparallel.testing.clusters:EchoNode"
-BROKEN = "nbparallel.testing.clusters:broken_node"
+ECHO = "nbparallel.testing.clusters.conformance:EchoNode"
+BROKEN = "nbparallel.testing.clusters.conformance:broken_node"
 PATIENCE = 20.0
 """Seconds for an answer that is expected."""
 
