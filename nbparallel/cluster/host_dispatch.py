@@ -9,23 +9,23 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.cluster.host_arrays import HostArrays
 from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome
-from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool
+from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss
 from nbparallel.errors import (
     HostBoundaryError,
-    HostLostError,
     InternalError,
     StartError,
     host_of_rank,
-    rank_list,
 )
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
+from nbparallel.session.names.share_arrays import check_known
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.results import CellClock, CellResult
 from nbparallel.session.tasks.cell import CellOptions
@@ -33,6 +33,7 @@ from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.wire.messages import Cause, RankFailure, runs_user_code
+from nbparallel.wire.name_updates import NameKind, NameUpdate
 
 LOOK_SECONDS = 1.0
 """Between two looks whether the hosts of a task still answer."""
@@ -50,6 +51,7 @@ class HostNames(NameDelivery):
     def __init__(self) -> None:
         by_value: Any = ByValue()
         super().__init__(by_value)
+        self.arrays = self._arrays = HostArrays()
 
     def gather(
         self, source: str, namespace: MutableMapping[str, Any], share: Sequence[str] = ()
@@ -72,6 +74,12 @@ class HostNames(NameDelivery):
                 )
         return names
 
+    def renew(self, names: Iterable[str], namespace: Mapping[str, Any]) -> None:
+        """Have arrays sent again: what the notebook has written into them is not seen on hosts."""
+        for name in names:
+            check_known(name, namespace)
+            self.arrays.renew(namespace[name])
+
     def share(self, names: Any, namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Refuse."""
         if names := list(names):
@@ -93,19 +101,30 @@ class HostRun(TaskRun):
         for rank in request.ranks:
             self.hosts.setdefault(pool.host_of(rank), []).append(rank)
         self._pool: HostPool = pool
+        self._tasks = {
+            host: {rank: replace(request.make(rank), ranks=tuple(ranks)) for rank in ranks}
+            for host, ranks in self.hosts.items()
+        }
         self._relayed = False
         self._looked = time.monotonic()
         self._silent: dict[str, int] = {}
         """By host, how often it was asked for a sign of life without an answer."""
 
+    def wanted_arrays(self) -> dict[str, dict[int, NameUpdate]]:
+        """Return which of the notebook's arrays the ranks of each host are to be given, by their numbers."""
+        found: dict[str, dict[int, NameUpdate]] = {}
+        for host, tasks in self._tasks.items():
+            for update in (update for task in tasks.values() for update in task.updates):
+                if update.kind is NameKind.ARRAY:
+                    found.setdefault(host, {})[update.handle.segment] = update
+        return found
+
     def send(self, keep_messages: bool) -> None:
         """Send each host its part; one that does not take it is lost for this task."""
-        request, parts = self.request, dict[str, bytes]()
-        options = request.options
-        for host, ranks in self.hosts.items():
-            tasks = {rank: replace(request.make(rank), ranks=tuple(ranks)) for rank in ranks}
-            self.task = self.task or tasks[ranks[0]]
-            task = HostTask(request.number, tasks, options.timeout, options.on_error, keep_messages)
+        number, options, parts = self.request.number, self.request.options, dict[str, bytes]()
+        for host, tasks in self._tasks.items():
+            self.task = self.task or tasks[self.hosts[host][0]]
+            task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages)
             parts[host] = pickle.dumps(task, 5)
         self.running = list(self.hosts)
         for host, reply in self._pool.send_task(parts).items():
@@ -179,8 +198,7 @@ class HostRun(TaskRun):
         if host in self.running:
             self.running.remove(host)
             ranks = self.hosts[host]
-            message = f"host {host} is lost, and {rank_list(ranks)} with it: {reason}"
-            self._fail(host, HostLostError(message, host=host, ranks=tuple(ranks), reason=reason))
+            self._fail(host, host_loss(host, ranks, reason))
             self._relay(host)
 
     def _fail(self, host: str, error: Exception) -> None:
@@ -200,6 +218,10 @@ class HostDispatcher(TaskDispatcher):
     """The tasks of one session on several hosts, one at a time; not thread-safe but for `output_of`."""
 
     # docstrings inherited
+
+    def __init__(self, names: HostNames) -> None:
+        super().__init__(names)
+        self._arrays = names.arrays
 
     def prepare(
         self,
@@ -228,6 +250,7 @@ class HostDispatcher(TaskDispatcher):
             run = HostRun(pool, request, output)
             interrupts.wake = pool.wake
             interrupts.check()
+            self._send_arrays(pool, run, interrupts)
             began = time.monotonic_ns()
             self._sent.append(run)
             run.send(self.keep_messages)
@@ -235,6 +258,18 @@ class HostDispatcher(TaskDispatcher):
             number = getattr(run.task, "execution_count", 0)
             self.clock = CellClock(number, request.number, request.ranks, began, phase="running")
         return run
+
+    def _send_arrays(self, pool: HostPool, run: HostRun, interrupts: InterruptCounter) -> None:
+        """Have hosts hold the arrays that the task refers to."""
+        if wanted := run.wanted_arrays():
+            try:
+                line = self._arrays.send(pool, wanted, interrupts)
+            except StartError:
+                for host in wanted:
+                    pool.refuse_gone(host)
+                raise
+            if line:
+                self._note(run, line)
 
     def await_ranks(self, run: TaskRun, interrupts: InterruptCounter) -> None:
         try:

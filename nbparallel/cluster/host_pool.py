@@ -10,7 +10,7 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -136,11 +136,17 @@ class HostPool:
 
     starting = handles = running
 
-    def ask(self, op: str, hosts: Iterable[str], *arguments: Any, seconds: float) -> dict[str, Any]:
-        """Call a method of nodes and return what each returned; a `StartError` names a host that failed."""
+    def ask(self, op: str, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Call a method of nodes, given each one's arguments, and return what each returned.
+
+        Raises
+        ------
+        StartError
+            A host has not done it; the message names it.
+        """
         found = {}
-        data = pickle.dumps(arguments)
-        for host, reply in self.cluster.call(op, dict.fromkeys(hosts, data), seconds).items():
+        calls = {host: what if isinstance(what, bytes) else pickle.dumps(what) for host, what in data.items()}
+        for host, reply in self.cluster.call(op, calls, seconds).items():
             if reply.error or reply.silent:
                 raise StartError(f"host {host}: {reply.error or f'no answer within {seconds:g} s'}")
             found[host] = pickle.loads(reply.data)
@@ -173,7 +179,7 @@ class HostPool:
             self._replace(interrupts)
         changed = self.changed.intersection(self.hosts.hosts) - self._lost.keys()
         self.changed.clear()
-        for revived in self.ask("ready", changed, seconds=START_SECONDS).values():
+        for revived in self.ask("ready", dict.fromkeys(changed, ()), START_SECONDS).values():
             self._forget(revived)
         return self
 
@@ -190,7 +196,7 @@ class HostPool:
         self._joiners.update({host: EventJoiner() for host in places})
         perform_calls([partial(anchor, host) for host in places], interrupts, abandoned)
         mine = versions()
-        for host, theirs in self.ask("hello", places, seconds=START_SECONDS).items():
+        for host, theirs in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
             odd = [
                 f"{what} {theirs.get(what)} (here {here})"
                 for what, here in mine.items()
@@ -198,11 +204,8 @@ class HostPool:
             ]
             if odd:
                 raise StartError(f"host {host} has {', '.join(odd)}: use the same environment on all hosts")
-        starts = [
-            partial(self.ask, "start", [host], place, self.start_method, seconds=START_SECONDS)
-            for host, place in places.items()
-        ]
-        perform_calls(starts, interrupts, abandoned)
+        starts = {host: (place, self.start_method) for host, place in places.items()}
+        perform_calls([partial(self.ask, "start", starts, START_SECONDS)], interrupts, abandoned)
 
     def _refuse_closed(self) -> None:
         if self.closed:
@@ -257,11 +260,17 @@ class HostPool:
             if (reason := self._lost.get(host)) is not None:
                 lost = tuple(rank for rank in self.ranks if self.host_of(rank) == host)
                 left = [rank for rank in self.ranks if self.host_of(rank) not in self._lost]
-                raise HostLostError(
-                    f"host {host} is lost, and {rank_list(lost)} with it: {reason}; no worker has that name, "
-                    f"and no host is unused: start a worker, or use ranks={left}",
-                    host=host, ranks=lost, reason=reason,
-                )  # fmt: skip
+                advice = "; no worker has that name, and no host is unused: start a worker, or use ranks="
+                raise host_loss(host, lost, reason, f"{advice}{left}")
+
+    def refuse_gone(self, host: str) -> None:
+        """Raise if the node of a host is not there any more."""
+        try:
+            self.ask("hello", {host: ()}, ANSWER_SECONDS)
+        except StartError as error:
+            self.host_lost(host, str(error), silent=True)
+            lost = [rank for rank in self.ranks if self.host_of(rank) == host]
+            raise host_loss(host, lost, str(error)) from error
 
     def next_message(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
         """Return what a node has sent, and which; None after `timeout` seconds or a `wake`."""
@@ -298,7 +307,7 @@ class HostPool:
         """Return a report that is too large for an event."""
         report = bytearray()
         while len(report) < nbytes:
-            report += self.ask("take", [host], len(report), seconds=ANSWER_SECONDS)[host]
+            report += self.ask("take", {host: (len(report),)}, ANSWER_SECONDS)[host]
         return bytes(report)
 
     def host_of(self, rank: int) -> str:
@@ -315,7 +324,7 @@ class HostPool:
     def end(self, rank: int | None) -> None:
         """Restart a rank, or all."""
         hosts = self.hosts.hosts if rank is None else (self.host_of(rank),)
-        self.ask("restart", hosts, rank, seconds=START_SECONDS)
+        self.ask("restart", dict.fromkeys(hosts, (rank,)), START_SECONDS)
         self._forget(self.ranks if rank is None else [rank])
 
     def grow(self, world_size: int, interrupts: InterruptCounter) -> None:
@@ -335,3 +344,9 @@ class HostPool:
     def _release(self) -> None:
         anchors, self._anchors = self._anchors, {}
         do_all(*(anchor.release for anchor in anchors.values()))
+
+
+def host_loss(host: str, ranks: Sequence[int], reason: str, advice: str = "") -> HostLostError:
+    """Return the error about a host that is lost with these ranks."""
+    message = f"host {host} is lost, and {rank_list(ranks)} with it: {reason}{advice}"
+    return HostLostError(message, host=host, ranks=tuple(ranks), reason=reason)

@@ -17,7 +17,10 @@ SLICE_SECONDS = 0.1
 
 
 def perform_calls(
-    calls: Iterable[Callable[[], object]], interrupts: InterruptCounter, abandoned: threading.Event
+    calls: Iterable[Callable[[], object]],
+    interrupts: InterruptCounter,
+    abandoned: threading.Event,
+    seconds: float = MOST_SECONDS,
 ) -> None:
     """Perform calls, each in a thread; return when all have, or raise what the first one raised.
 
@@ -33,7 +36,7 @@ def perform_calls(
         else:
             done.put(None)
 
-    left, deadline = 0, time.monotonic() + MOST_SECONDS
+    left, deadline = 0, time.monotonic() + seconds
     try:
         for call in calls:
             threading.Thread(target=perform, args=(call,), name="nbparallel-call", daemon=True).start()
@@ -44,7 +47,7 @@ def perform_calls(
                 error = done.get(timeout=SLICE_SECONDS)
             except queue.Empty:
                 if time.monotonic() > deadline:
-                    raise StartError(f"a host has not answered for {MOST_SECONDS:.0f} s") from None
+                    raise StartError(f"a host has not answered for {seconds:.0f} s") from None
                 continue
             if error is not None:
                 raise error

@@ -8,6 +8,7 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from nbparallel.cluster.node_output import NodeOutput
 from nbparallel.cluster.node_session import NodeSession
 from nbparallel.errors import NbParallelError, host_of_rank
 from nbparallel.session.processes.rank_death import RankDeath
+from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Outcome
 
@@ -84,6 +86,12 @@ class Node:
         threading.Thread(target=run, args=job, name="nbparallel-task", daemon=True).start()
         if not begun.wait(BEGIN_SECONDS):
             raise NbParallelError("the ranks are busy with something else")
+
+    def _on_lack(self, wanted: Sequence[ArrayHandle]) -> list[int]:
+        return self._running.lack(wanted)
+
+    def _on_fill(self, number: int, start: int, piece: bytes) -> None:
+        self._running.arrays.fill(number, start, piece)
 
     def _on_take(self, start: int) -> bytes:
         """Return a piece of the last report, which was too large for an event."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
 from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome
+from nbparallel.cluster.node_arrays import NodeArrays
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_pool import RankPool
@@ -17,6 +18,7 @@ from nbparallel.session.tasks.outcomes import death_failure
 from nbparallel.session.tasks.task_run import TaskRequest, TaskRun
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
+from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Outcome, RankMemory
 
@@ -33,6 +35,7 @@ class NodeSession(Session):
         super().__init__(len(place.ranks), start_method=start_method)
         self.place = self._ranks.hosts = place
         self._on_event = on_event
+        self.arrays = NodeArrays()
         self._run: TaskRun | None = None
         self._revived: set[int] = set()
 
@@ -55,6 +58,11 @@ class NodeSession(Session):
         revived, self._revived = self._revived, set()
         return sorted(revived)
 
+    def lack(self, wanted: Sequence[ArrayHandle]) -> list[int]:
+        """Return the numbers of those of the notebook's arrays that have to be sent for the next task."""
+        with self._session_lock.hold() as interrupts:
+            return self.arrays.lack(wanted, self._ensure(interrupts).supervisor.broker)
+
     def perform_task(self, task: HostTask, output: TaskOutput, begun: Callable[[], None]) -> HostReport:
         """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
         options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
@@ -63,14 +71,16 @@ class NodeSession(Session):
             begun()
             pool = self._ensure(interrupts)
             notes = self._ranks.take_notes()
-            ranks, make = tuple(task.tasks), task.tasks.__getitem__
-            request = TaskRequest(task.number, ranks, make, options, notes=notes)
+            broker = pool.supervisor.broker
+            tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
+            request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes)
             run = self._run = self._tasks.launch(pool, request, interrupts)
             try:
                 self._tasks.await_ranks(run, interrupts)
                 return _report(run, pool)
             finally:
                 self._run = None
+                self.arrays.release()
 
     def peer_failed(self, number: int) -> None:
         """Act on the failure of a rank of another host: those that run this task end it soon."""

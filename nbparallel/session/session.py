@@ -15,7 +15,6 @@ from nbparallel.errors import rank_list
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
-from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.session.names.delivery import GatheredNames
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes.launch import SupervisorLaunch
@@ -103,7 +102,7 @@ class Session:
         self._names, self._tasks, self._ranks = make_parts(
             world_size, start_method, launch, cluster, ranks_per_host, max_hosts
         )
-        self._views = SessionViews(self._ranks, self._names, self._tasks)
+        self._views = session_views.SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
         self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
@@ -224,10 +223,6 @@ class Session:
         ran_here : bool
             The caller has run the cell as well: names that it assigns are the caller's too.
 
-        Returns
-        -------
-        CellResult
-
         Raises
         ------
         SyntaxError
@@ -309,6 +304,12 @@ class Session:
     def push(self, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
         self.perform(push_task(values))
+
+    def push_names(self, names: str | Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
+        """Send values of `namespace` again, if they have changed or are arrays on hosts; return notes."""
+        wanted = split_names(names)
+        self._names.renew(wanted, namespace)
+        return self.run("\n".join(wanted), namespace=namespace, want_values=False, show_values=False).notes
 
     def map(self, function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = True) -> list[_R]:
         """Return ``[function(item) for item in items]``, done by the ranks; as `nbparallel.map`."""

@@ -271,6 +271,9 @@ class NameDelivery:
         with self._lock:
             self._ranks.pop(rank, None)
 
+    def renew(self, names: Iterable[str], namespace: Mapping[str, Any]) -> None:
+        """Have values sent again: there is nothing to do where arrays are the same memory on ranks."""
+
     def all_ranks_lost(self) -> None:
         """Record that no rank has variables any more."""
         with self._lock:

@@ -251,6 +251,18 @@ def _still_held(watched: list[tuple[str, weakref.ref[AnyArray], int]]) -> list[s
     ]
 
 
+def check_known(name: str, namespace: Mapping[str, Any]) -> None:
+    """Raise an `UnknownNameError` if the notebook has no variable of this name."""
+    if name not in namespace or is_ipythons(name):
+        own = (
+            key
+            for key, value in namespace.items()
+            if not (is_ipythons(key) or is_ipythons_function(key, value))
+        )
+        hint = resembling(name, own)
+        raise UnknownNameError(f"the notebook has no variable {name!r}{hint}")
+
+
 def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
     """Check that the array, or what holds tensors, of this name can be made writable by ranks.
 
@@ -263,14 +275,7 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
     ReadOnlyArrayError
         The notebook itself may not write it.
     """
-    if name not in namespace or is_ipythons(name):
-        own = (
-            key
-            for key, value in namespace.items()
-            if not (is_ipythons(key) or is_ipythons_function(key, value))
-        )
-        hint = resembling(name, own)
-        raise UnknownNameError(f"the notebook has no variable {name!r}{hint}")
+    check_known(name, namespace)
     value = namespace[name]
     if holds_tensors(value):
         return  # what cannot be moved raises before anything is

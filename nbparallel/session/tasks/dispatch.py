@@ -334,13 +334,13 @@ def _copied_notes(preparation: Preparation) -> list[str]:
         return []
     notes = []
     if moved:
-        notes.append(f"moved into shared memory, where every rank reads it: {_sizes(moved)}")
+        notes.append(f"moved into shared memory, where every rank reads it: {name_sizes(moved)}")
     if any(copied.values()):
-        notes.append(f"copied for the ranks: {_sizes(copied)}")
+        notes.append(f"copied for the ranks: {name_sizes(copied)}")
     return notes
 
 
-def _sizes(nbytes: Mapping[str, int]) -> str:
+def name_sizes(nbytes: Mapping[str, int]) -> str:
     """Return the largest values by name with their sizes."""
     most = sorted((name for name in nbytes if nbytes[name]), key=lambda name: -nbytes[name])
     return ", ".join(f"{name} ({size_text(nbytes[name])})" for name in most[:5]) + " …" * (len(most) > 5)

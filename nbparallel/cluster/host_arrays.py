@@ -1,0 +1,115 @@
+"""Arrays of the notebook on their way to hosts: each once to a host, in pieces, into shared memory there.
+
+An array has a number for as long as it is this object with this form, and hosts are asked for numbers.  So
+what is written into an array is not seen there, until its name is bound to another one, or it is renewed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool
+from nbparallel.cluster.long_calls import perform_calls
+from nbparallel.errors import ObjectArrayError
+from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.names.encoding import SharedArrays, Value
+from nbparallel.session.tasks.dispatch import NOTED_NBYTES, name_sizes
+from nbparallel.sharing.memory.array_layout import describe_dtype
+from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import NameKind, NameUpdate
+
+PIECE_NBYTES = 1 << 20
+"""Of a piece; one is in a worker's process several times at once."""
+WINDOW = 4
+"""Pieces on their way at the same time."""
+ONCE = (
+    "; what is written into an array here is not seen there, until its name is bound to another one or is "
+    "pushed again: %parallel_push or Session.push_names"
+)
+
+
+class HostArrays(SharedArrays):
+    """Numbers of the notebook's arrays, and their way to hosts."""
+
+    def __init__(self) -> None:
+        nothing: Any = None
+        super().__init__(nothing, None)
+        self._known: dict[int, tuple[weakref.ref[npt.NDArray[Any]], tuple[Any, ...], ArrayHandle]] = {}
+        """By the id of the object: it, its form, and what stands for it."""
+        self._numbers = itertools.count(1)
+        self._said = False
+
+    def encode(self, name: str, array: npt.NDArray[Any]) -> Value | None:
+        """Return an array encoded as a handle that has its number in place of a segment's."""
+        form = (array.shape, array.strides, array.dtype)
+        known = self._known.get(id(array))
+        if known is None or known[0]() is not array or known[1] != form:
+            try:
+                dtype = describe_dtype(array.dtype)
+            except ObjectArrayError:
+                return None
+            strides = np.empty_like(array, order="A").strides
+            place = next(self._numbers), array.nbytes, 0, array.shape, strides, dtype, False
+            self._known = {key: value for key, value in self._known.items() if value[0]() is not None}
+            known = self._known[id(array)] = weakref.ref(array), form, ArrayHandle(*place)
+        handle = known[2]
+        return Value(name, NameKind.ARRAY, (handle.segment, False), handle=handle, array=array)
+
+    def renew(self, array: object) -> None:
+        """Give an array another number: its content has changed."""
+        self._known.pop(id(array), None)
+
+    def send(
+        self, pool: HostPool, wanted: Mapping[str, Mapping[int, NameUpdate]], interrupts: InterruptCounter
+    ) -> str:
+        """Send hosts what they lack of arrays, given by their numbers; return a line about it, or nothing.
+
+        Raises
+        ------
+        StartError
+            A host has not taken it, such as for want of memory.
+        """
+        began, lacking = time.monotonic(), dict[int, list[str]]()
+        asked = {host: ([update.handle for update in some.values()],) for host, some in wanted.items()}
+        for host, numbers in pool.ask("lack", asked, ANSWER_SECONDS).items():
+            for number in numbers:
+                lacking.setdefault(number, []).append(host)
+        arrays = {handle.segment: array() for array, _, handle in self._known.values()}
+        names = {number: update.name for some in wanted.values() for number, update in some.items()}
+        pieces: queue.SimpleQueue[tuple[int, int, npt.NDArray[Any]]] = queue.SimpleQueue()
+        for number in lacking:
+            if (array := arrays[number]) is not None and array.nbytes:
+                content = array.ravel(order="A").view(np.uint8)
+                for start in range(0, content.size, PIECE_NBYTES):
+                    pieces.put((number, start, content[start : start + PIECE_NBYTES]))
+        abandoned = threading.Event()
+
+        def send_pieces() -> None:
+            while not abandoned.is_set():
+                try:
+                    number, start, piece = pieces.get_nowait()
+                except queue.Empty:
+                    return
+                data = pickle.dumps((number, start, pickle.PickleBuffer(piece)), 5)
+                pool.ask("fill", dict.fromkeys(lacking[number], data), ANSWER_SECONDS)
+
+        seconds = ANSWER_SECONDS * (1 + pieces.qsize())
+        perform_calls([send_pieces] * min(WINDOW, pieces.qsize()), interrupts, abandoned, seconds)
+        nbytes = {names[number]: array.nbytes for number in lacking if (array := arrays[number]) is not None}
+        if not lacking or (self._said and sum(nbytes.values()) < NOTED_NBYTES):
+            return ""
+        hosts = sorted({host for some in lacking.values() for host in some})
+        where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts"
+        said, self._said = self._said, True
+        seconds = time.monotonic() - began
+        return f"sent to {where} in {seconds:.2f} s: {name_sizes(nbytes)}{'' if said else ONCE}"
