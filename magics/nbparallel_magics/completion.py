@@ -137,7 +137,7 @@ class RankCompleter:
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
         """Ask rank 0; its completions may begin before or behind the token that IPython replaces."""
         session = self._state.running_session()
-        if session is None:
+        if session is None or session.hosts:
             return
         text = f"{above}\n{line}" if above else line
         begin = len(text) - len(token)

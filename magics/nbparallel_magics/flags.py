@@ -7,7 +7,7 @@ import argparse
 from nbparallel_magics import arguments
 from nbparallel_magics.arguments import MagicParser
 
-_RANKS = "only on these ranks: 0,2-3 or ::2 or -1 (the last)"
+_RANKS = "only on these ranks: 0,2-3 or ::2 or -1 (the last); @a for those of the host a"
 
 
 def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
@@ -157,6 +157,21 @@ def parse_strategy(line: str) -> tuple[argparse.Namespace, str]:
     return options, words
 
 
+PUSH = MagicParser(
+    "%parallel_push",
+    "Send values of the notebook to all ranks now.  A cell does that by itself, but for one case: ranks on\n"
+    "hosts of a cluster do not see what the notebook has written into an array since it was sent.",
+    "x[0] = 1\n%parallel_push x",
+)
+PUSH.usage = "%%parallel_push NAME [NAME ...]"
+CLUSTER = MagicParser(
+    "%parallel_cluster",
+    "Have the ranks on the hosts of a Dask cluster from now on: NAME is a variable that holds its Client,\n"
+    "or the cluster.  Without a name: show the hosts and their ranks.  %parallel_stop ends the ranks; the\n"
+    "cluster stays.",
+    "from distributed import Client\nclient = Client('tcp://10.0.0.1:8786')\n%parallel_cluster client",
+)
+CLUSTER.usage = "%%parallel_cluster [NAME]"
 STATUS = MagicParser(
     "%parallel_status",
     "Show the ranks and the shared memory that they use, and below them the processes that the notebook has\n"

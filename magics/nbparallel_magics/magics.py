@@ -20,6 +20,7 @@ from nbparallel_magics.output import drawn
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, strategy_benchmark, timeline
+from nbparallel_magics.views.hosts import HostsView
 from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView, household_report
 from nbparallel_magics.views.segments import SegmentsView
 from nbparallel_magics.views.status import StatusView
@@ -109,6 +110,32 @@ class ParallelMagics(Magics):
             notes = sharing.share(self.state, names)
         for note in notes:
             print(encodable(note))  # noqa: T201
+
+    @line_magic
+    @documented_by(flags.PUSH)
+    def parallel_push(self, line: str) -> None:
+        names = line.replace(",", " ").split()
+        session = self._session_to(flags.PUSH)
+        if not names:
+            flags.PUSH.error("which names? as in %parallel_push x y")
+        with brief_errors():
+            notes = session.push_names(names, self.state.shell.user_ns)
+        for note in notes:
+            print(encodable(note))  # noqa: T201
+
+    @line_magic
+    @documented_by(flags.CLUSTER)
+    def parallel_cluster(self, line: str) -> None:
+        name, variables = flags.CLUSTER.parse_head(line)[1], self.state.shell.user_ns
+        if name:
+            if name not in variables:
+                flags.CLUSTER.error(f"the notebook has no variable {name!r}")
+            with brief_errors():
+                self.state.use_cluster(variables[name])
+        session = self.state.session
+        if session is None or not session.hosts:
+            flags.CLUSTER.error("no cluster is used: %parallel_cluster client")
+        display(HostsView(session.hosts))
 
     @line_magic
     @documented_by(flags.STRATEGY)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.error import UsageError
+
 from nbparallel.session import running_sessions
 from nbparallel.wire.system import do_all
 from nbparallel_magics.configuration import configured
@@ -23,9 +25,16 @@ if TYPE_CHECKING:
     from nbparallel_widgets.panel import Panel
 
 
-def _make_session(world_size: int | None, start_method: str, prestarted: PrestartedSupervisor) -> Session:
+def _make_session(
+    world_size: int | None, start_method: str, prestarted: PrestartedSupervisor, cluster: Any
+) -> Session:
     """Return a session; its supervisor starts before the session's code is imported."""
     from nbparallel.session.processes.launch import SupervisorLaunch
+
+    if cluster is not None:
+        from nbparallel.session import Session
+
+        return Session(world_size, start_method=start_method, cluster=cluster)
 
     launch = prestarted.take() or SupervisorLaunch(start_method)
     try:
@@ -97,7 +106,8 @@ class ExtensionState:
             self._check_size(world_size, 0)
             return self._new_session(world_size)
         if world_size is not None and world_size != session.world_size:
-            self._check_size(world_size, session.world_size)
+            if not session.hosts:
+                self._check_size(world_size, session.world_size)
             session.resize(world_size)
             if session.started:
                 self.notes.append(f"{_rank_count(world_size)} from now on")
@@ -115,7 +125,7 @@ class ExtensionState:
         from nbparallel.session.processes.limits import cpu_count_text, usable_cpus
 
         cpus, size = usable_cpus(), session.world_size
-        if self.configuration.welcome and not self.configuration.n and size == cpus:
+        if self.configuration.welcome and not self.configuration.n and size == cpus and not session.hosts:
             note = f"{cpu_count_text(cpus)}, so {_rank_count(size)}; -n sets another number"
             if note not in self.notes:  # a cell that did not start them has left it there
                 self.notes.append(note)
@@ -135,13 +145,26 @@ class ExtensionState:
         publisher = publisher_for(self.shell, self.notebook)
         return CellOutput(publisher, order=order or self.configuration.output, logs=self.logs)
 
-    def _new_session(self, world_size: int | None) -> Session:
+    def use_cluster(self, cluster: Any) -> None:
+        """Have a session on the hosts of a cluster, whose ranks start with the next cell.
+
+        Raises
+        ------
+        UsageError
+            Ranks are running, and would end.
+        """
+        if self.running_session() is not None:
+            raise UsageError("ranks are running: end them with %parallel_stop first")
+        self.stop()
+        self._new_session(None, cluster)
+
+    def _new_session(self, world_size: int | None, cluster: Any = None) -> Session:
         from nbparallel.session.interrupts import InterruptCounter
 
         try:
             with InterruptCounter():  # an interrupt waits until there is something that can be stopped
                 session = self.session = _make_session(
-                    world_size, self.configuration.start_method, self.prestarted
+                    world_size, self.configuration.start_method, self.prestarted, cluster
                 )
         except KeyboardInterrupt:
             self.stop()

@@ -40,6 +40,10 @@ RETURN_SECONDS = 3.0
 """How long the next task waits for a worker that has ended to be there again: its nanny may start it."""
 ANSWER_SECONDS = 15.0
 """Bound for calls that a node answers immediately."""
+NO_RESIZE = (
+    "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
+    "Session(cluster=client, ranks_per_host=4)"
+)
 NEW_LINE = "\n"
 AGAIN = "; and it could not be started again: "
 
@@ -73,7 +77,7 @@ class HostPool:
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
         self.cluster, self.hosts, self.start_method = cluster, hosts, start_method
-        self.world_size, self.ranks = hosts.world_size, range(hosts.world_size)
+        self.ranks = range(hosts.world_size)
         self.pool: HostPool | None = None
         """Itself, when the ranks run."""
         self.store: Any = ByValue()
@@ -121,6 +125,15 @@ class HostPool:
         self.messages.put(None)  # safe in a signal handler
 
     # hosts ------------------------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts.world_size
+
+    @world_size.setter
+    def world_size(self, world_size: int) -> None:
+        if world_size != self.world_size:
+            raise HostBoundaryError(NO_RESIZE)
 
     @property
     def supervisor(self) -> HostPool:
@@ -246,7 +259,7 @@ class HostPool:
                 return False  # such as of a worker whose end the scheduler has not noticed
             raise
         del self._lost[host]
-        ranks = replace(former, index=index).ranks
+        ranks = former.by_host[host]
         self._forget(ranks)
         self._notes.append(
             f"host {host} was lost ({reason.partition(NEW_LINE)[0]}), and with it the variables of "
@@ -258,10 +271,9 @@ class HostPool:
         """Raise if one of these ranks is on a host that is lost."""
         for host in map(self.host_of, ranks):
             if (reason := self._lost.get(host)) is not None:
-                lost = tuple(rank for rank in self.ranks if self.host_of(rank) == host)
                 left = [rank for rank in self.ranks if self.host_of(rank) not in self._lost]
                 advice = "; no worker has that name, and no host is unused: start a worker, or use ranks="
-                raise host_loss(host, lost, reason, f"{advice}{left}")
+                raise host_loss(host, self.hosts.by_host[host], reason, f"{advice}{left}")
 
     def refuse_gone(self, host: str) -> None:
         """Raise if the node of a host is not there any more."""
@@ -269,8 +281,7 @@ class HostPool:
             self.ask("hello", {host: ()}, ANSWER_SECONDS)
         except StartError as error:
             self.host_lost(host, str(error), silent=True)
-            lost = [rank for rank in self.ranks if self.host_of(rank) == host]
-            raise host_loss(host, lost, str(error)) from error
+            raise host_loss(host, self.hosts.by_host[host], str(error)) from error
 
     def next_message(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
         """Return what a node has sent, and which; None after `timeout` seconds or a `wake`."""
@@ -328,10 +339,7 @@ class HostPool:
         self._forget(self.ranks if rank is None else [rank])
 
     def grow(self, world_size: int, interrupts: InterruptCounter) -> None:
-        raise HostBoundaryError(
-            "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
-            "Session(cluster=client, ranks_per_host=4)"
-        )
+        self.world_size = world_size
 
     def close(self) -> None:
         self.closed = True

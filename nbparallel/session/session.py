@@ -118,18 +118,17 @@ class Session:
         return self._ranks.world_size
 
     @property
+    def hosts(self) -> dict[str, range]:
+        """The ranks of each host, if they are on a cluster."""
+        return {} if (place := self._ranks.hosts) is None else place.by_host
+
+    @property
     def started(self) -> bool:
         """Whether ranks have been started."""
         return self._ranks.pool is not None
 
     def start(self) -> None:
-        """Start the ranks now rather than with the first use (idempotent).
-
-        Raises
-        ------
-        StartError
-            A rank ended before it was ready; nothing is left running.
-        """
+        """Start the ranks now (idempotent); StartError: one ended before it was ready, and none is left."""
         with self._session_lock.hold() as interrupts:
             self._ensure(interrupts)
             session_views.load_views()

@@ -61,6 +61,11 @@ class WorldPlace:
         """How many ranks there are."""
         return self.firsts[-1]
 
+    @property
+    def by_host(self) -> dict[str, range]:
+        """The ranks of each host."""
+        return dict(zip(self.hosts, map(range, self.firsts, self.firsts[1:]), strict=True))
+
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's host."""
         return self.hosts[bisect_right(self.firsts, rank) - 1]

@@ -56,7 +56,7 @@ def hosts(cluster: CountingLoopback) -> Iterator[nbp.Session]:
 
 
 def test_an_array_is_sent_once(hosts: nbp.Session, cluster: CountingLoopback) -> None:
-    """Not again when it was written into, but when it is pushed, and when its name is bound to another one."""
+    """Not again when it was written into, but when it is pushed, or its name is bound to another one."""
     names: dict[str, Any] = {"x": np.arange(10.0), "y": np.arange(3)}
     cluster.take()
     assert hosts.run("float(x.sum())", namespace=names).values == [45.0] * 4
@@ -179,9 +179,10 @@ def test_an_interrupt_while_it_is_sent(
         hosts.run("ran = float(x.sum())", namespace=names)
     sender.join()
     monkeypatch.setattr(NodeArrays, "fill", fill)
-    assert hosts.run("'ran' in globals(), float(x.sum())", namespace=names).values == [
-        (False, 499_999_500_000.0)
-    ] * 4
+    assert (
+        hosts.run("'ran' in globals(), float(x.sum())", namespace=names).values
+        == [(False, 499_999_500_000.0)] * 4
+    )
 
 
 def test_a_host_without_memory_for_it(hosts: nbp.Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +223,6 @@ def test_what_is_to_be_written_is_refused_before_anything_is_sent(
     names: dict[str, Any] = {"y": nbp.zeros(3), "x": np.zeros(3)}
     exec("def f():\n    return y", names)
     cluster.take()
-    with pytest.raises(nbp.HostBoundaryError, match="y_here = y.copy"):
+    with pytest.raises(nbp.HostBoundaryError, match=r"y_here = y\.copy"):
         hosts.run("x, f()", namespace=names)
     assert cluster.take() == ""

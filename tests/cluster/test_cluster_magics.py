@@ -1,0 +1,52 @@
+"""The magics of a session on hosts, in a real kernel whose hosts are objects of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbparallel.testing.kernel import Kernel
+
+pytestmark = [pytest.mark.time_limit(90), pytest.mark.by_turns]
+START = """
+%load_ext nbparallel
+%config NbParallel.welcome = False
+import numpy as np
+from nbparallel.testing.clusters import Loopback
+cluster, x = Loopback(["a", "b"], cpus=1), np.arange(3)
+"""
+
+
+def _said(kernel: Kernel, code: str) -> str:
+    """Run a cell; return all that it showed."""
+    outcome = kernel.run(code, 30)
+    shown = [str(display.get("text/plain", "")) for display in outcome.displays]
+    return "\n".join([outcome.stdout, outcome.stderr, outcome.result, outcome.traceback, *shown])
+
+
+def test_a_notebook_on_hosts(shared_kernel: Kernel) -> None:
+    """`%parallel_cluster` has ranks there and shows hosts; `-r @name` picks one; `%parallel_push` sends."""
+    assert shared_kernel.run(START).status == "ok"
+    expected = {
+        "%parallel_cluster": "no cluster is used",
+        "%parallel_cluster nothing": "no variable 'nothing'",
+        "%parallel_cluster x": "must be a Client of dask.distributed",
+        "%parallel_cluster cluster": "2 ranks on 2 hosts",
+        "%parallel -o sums int(x.sum())": "sent to 2 hosts",
+        "%parallel -r @b print('here', rank)": "here 1",
+        "%parallel -r @c rank": "there is no host 'c': hosts are a, b",
+        "x[0] = 100\n%parallel_push x": "",
+        "%parallel -o sums int(x.sum())\nprint(list(sums))": "[103, 103]",
+        "%%parallel -n 4\nrank": "fixed when it is made",
+        "%%parallel -n 1\nrank ": "fixed when it is made",
+        "%parallel_cluster cluster ": "%parallel_stop first",
+        "%parallel_stop": "ranks 0-1 were ended",
+    }
+    for code, text in expected.items():
+        said = _said(shared_kernel, code)
+        assert text in said, (code, said)
+
+
+def test_hosts_of_a_session_on_one_machine(shared_kernel: Kernel) -> None:
+    """There are none to pick."""
+    assert shared_kernel.run(START).status == "ok"
+    assert "the session is on one machine" in _said(shared_kernel, "%parallel -r @a rank")
